@@ -1,4 +1,4 @@
-"""The command lines of Kafka's tools, as documents show them, carried out by a client."""
+"""The command lines of Kafka's tools, as documents show them, carried out by a client library."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ CLUSTER = "kafka-cluster"
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One operation that one user may do with one resource, or those whose names begin so."""
+    """A user's right to one operation on one resource, or on all resources whose names begin with a prefix."""
 
     user: str
     operation: str
@@ -34,7 +34,7 @@ class Right:
         return f"{self.operation} {self.name}{'*' if self.prefixed else ''}"
 
     def binding(self) -> AclBinding:
-        """Return it as the client wants it."""
+        """Return the right as the client expects it."""
         return AclBinding(
             ResourceType[self.kind],
             self.name,
@@ -47,7 +47,7 @@ class Right:
 
 
 def rights(commands: str) -> list[Right]:
-    """Return what ``kafka-acls`` commands allow."""
+    """Return the rights that ``kafka-acls`` commands give."""
     parser = _parser()
     parser.add_argument("--add", action="store_true", required=True)
     parser.add_argument("--cluster", action="append_const", const=CLUSTER, default=[])
@@ -64,7 +64,7 @@ def _rights(options: Namespace) -> Iterator[Right]:
         "TOPIC": options.topic,
         "GROUP": options.group,
         "TRANSACTIONAL_ID": options.transactional_id,
-        "BROKER": options.cluster,  # how librdkafka calls the cluster
+        "BROKER": options.cluster,  # librdkafka's name for the cluster
     }
     for kind, names in resources.items():
         for name in names:
@@ -73,7 +73,7 @@ def _rights(options: Namespace) -> Iterator[Right]:
 
 
 def make_topics(kafka: SecuredKafka, commands: str) -> None:
-    """Carry out ``kafka-topics`` commands that create topics."""
+    """Run ``kafka-topics`` commands that create topics."""
     parser = _parser()
     parser.add_argument("--create", action="store_true", required=True)
     parser.add_argument("--topic", required=True)
@@ -93,7 +93,7 @@ def allow(kafka: SecuredKafka, *allowed: Right) -> None:
 
 
 def forbid(kafka: SecuredKafka, user: str) -> None:
-    """Take all rights from a user."""
+    """Withdraw all rights of a user."""
     anything = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, user, None, AclOperation.ANY, AclPermissionType.ANY
     )
@@ -109,7 +109,7 @@ def _parser() -> ArgumentParser:
 
 
 def _commands(text: str, tool: str) -> Iterator[list[str]]:
-    """Yield the arguments of each call of ``tool``; ValueError if something else is called."""
+    """Yield the arguments of each call of ``tool``. Raise ValueError if another program is called."""
     for line in text.replace("\\\n", " ").splitlines():
         called, *words = shlex.split(line)
         if called != tool:

@@ -14,7 +14,7 @@ DAY = timedelta(days=1)
 
 
 class Authority:
-    """An authority of its own name; its certificate is in ``certificate``, a file."""
+    """An authority with its own name. The file ``certificate`` contains its certificate."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -27,7 +27,10 @@ class Authority:
         self.certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
     def issue(self, name: str, hosts: Sequence[str] = (), *, expires: datetime | None = None) -> tuple[Path, Path]:
-        """Return the files of a new certificate for ``name``, and of its key. It replaces one of the same name."""
+        """Return the files of a new certificate for ``name``, and of its key.
+
+        They replace an earlier one of that name.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, key, expires or datetime.now(UTC) + 100 * DAY)
@@ -61,7 +64,7 @@ class Authority:
 
 
 def expired() -> datetime:
-    """Return a time at which a certificate expired."""
+    """Return a time in the past, at which a certificate has expired."""
     return datetime.now(UTC) - DAY
 
 

@@ -1,4 +1,4 @@
-"""What the values in PostgreSQL's text form are, by psycopg's reading; and fastavro's reading of our bytes."""
+"""The values of PostgreSQL's texts, as psycopg reads them, and the values of our bytes, as fastavro reads them."""
 
 import io
 import math
@@ -22,7 +22,7 @@ OID = {pg_type.name: oid for oid, pg_type in BUILTIN_TYPES.items()}
 EXTENSIONS = {"hstore": 16_400, "vector": 16_401}
 
 Kind = tuple[str, int]
-"""Name and modifier of a type."""
+"""The name and the modifier of a type."""
 
 _LOADERS = Transformer()
 _STRINGS = ("text", "varchar", "jsonb", "json", "interval", "timetz", "inet", "cidr", "money", "int4range")
@@ -33,7 +33,7 @@ def numeric(precision: int, scale: int) -> Kind:
 
 
 def table(*kinds: Kind) -> Relation:
-    """Return a relation with a column ``c0``, ``c1``, ... of each type; the first is its key."""
+    """Return a relation with a column ``c0``, ``c1``, ... of each type. The first column is its key."""
     cache = RelationCache()
     for name, oid in EXTENSIONS.items():
         cache.on_type(messages.Type(None, oid, "public", name))
@@ -45,7 +45,7 @@ def table(*kinds: Kind) -> Relation:
 
 
 def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
-    """Return what fastavro reads, all of it."""
+    """Return what fastavro reads, and check that it reads all bytes."""
     stream = io.BytesIO(body)
     value = fastavro.schemaless_reader(stream, schema, None)
     assert not stream.read(1)
@@ -53,7 +53,7 @@ def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the sch
 
 
 def encoded(relation: Relation, texts: list[bytes], options: TypeOptions) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Encode a row; return what fastavro reads of it, and the texts that did not fit."""
+    """Encode a row. Return what fastavro reads, and the texts that did not fit."""
     fields = TableFields(options).assign(relation)
     raw: list[tuple[bytes, bytes]] = []
     body = RowEncoder(relation, fields).encode(list(texts), [], raw)
@@ -61,7 +61,7 @@ def encoded(relation: Relation, texts: list[bytes], options: TypeOptions) -> tup
 
 
 def value_of(kind: Kind, text: bytes) -> Any:  # noqa: ANN401 - whatever the type holds
-    """Return the value that ``text`` stands for; psycopg's error when there is none."""
+    """Return the value of ``text``. Raise psycopg's error if it has none."""
     name, typmod = kind
     if name == "float4":
         return nearest_single(text)
@@ -71,7 +71,7 @@ def value_of(kind: Kind, text: bytes) -> Any:  # noqa: ANN401 - whatever the typ
         return HstoreLoader(0).load(text)
     if name in _STRINGS or (name == "numeric" and typmod < 0):
         return text.decode()
-    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):  # psycopg has its own idea of these items
+    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):  # psycopg reads these items in another way
         items = _load("_text", text)
         return [item if item is None else value_of((name[1:], typmod), item.encode()) for item in items]
     return _load(name, text)
@@ -82,14 +82,14 @@ def _load(name: str, text: bytes) -> Any:  # noqa: ANN401 - whatever the type ho
 
 
 def nearest_single(text: bytes) -> float:
-    """Return the float4 nearest to ``text``: by exact arithmetic, among all there are around it."""
+    """Return the float4 nearest to ``text``, using exact arithmetic on all floats around it."""
     number = float(text)
-    if number == 0 or not math.isfinite(number):  # also 0e123456789, of which no Fraction can be made
+    if number == 0 or not math.isfinite(number):  # this includes 0e123456789, which is too much for a Fraction
         return number
     exact = Fraction(text.decode())
     bits = struct.unpack("<i", struct.pack("<f", abs(number)))[0]
     around = [_single(bits + step) for step in (-1, 0, 1) if 0 <= bits + step < 0x7F800000]
-    # of two equally near, the even one
+    # if two are equally near, take the even one
     distances = [(abs(Fraction(single) - abs(exact)), struct.pack("<f", single)[0] & 1, single) for single in around]
     sign = -1.0 if text.startswith(b"-") else 1.0
     return sign * min(distances)[2]
@@ -101,7 +101,7 @@ def _single(bits: int) -> float:
 
 
 def same(one: object, other: object) -> bool:
-    """Compare values: NaN is NaN, and 0.0 is not -0.0."""
+    """Compare values. NaN equals NaN, and 0.0 does not equal -0.0."""
     if isinstance(one, float) and isinstance(other, float):
         return struct.pack("<d", one) == struct.pack("<d", other)
     if isinstance(one, list) and isinstance(other, list):

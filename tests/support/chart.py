@@ -1,4 +1,4 @@
-"""What the chart renders, as objects."""
+"""The objects that the chart renders."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -11,11 +11,11 @@ from sandbox.chart import CHART, render
 Manifest = dict[str, Any]
 
 CASES = sorted(file.name.removesuffix("-values.yaml") for file in (CHART / "ci").glob("*-values.yaml"))
-"""The features that have a file of values in ``ci``."""
+"""The features for which ``ci`` has a file of values."""
 
 
 def values_of(case: str) -> list[str]:
-    """Return the options with which Helm takes the values of a case."""
+    """Return the options of Helm for the values of a case."""
     return ["--values", str(CHART / "ci" / f"{case}-values.yaml")]
 
 
@@ -35,13 +35,13 @@ def load(text: str) -> list[Manifest]:
 
 
 def one(found: list[Manifest], kind: str, name: str | None = None) -> Manifest:
-    """Return the only object of a kind, or the one with this name."""
+    """Return the only object of a kind, or the object with this name."""
     (only,) = (item for item in found if item["kind"] == kind and name in {None, item["metadata"]["name"]})
     return only
 
 
 def pod_specs(found: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Yield the specification of every pod in ``found``, with the name of what it belongs to."""
+    """Yield the specification of every pod in ``found``, with the name of the object that it belongs to."""
     for item in found:
         if item["kind"] == "Pod":
             yield item["metadata"]["name"], item["spec"]
@@ -58,5 +58,5 @@ def container(deployment: Manifest, name: str = "pgsluice") -> Manifest:
 
 
 def variables(container_manifest: Manifest) -> dict[str, str]:
-    """Return the environment of a container, without what comes from elsewhere."""
+    """Return the environment of a container, without variables from other objects."""
     return {item["name"]: item["value"] for item in container_manifest.get("env", []) if "value" in item}

@@ -1,8 +1,8 @@
-"""What the versions of a subject promise each other, judged by fastavro and by Avro's own Java.
+"""The compatibility of the versions of a subject, as judged by fastavro and by Avro's Java library.
 
-Any schema of a table's values reads what any later or earlier one wrote, with the same values: fields that it does not
-have are left out, fields that the writer lacks are null. But one: a schema from before a field became wider refuses
-the wide values.
+Each schema of a table's values reads what all later and earlier ones wrote, with the same values. Fields that it lacks
+are left out, and fields that the writer lacks are null. There is one exception: a schema from before a field became
+wider refuses the wide values.
 """
 
 import json
@@ -22,15 +22,15 @@ from tests.support.reader import Event
 from tests.support.replay import row_fields
 
 SAMPLES = 2
-"""Messages of each schema that are read with all others."""
+"""How many messages of each schema are read with all others."""
 
 WIDER = (("int", "long"), ("int", "double"), ("float", "double"))
-"""What may change in place, beside decimals; a reader from before refuses it."""
+"""The changes that may happen in place, besides those of decimals. Earlier readers refuse the new values."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a subject; ``messages``: bodies written with it."""
+    """One version of a subject. ``messages``: bodies that were written with it."""
 
     subject: str
     number: int
@@ -47,21 +47,21 @@ class Version:
 
 @dataclass(frozen=True)
 class Pair:
-    """A schema that wrote and another one that reads."""
+    """The schema of a writer, and that of a reader."""
 
     writer: Version
     reader: Version
 
     @property
     def narrow(self) -> set[str]:
-        """The fields that the reader knows from before they became wider."""
+        """The fields that the reader has in their earlier, narrower form."""
         wide = {entry["name"]: entry["type"][1] for entry in row_fields(self.writer.schema)}
         read = {entry["name"]: entry["type"][1] for entry in row_fields(self.reader.schema)}
         return {name for name in read.keys() & wide.keys() if (read[name], wide[name]) in WIDER}
 
     @property
     def compatible(self) -> bool:
-        """What Avro has to say of them; keys have no defaults, so that a reader's field has to be there."""
+        """The verdict that Avro must give. Keys have no defaults, so the writer must have each field of the reader."""
         if self.writer.is_value:
             return not self.narrow
         types = {entry["name"]: entry["type"] for entry in self.writer.schema["fields"]}
@@ -69,7 +69,7 @@ class Pair:
         return all(name in types and types[name] in (kind, *_narrower(kind)) for name, kind in read.items())
 
     def expected(self, message: bytes) -> Any:  # noqa: ANN401 - JSON; None: the reader refuses it
-        """Return what the reader has to see in a message of values; None: it has to refuse it."""
+        """Return what the reader has to see in a message of values. Return None if it has to refuse the message."""
         written = _read(self.writer.schema, self.writer.schema, message)
         names = [entry["name"] for entry in row_fields(self.reader.schema)]
         rows = [row for row in (written["before"], written["after"]) if row is not None]
@@ -95,9 +95,9 @@ def _read(writer: Any, reader: Any, message: bytes) -> Any:  # noqa: ANN401 - JS
 
 
 def pairs(schemas: Iterable[Mapping[str, Any]], events: Iterable[Event]) -> list[Pair]:
-    """Return all pairs of schemas of one table in one subject, with messages of theirs.
+    """Return all pairs of schemas of one table in one subject, with some of their messages.
 
-    ``schemas``: what stands in ``<prefix>.schemas``.
+    ``schemas``: the content of ``<prefix>.schemas``.
     """
     messages: dict[tuple[str, int | None], list[bytes]] = defaultdict(list)
     for event in events:
@@ -114,7 +114,7 @@ def pairs(schemas: Iterable[Mapping[str, Any]], events: Iterable[Event]) -> list
 
 
 def fastavro_problems(found: Sequence[Pair]) -> list[str]:
-    """Return what fastavro reads otherwise than it should."""
+    """Return the differences between what fastavro reads and what it should read."""
     problems = []
     for pair in found:
         for message in pair.writer.messages if pair.writer.is_value else ():
@@ -128,7 +128,7 @@ def fastavro_problems(found: Sequence[Pair]) -> list[str]:
 
 
 def java_problems(found: Sequence[Pair]) -> list[str]:
-    """Return what Avro's own reader reads, or judges, otherwise than it should."""
+    """Return the differences of what Avro's Java library reads or judges from what is expected."""
     asked = [
         (pair, message)
         for pair in found

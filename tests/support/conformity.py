@@ -1,4 +1,4 @@
-"""What kubeconform says of manifests, with schemas of custom resources."""
+"""Checks manifests with kubeconform, with schemas of custom resources."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from sandbox import tools
 
 
 def write_schemas(definitions: Path, directory: Path) -> Path:
-    """Write JSON schemas of custom resources, which refuse what they do not know; return their directory."""
+    """Write JSON schemas of custom resources, which refuse unknown fields. Return their directory."""
     for file in definitions.glob("*.yaml"):
         definition = yaml.safe_load(file.read_text())["spec"]
         (version,) = definition["versions"]
@@ -32,7 +32,7 @@ def _closed(schema: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 def conformity(rendered: Path, version: str, custom: Path) -> list[dict[str, Any]]:
-    """Return what kubeconform finds wrong."""
+    """Return the problems that kubeconform finds."""
     own = f"{tools.directory('kubernetes-schemas')}/{{{{.NormalizedKubernetesVersion}}}}{{{{.StrictSuffix}}}}"
     locations = [
         f"{own}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json",

@@ -1,4 +1,4 @@
-"""The daemon in a container, started with Docker's client as its operator does."""
+"""The daemon in a container, started with Docker's client, as an operator does."""
 
 import os
 import re
@@ -21,13 +21,13 @@ _CONFIGURATION = "./config.toml:/etc/pgsluice/config.toml:ro"
 
 
 def documented_run() -> list[str]:
-    """Return the words of the ``docker run`` that README.md shows."""
+    """Return the words of the ``docker run`` command in README.md."""
     (line,) = re.findall(r"^docker run .*(?:\\\n.*)*", (ROOT / "README.md").read_text(), re.MULTILINE)
     return shlex.split(line)
 
 
 class Container(Daemon):
-    """The client's process stands for the container: it passes signals on, and ends with the container's exit code."""
+    """A daemon in a container. The client's process passes signals to it, and ends with its exit code."""
 
     def __init__(
         self,
@@ -37,29 +37,29 @@ class Container(Daemon):
         kafka: Kafka,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Choose the pipeline's name; every container that is started has a name and a port of its own."""
+        """Choose the pipeline's name. Each container has a name and a port of its own."""
         super().__init__(name, database.conninfo(), kafka.bootstrap_servers, settings, at_once=False)
         self._engine = engine
         self._starts = 0
         self.options: Sequence[str] = ()
-        """What is added to the options of ``docker run``; a change counts from the next start."""
+        """Additional options of ``docker run``. A change takes effect at the next start."""
         self.mount: str | None = _CONFIGURATION
-        """How the configuration is mounted, None for not at all; a change counts from the next start."""
+        """The mount of the configuration, or None for no mount. A change takes effect at the next start."""
         self.secrets: Mapping[str, str] = {}
-        """Files in the directory of secrets; a change counts from the next start."""
+        """The files in the directory of secrets. A change takes effect at the next start."""
 
     @property
     def container(self) -> str:
-        """The name of the container that was started last."""
+        """The name of the most recently started container."""
         return f"{self.name}-{self._port.number}-{self._starts}"
 
     @property
     def listen(self) -> str:
-        """The address that it is told to listen on."""
+        """The address on which the daemon listens."""
         return f"{HOST}:{self._port.number}"
 
     def start(self, *arguments: str, wait: bool = True) -> None:
-        """Start a new container; ``arguments`` follow the image's name."""
+        """Start a new container. ``arguments`` follow the image's name."""
         self.write_configuration()
         self._starts += 1
         own = ("--name", self.container, "--env", f"PGSLUICE_HTTP__LISTEN={self.listen}", *self.options)
@@ -68,28 +68,31 @@ class Container(Daemon):
             self.wait_until_ready("active")
 
     def start_as_documented(self) -> None:
-        """Start a container with the line of README.md and a name; it listens on port 8080 of all addresses."""
+        """Start a container with the command in README.md and a name. It listens on port 8080 of all addresses."""
         self.write_configuration()
         self._starts += 1
         self._launch(("--name", self.container), ())
 
     def fail(self) -> tuple[int, str]:
-        """Start a container that is expected to end by itself; return its exit code and its reason."""
+        """Start a container that should end by itself. Return its exit code and its reason."""
         self.start(wait=False)
         return self.wait(), self.why_it_stopped()
 
     def exec(self, *command: str) -> str:
-        """Return what a command prints in the container."""
+        """Return the output of a command in the container."""
         return self._engine.podman("exec", self.container, *command)
 
     def kill(self) -> None:
-        """``kill -9`` the daemon in the container."""
+        """Kill the daemon in the container with ``kill -9``."""
         if self.alive:
             self._engine.podman("kill", "--signal", "KILL", self.container)
         self.wait()
 
     def write_configuration(self) -> None:
-        """Write the files that are mounted. Anybody may read the configuration, and only the daemon the secrets."""
+        """Write the files that are mounted.
+
+        All users may read the configuration. Only the daemon may read the secrets.
+        """
         self.config_file.write_text(self.configuration())
         self.config_file.chmod(0o644)
         directory = self.directory / "secrets"
@@ -105,10 +108,10 @@ class Container(Daemon):
         docker, run, *words, image = documented_run()
         at = words.index(_CONFIGURATION)
         mounted = [*words[: at - 1], *(("-v", self.mount) if self.mount else ()), *words[at + 1 :]]
-        network = ("--network", "host")  # the servers of the tests listen on the loopback address only
+        network = ("--network", "host")  # the servers of the tests listen only on the loopback address
         self.launch([docker, run, *network, *mounted, *options, image, *arguments], self._engine.client_variables)
 
     def _configuration(self) -> dict[str, Any]:
         found = super()._configuration()
-        del found["http"], found["buffer"]["spill_dir"]  # the image has its own
+        del found["http"], found["buffer"]["spill_dir"]  # the image sets these itself
         return found

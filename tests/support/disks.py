@@ -1,4 +1,4 @@
-"""A disk that hangs, as the code that waits for it sees it."""
+"""A hanging disk, as the code that waits for it sees it."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pgsluice.spool.disk import Disk
 
 @contextmanager
 def hanging(disk: Disk) -> Iterator[None]:
-    """Keep the disk busy for the length of the block."""
+    """Keep the disk busy within the block."""
     thaw = threading.Event()
     disk.later(thaw.wait)
     try:

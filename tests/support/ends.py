@@ -1,7 +1,7 @@
-"""Both ends of a pipeline, and the registry, in memory: for faults and timings that no real server gives on request.
+"""Both ends of a pipeline and the registry, in memory, for faults and timings that real servers do not offer.
 
-A :class:`World` outlives sessions, as PostgreSQL and Kafka do: the WAL, the slot, what is committed. Errors are
-ordered per step (``world.faults``), and are raised once.
+A :class:`World` outlives sessions, as PostgreSQL and Kafka do. It has the WAL, the slot, and everything committed.
+Errors are ordered for a step (``world.faults``), and each is raised once.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ TABLE = messages.Relation(
 )
 
 SERVICES = ("shop.messages", "shop.dead_letters")
-"""The topics that no table describes."""
+"""The topics that have no table."""
 
 
 def _is_set() -> asyncio.Event:
@@ -51,22 +51,22 @@ class World:
     server: ServerIdentity = field(default_factory=lambda: ServerIdentity("7001", 1, 10_000))
     history: list[TimelineSwitch] = field(default_factory=list)
     position: int | None = None
-    """The slot's confirmed_flush_lsn; None: no slot."""
+    """The slot's confirmed_flush_lsn, or None if there is no slot."""
     streaming: bool = False
     standby: bool = False
     wal: list[tuple[int, list[Frame]]] = field(default_factory=list)
     """Transactions as (commit LSN, frames), in commit order."""
     checkpoint: Checkpoint | None = None
     former_checkpoints: list[Checkpoint] = field(default_factory=list)
-    """Those before it that the topic still has."""
+    """Earlier checkpoints that the topic still has."""
     cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
     """The records that a read_committed consumer sees."""
     recorded: Recorded = field(default_factory=Recorded)
-    """What cut records tell when a session begins."""
+    """What the cut records say at the beginning of a session."""
     described_topics: set[str] = field(default_factory=set)
-    """Those that the registry knew then."""
+    """The topics that the registry knew at that time."""
     owner: "FakeSink | None" = None
-    """The producer that was registered last."""
+    """The most recently registered producer."""
     topics: set[str] = field(default_factory=set)
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
     partitioned: set[int] = field(default_factory=set)
@@ -74,35 +74,35 @@ class World:
     """The rows of tables, by OID: the first column, in order."""
     shapes: dict[int, Shape] = field(default_factory=dict)
     seen: list[Snapshot] = field(default_factory=lambda: [Snapshot(1000, 1000, frozenset())])
-    """What is visible, each time that somebody looks; the last one stays."""
+    """The results of the next queries for the visible transactions. The last one is repeated."""
     writers: list[set[str]] = field(default_factory=list)
-    """Who is changing a table, each time that somebody looks."""
+    """The results of the next queries for transactions that are changing a table."""
     writers_of: dict[int, set[str]] = field(default_factory=dict)
-    """Who is changing a table all the time, by its oid."""
+    """By table OID, transactions that are always changing the table."""
     read: asyncio.Event = field(default_factory=_is_set)
-    """Rows are read while it is set."""
+    """Rows are read only while this is set."""
     loaded: dict[tuple[str, str], Loaded] = field(default_factory=dict)
     commands: list[bytes | None] = field(default_factory=list)
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
+    """The current tables of the publications."""
     gone: set[int] = field(default_factory=set)
-    """By oid, the tables that were dropped."""
+    """The OIDs of tables that were dropped."""
     strange: set[int] = field(default_factory=set)
-    """The oids of published tables whose owners nobody has chosen to trust."""
-    """The tables of the publications, as they are now."""
+    """The OIDs of published tables whose owners are not trusted by any setting."""
     layouts: dict[int, Layout] = field(default_factory=dict)
-    """What the catalog says of the columns of tables now, by oid."""
+    """The catalog's current columns of tables, by OID."""
     described: list[list[int]] = field(default_factory=list)
-    """The types that were asked about."""
+    """The types that were queried."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception | None]] = field(default_factory=dict)
     """The errors that the next calls of a step raise. None stands for a call without an error."""
     steps: list[str] = field(default_factory=list)
-    """All that were taken."""
+    """All steps that were taken."""
     tells_position: bool = True
-    """Whether the server answers when it is asked how far it has come."""
+    """Whether the server answers when it is asked for its position."""
     commit_gate: asyncio.Event | None = None
-    """Holds commits back until it is set."""
+    """Commits wait until this is set."""
     streams: list["FakeStream"] = field(default_factory=list)
 
     def step(self, name: str) -> None:
@@ -123,14 +123,14 @@ class World:
         return end_lsn
 
     def emit(self, content: bytes, prefix: str = "p") -> int:
-        """Write a message that is part of no transaction; its LSN, the end of its record."""
+        """Write a message outside of transactions. Return its LSN, which is the end of its record."""
         begin = self.server.xlogpos
         message = messages.LogicalMessage(None, transactional=False, lsn=begin + 50, prefix=prefix, content=content)
         self.append(begin, [data(message)], message.lsn)
         return message.lsn
 
     def append(self, commit_lsn: int, frames: list[Frame], end_lsn: int) -> None:
-        """Put a transaction, or a message, into the WAL, and into the streams that are open."""
+        """Append a transaction or a message to the WAL, and to all open streams."""
         self.wal.append((commit_lsn, frames))
         self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
         for stream in self.streams:
@@ -144,7 +144,7 @@ class World:
             stream.queue.put_nowait([data(one) for one in sent])
 
     def end_streams(self, error: PgsluiceError) -> None:
-        """End the open streams with ``error`` although nobody reads them."""
+        """End the open streams with ``error``, even if nobody reads them."""
         for stream in self.streams:
             stream.end(error)
 
@@ -161,7 +161,10 @@ class World:
 
     @property
     def numbers(self) -> list[int]:
-        """What was inserted, as read_committed consumers see it, by the last byte of the key (a small zigzag int)."""
+        """Return the inserted numbers that read_committed consumers see.
+
+        They are the last byte of keys (a zigzag int).
+        """
         return [(record.key or b"\0")[-1] // 2 for _, records, _ in self.cuts for record in records]
 
 
@@ -171,7 +174,7 @@ def data(message: messages.Message) -> Frame:
 
 
 class FakeStream:
-    """A slot being streamed."""
+    """A slot that is being streamed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -194,7 +197,7 @@ class FakeStream:
         raise await asyncio.shield(self._ended)
 
     def end(self, error: PgsluiceError) -> None:
-        """End it, also if nobody reads."""
+        """End the stream, even if nobody reads it."""
         if not self._ended.done():
             self._ended.set_result(error)
 
@@ -214,7 +217,7 @@ class FakeStream:
 
 
 class MemorySpool:
-    """Room for the rows of one session, without bound."""
+    """Unlimited room for the rows of one session."""
 
     def __init__(self) -> None:
         self.memory = self.spilled = 0
@@ -234,7 +237,7 @@ class MemorySpool:
 
 
 class HangingSpool(MemorySpool):
-    """A spool whose disk does not finish a write before it is thawed."""
+    """A spool whose disk finishes no write before it is thawed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +249,7 @@ class HangingSpool(MemorySpool):
 
 
 class MemoryRows:
-    """What waits of one transaction."""
+    """The waiting rows of one transaction."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[int, bytes]] = []
@@ -348,7 +351,7 @@ class FakeSource:
 
 
 class FakeReader:
-    """Reads ``world.rows``, whose first column is the key."""
+    """Reads ``world.rows``. Their first column is the key."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -420,7 +423,7 @@ class FakeReader:
 
 
 class FakeCommands:
-    """Reads ``world.commands``, again and again from the beginning, as through a broker whose view is outdated."""
+    """Reads ``world.commands``. Each session reads them from the beginning, as through an outdated broker."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -442,7 +445,7 @@ class FakeCommands:
 
 
 class FakeSink:
-    """One session of delivery."""
+    """The sink of one session."""
 
     is_atomic = True
 
@@ -526,7 +529,7 @@ class FakeSink:
 
 
 class MemoryRegistry:
-    """Schemas under the ids they have everywhere."""
+    """Schemas with the same ids that they have in a real registry."""
 
     def __init__(self, schemas: dict[str, list[dict[str, Any]]] | None = None) -> None:
         self.by_id: dict[int, Schema] = {}

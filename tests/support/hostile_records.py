@@ -65,7 +65,7 @@ _IDENTITY = Identity("shop", "slot", "selection", is_atomic=True, adopt=False)
 
 
 def take_checkpoint(value: bytes) -> str:
-    """Take it for a checkpoint, and begin a session with it."""
+    """Read the record as a checkpoint, and begin a session with it."""
     try:
         found = Checkpoint.from_json(value, "Record 5 of topic shop.checkpoint")
     except HistoryError as error:
@@ -86,7 +86,7 @@ def take_checkpoint(value: bytes) -> str:
 
 
 def take_schema(value: bytes | None) -> str:
-    """Take it for a schema, and use it as registry and encoders do."""
+    """Read the record as a schema, and use it as the registry and the encoders do."""
     store = SchemaStore()
     try:
         found = parse(value)
@@ -109,7 +109,7 @@ def take_schema(value: bytes | None) -> str:
 
 
 def _propose(store: SchemaStore, found: Registered) -> None:
-    """Register another schema in the subject: what is written can be read back."""
+    """Register another schema in the subject, and check that it can be read back."""
     proposed, _ = store.propose(found.subject, {"type": "string", "doc": "another"}, None)
     assert parse(proposed.value()) == proposed
     store.add(proposed, "shop.schemas")
@@ -117,7 +117,7 @@ def _propose(store: SchemaStore, found: Registered) -> None:
 
 
 def take_cut(value: bytes, schema: str = CUT_TEXT) -> str:
-    """Take it for a cut record that was written with ``schema``, and compare its account with what there is."""
+    """Read the record as a cut record that was written with ``schema``, and compare its account with the topics."""
     read = record_reader(CUT, lambda identifier: schema if identifier == CUT_ID else None)
     last = LastCuts()
     try:
@@ -131,12 +131,12 @@ def take_cut(value: bytes, schema: str = CUT_TEXT) -> str:
 
 
 def take_cut_of(schema: str, body: bytes) -> str:
-    """Take ``body`` for a cut record that any schema describes."""
+    """Read ``body`` as a cut record with any schema."""
     return take_cut(header(CUT_ID) + body, schema)
 
 
 def take_command(value: bytes | None) -> str:
-    """Take it for a command, then for an answer, as the pipeline and the command line do."""
+    """Read the record as a command and as an answer, as the pipeline and the command line do."""
     answer = read_answer(value)
     if answer is not None:
         answer.detail.encode()
@@ -156,6 +156,6 @@ def take_command(value: bytes | None) -> str:
 
 
 def take_message(value: bytes) -> str:
-    """Look for the change that a record is about, which Kafka refused."""
+    """Find the change in a record that Kafka has refused."""
     found = origin_of(value, ENVELOPE, KEY)
     return "no change" if found is None else "accepted change"

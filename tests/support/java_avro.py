@@ -1,4 +1,4 @@
-"""Apache Avro's own reader, in Java, and its own judgement of two schemas; the jars are those that PySpark brings.
+"""Apache Avro's Java library, which reads messages and compares two schemas. Its jars come with PySpark.
 
 https://avro.apache.org/docs/1.12.0/api/java/org/apache/avro/SchemaCompatibility.html
 """
@@ -75,7 +75,7 @@ public class Avro {
 
 @dataclass(frozen=True)
 class Task:
-    """To judge whether ``reader`` can read what ``writer`` wrote, and to read ``data``, the body of a message."""
+    """Tells whether ``reader`` can read what ``writer`` wrote, and reads ``data``, the body of a message."""
 
     writer: Schema
     reader: Schema
@@ -84,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """What Java says; ``value``: Avro's JSON, without regard to logical types; ``error``: why there is none."""
+    """The answer of Java. ``value``: Avro's JSON without logical types. ``error``: why there is no value."""
 
     compatible: bool
     value: Any = None

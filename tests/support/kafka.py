@@ -1,4 +1,4 @@
-"""Kafka by means of its clients alone: topics, transactions and readers that know nothing of pgsluice."""
+"""Access to Kafka with its clients only: topics, transactions and readers that use no code of pgsluice."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -42,11 +42,11 @@ CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
 
 
 KEY = b"shop"
-"""Of the records that tests write: that of the checkpoints of pipeline shop."""
+"""The key of the records that tests write, which is that of the checkpoints of pipeline shop."""
 
 
 class SecuredKafka(Kafka):
-    """A broker that wants a password, and asks its access control lists; only "admin" has rights at first."""
+    """A broker with passwords and access control lists. At first, only "admin" has rights."""
 
     def __init__(self) -> None:
         users = " ".join(f'user_{name}="right"' for name in ("admin", *USERS))
@@ -77,22 +77,22 @@ class SecuredKafka(Kafka):
 
 
 def properties(kafka: Kafka) -> dict[str, str]:
-    """Return how to reach a broker, as one who may do everything."""
+    """Return the client properties for a broker, as a user with all rights."""
     return kafka.properties() if isinstance(kafka, SecuredKafka) else {"bootstrap.servers": kafka.bootstrap_servers}
 
 
 def client_options(kafka: Kafka) -> ClientOptions:
-    """Return how pgsluice's own clients reach a broker."""
+    """Return the options with which pgsluice's own clients connect to a broker."""
     return ClientOptions(properties(kafka), "pgsluice-test")
 
 
 def admin(kafka: Kafka) -> AdminClient:
-    """Return a client for everything about topics; to be kept until its requests are answered."""
+    """Return a client for requests about topics. Keep it until its requests are answered."""
     return AdminClient(properties(kafka))
 
 
 def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
-    """Create a topic, configured with underscores for dots, and return when the broker tells of it."""
+    """Create a topic, and return when the broker reports it. In names of settings, underscores stand for dots."""
     named = {name.replace("_", "."): value for name, value in config.items()}
     client, resource = admin(kafka), ConfigResource(ConfigResource.Type.TOPIC, topic)
     client.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result(TIMEOUT_S)
@@ -108,7 +108,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -
 
 
 def delete_topic(kafka: Kafka, topic: str) -> None:
-    """Delete a topic and return when it is gone."""
+    """Delete a topic. Return when it is gone."""
     client = admin(kafka)
     client.delete_topics([topic])[topic].result(TIMEOUT_S)
     while topic in client.list_topics(timeout=TIMEOUT_S).topics:
@@ -116,7 +116,7 @@ def delete_topic(kafka: Kafka, topic: str) -> None:
 
 
 def add_partitions(kafka: Kafka, topic: str, partitions: int) -> None:
-    """Raise a topic to this number of partitions, and return when the broker tells of it."""
+    """Increase the number of a topic's partitions. Return when the broker reports it."""
     client = admin(kafka)
     client.create_partitions([NewPartitions(topic, partitions)])[topic].result(TIMEOUT_S)
     while len(client.list_topics(timeout=TIMEOUT_S).topics[topic].partitions) < partitions:
@@ -124,7 +124,7 @@ def add_partitions(kafka: Kafka, topic: str, partitions: int) -> None:
 
 
 def configure(kafka: Kafka, of: ConfigResource, name: str, value: str) -> None:
-    """Change a setting while brokers run."""
+    """Change a setting while the brokers run."""
     of.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
     client = admin(kafka)
     client.incremental_alter_configs([of])[of].result(TIMEOUT_S)
@@ -149,7 +149,7 @@ def allow(
     *operations: AclOperation,
     pattern: ResourcePatternType = ResourcePatternType.LITERAL,
 ) -> None:
-    """Let a user do this with one resource, or with all whose names begin so."""
+    """Give a user this right to one resource, or to all resources whose names begin so."""
     rights = [
         AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
         for operation in operations
@@ -177,7 +177,7 @@ def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
 def transaction(
     kafka: Kafka, topic: str, values: Sequence[bytes | None], name: str | None = None, key: bytes = KEY
 ) -> Iterator[Producer]:
-    """Give a producer with an open transaction in which ``values`` reached the topic; the block ends it."""
+    """Give a producer with an open transaction that has written ``values`` to the topic. The block must end it."""
     producer = Producer({**properties(kafka), "transactional.id": name or f"other-{topic}"})
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()
@@ -200,22 +200,22 @@ def abort(kafka: Kafka, topic: str, *values: bytes | None) -> None:
 
 
 def end_of(kafka: Kafka, topic: str, partition: int = 0) -> int:
-    """Return the offset behind everything in a partition, open transactions and markers included."""
+    """Return the end offset of a partition, including open transactions and markers."""
     client, place, level = admin(kafka), TopicPartition(topic, partition), IsolationLevel.READ_UNCOMMITTED
     found = client.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)[place].result(TIMEOUT_S)
     return int(found.offset)
 
 
 def wait_for_end(kafka: Kafka, topic: str, end: int) -> None:
-    """Return when a partition has reached this offset: markers come a moment after their transaction ended."""
+    """Return when a partition has reached this offset. Markers come shortly after the end of their transaction."""
     while end_of(kafka, topic) < end:
         time.sleep(0.05)
 
 
 def read_committed(kafka: Kafka, topic: str, partition: int = 0, *, end: int | None = None) -> list[Message]:
-    """Return the committed records of a partition before ``end``, or before its present end; waits for that.
+    """Return the committed records of a partition before ``end``, or before its current end, and wait for them.
 
-    TimeoutError when an open transaction hides it.
+    Raise TimeoutError if an open transaction hides them.
     """
     wanted, position, found = end_of(kafka, topic, partition) if end is None else end, 0, []
     consumer = Consumer(

@@ -1,10 +1,10 @@
-"""A proxy before one broker that knows requests apart: holds them, loses their answers, sends them late.
+"""A proxy before one broker that recognizes requests. It can hold them, lose their answers, or send them late.
 
     with KafkaProxy() as proxy, Kafka(listeners=[Listener("SEEN", advertised={1: proxy.address})]) as kafka:
         proxy.target = kafka.addresses("SEEN")
         proxy.on(END_TXN, Request.lose_answer)
 
-It reads the heads of requests, nothing more: https://kafka.apache.org/protocol#protocol_messages
+It reads only the headers of requests: https://kafka.apache.org/protocol#protocol_messages
 """
 
 import socket
@@ -24,17 +24,17 @@ INIT_PRODUCER_ID = 22
 ADD_PARTITIONS_TO_TXN = 24
 END_TXN = 26
 WRITE_TXN_MARKERS = 27
-"""Keys of the requests that tests tell apart."""
+"""The API keys of the requests that tests intercept."""
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
-"""Key, version, correlation id."""
+"""API key, API version, correlation id."""
 
 WAIT_S = 180
 
 
 class Request:
-    """A request on its way; whoever intercepts it decides what becomes of it, and may keep it for later."""
+    """A request on its way to the broker. A handler decides what happens to it, and may keep it for later."""
 
     def __init__(self, connection: "_Connection", frame: bytes) -> None:
         self.key, _, self._id = _HEAD.unpack_from(frame)
@@ -44,24 +44,24 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return len(self._frame)
 
     def forward(self) -> None:
-        """Send it on; its answer will come back."""
+        """Forward the request. Its answer will be returned."""
         self._connection.to_broker(self._frame)
 
     def lose_answer(self) -> None:
-        """Send it on, and cut the client off once the broker has answered; the client hears nothing of it."""
+        """Forward the request. When the broker has answered, cut the client off without the answer."""
         self.send_late()
         self.cut()
 
     def cut(self) -> None:
-        """Cut the client off; the broker keeps its connection, and gets nothing."""
+        """Cut the client off. The broker's connection stays open, and gets nothing."""
         self._connection.cut_client()
 
     def send_late(self) -> None:
-        """Send it on, although nobody waits for it any more; the broker has answered when this returns."""
+        """Forward the request, although nobody waits for it any more. When this returns, the broker has answered."""
         self._connection.swallow(self._id, self._answered)
         self._connection.to_broker(self._frame)
         assert self._answered.wait(WAIT_S), "the broker did not answer"
@@ -71,7 +71,7 @@ Handler = Callable[[Request], None]
 
 
 class KafkaProxy:
-    """Stands before a broker's listener, which advertises its address; forwards what no handler was set for."""
+    """Stands before a listener of a broker, which advertises the proxy's address. Requests without a handler pass."""
 
     def __init__(self) -> None:
         self.target = ""
@@ -92,15 +92,15 @@ class KafkaProxy:
 
     @property
     def address(self) -> str:
-        """``host:port``, for the listener to advertise."""
+        """The address ``host:port`` that the listener has to advertise."""
         return f"{HOST}:{self._reserved.number}"
 
     def on(self, key: int, handler: Handler) -> None:
-        """Let ``handler`` decide about all requests of this kind; it may block its connection, and only that."""
+        """Let ``handler`` decide about all requests of this kind. It may block its own connection."""
         self._handlers[key] = handler
 
     def forward(self, *keys: int) -> None:
-        """Let requests of these kinds pass again, of all kinds unless told which."""
+        """Let requests of these kinds pass again. Without kinds, let all requests pass."""
         for key in keys or tuple(self._handlers):
             self._handlers.pop(key, None)
 
@@ -118,7 +118,7 @@ class KafkaProxy:
 
 
 class _Connection:
-    """A client, the connection to the broker on its behalf, and the answers that it is not to hear."""
+    """A client, its connection to the broker, and the answers that it must not get."""
 
     def __init__(self, client: socket.socket, broker: socket.socket, handlers: dict[int, Handler]) -> None:
         self._client = client
@@ -164,7 +164,7 @@ class _Connection:
 
 
 def _frame(source: socket.socket) -> bytes | None:
-    """Return what follows the length, None at the end."""
+    """Return the content of a frame after its length. Return None at the end."""
     size = _exactly(source, _SIZE.size)
     return None if size is None else _exactly(source, _SIZE.unpack(size)[0])
 

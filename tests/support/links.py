@@ -1,11 +1,11 @@
-"""The network between brokers, which can cut off one of them while clients still reach it.
+"""The network between brokers. It can isolate one broker from the others while clients still reach it.
 
     links = Links()
     with Kafka(brokers=3, forward=links.forward) as kafka: links.isolate(1)
 
-The broker that is cut off learns nothing of what the others decide: it goes on as the leader of its partitions until
-the link is there again, while the others have elected new leaders. No privilege is needed: each pair of brokers has
-addresses of its own, and a proxy listens at each.
+The isolated broker does not hear of the others' decisions. It continues as the leader of its partitions until the link
+is restored, although the others have elected new leaders. This needs no privileges: each pair of brokers has addresses
+of its own, and a proxy listens on each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,24 +16,24 @@ from tests.support.proxy import Proxy
 
 
 class Links:
-    """One proxy for each way from one broker to a listener of another."""
+    """A proxy for each connection from one broker to a listener of another."""
 
     def __init__(self) -> None:
         self._proxies: dict[Link, Proxy] = {}
 
     @contextmanager
     def forward(self, links: Sequence[Link]) -> Iterator[None]:
-        """Serve the links; a cluster calls this before its brokers start."""
+        """Serve the links. A cluster calls this before its brokers start."""
         with ExitStack() as context:
             for link in links:
                 self._proxies[link] = context.enter_context(Proxy(HOST, link.port, at=(link.host, link.port)))
             yield
 
     def isolate(self, node: int, *, silently: bool = False) -> None:
-        """Cut off a broker from all others, in both directions, until ``heal``.
+        """Isolate a broker from all others, in both directions, until ``heal``.
 
-        ``silently``: connections stay open, and what is sent meanwhile arrives late, as TCP would have it after a
-        network without answers. Otherwise connections are reset, and new ones refused.
+        ``silently``: connections stay open, and data that are sent meanwhile arrive late, as with TCP on a network that
+        drops everything for a while. Otherwise, connections are reset, and new ones are refused.
         """
         for link, proxy in self._proxies.items():
             if node in (link.source, link.target):
@@ -44,6 +44,6 @@ class Links:
                     proxy.cut()
 
     def heal(self) -> None:
-        """Let all brokers reach one another again."""
+        """Let all brokers reach each other again."""
         for proxy in self._proxies.values():
             proxy.resume()

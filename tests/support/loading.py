@@ -1,4 +1,4 @@
-"""Daemons that load tables: waiting for what their log says, and reading what came of it."""
+"""Daemons that load tables: functions that wait for lines of their log, and read the results."""
 
 import time
 
@@ -10,7 +10,7 @@ from tests.support.weather import PATIENCE_S
 
 
 def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
-    """Wait until the daemon's log has the words so many times."""
+    """Wait until the daemon's log contains the words this many times."""
     end = time.monotonic() + PATIENCE_S
     while (text := daemon.log_text()).count(words) < count:
         assert daemon.alive, text
@@ -19,14 +19,14 @@ def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
 
 
 def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
-    """Wait until the daemon has loaded a table so many times."""
+    """Wait until the daemon has loaded tables this many times."""
     wait_for(daemon, '"event": "loaded"', count)
 
 
 def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    """Run a statement, and return all cuts up to one that ends behind everything that was committed by then.
+    """Run a statement. Return all cuts, up to one that ends after everything that was committed by then.
 
-    On an idle server, rows that were read have the position at which it stands, so something has to be written.
+    On an idle server, loaded rows have the server's current position, so the statement has to write something.
     """
     with database.connect() as connection:
         connection.execute(statement)

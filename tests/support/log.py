@@ -9,7 +9,7 @@ import structlog
 
 @pytest.fixture
 def restored_logging() -> Iterator[None]:
-    """Undo after the test what configuring the log did to the process."""
+    """Undo the effects of configuring the log after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

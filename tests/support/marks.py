@@ -1,6 +1,6 @@
-"""What the marks of cut records say of each table's load, as docs/events.md has it: for every consumer of the tests.
+"""Follows the loads of tables by the marks of cut records, as docs/events.md says, for every consumer of the tests.
 
-A consumer tells of marks and of events with op ``r`` in the order of their positions.
+A consumer reports marks, and events with op ``r``, in the order of their positions.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Name = tuple[str, str]
 
 @dataclass(slots=True)
 class Load:
-    """A load that has begun: where that was, and how many rows have come since."""
+    """A load that has begun: its beginning, and the number of its rows so far."""
 
     id: str
     begin: Position
@@ -24,7 +24,7 @@ class Load:
 
 
 class Loads:
-    """The loads under way, by table; ``complain`` is told what no pipeline may do."""
+    """The current loads, by table. ``complain`` is called when a pipeline breaks the contract."""
 
     def __init__(self, complain: Callable[[str], object]) -> None:
         self.under_way: dict[Name, Load] = {}
@@ -32,7 +32,7 @@ class Loads:
         self._ids: set[str] = set()
 
     def on_row(self, name: Name) -> Load | None:
-        """Take notice of a row that was read; return its load."""
+        """Count a row that was read. Return its load."""
         load = self.under_way.get(name)
         if load is None:
             self._complain(f"{name} has a row that no load has read")
@@ -41,14 +41,14 @@ class Loads:
         return load
 
     def on_mark(self, mark: dict[str, Any]) -> Load | None:
-        """Take notice of a mark; return the load that it tells of, None if there is none.
+        """Process a mark. Return the load that it belongs to, or None.
 
-        At the ``end`` of a load that is returned, and whose mark says ``replaces``, the rows whose last event is older
-        than its ``begin`` are gone.
+        At the ``end`` of a returned load whose mark says ``replaces``, the consumer must delete the rows whose last
+        event is older than the load's ``begin``.
         """
         name, state = (mark["schema"], mark["table"]), mark["state"]
         if state == "stale":
-            return None  # it is of no load that is under way
+            return None  # it belongs to no current load
         if state == "begin":
             self._begin(name, mark)
         load = self.under_way.get(name)
@@ -67,5 +67,5 @@ class Loads:
 
 
 def position_of(thing: Any) -> Position:  # noqa: ANN401 - an event or a mark
-    """Return what orders events and marks."""
+    """Return the position, which orders events and marks."""
     return thing["epoch"], thing["lsn"], thing["seq"]

@@ -1,7 +1,7 @@
-"""From decoded Avro values back to PostgreSQL's text form, written from the contract's table of types alone.
+"""Converts decoded Avro values back to PostgreSQL's texts, based only on the contract's table of types.
 
-The session that the text is compared with needs ``SESSION``. Where a float is involved both sides are taken
-to Python's shortest form, because servers before 12 print more digits than needed.
+The session with which the text is compared needs ``SESSION``. Both sides of floats are converted to Python's shortest
+form, because servers before 12 print more digits than necessary.
 """
 
 import json
@@ -18,7 +18,7 @@ SET bytea_output = hex; SET lc_monetary = 'C'; SET search_path = ''; SET client_
 
 INTEGERS = ("int2", "int4", "int8")
 
-# What makes array_out quote an element, besides an empty one and the word NULL.
+# Characters for which array_out quotes an element. It also quotes an empty one, and the word NULL.
 _QUOTED = re.compile(r'["\\{}\s]')
 _FLOAT = re.compile(r"[^{},]+")
 
@@ -26,7 +26,7 @@ Converter = Callable[[Any], str]
 
 
 def converter(schema: Any, pg_type: str) -> Converter:  # noqa: ANN401 - an Avro schema as JSON
-    """Return what turns values of a non-null Avro type into the text of ``pg_type``."""
+    """Return a function that converts values of a non-null Avro type to the text of ``pg_type``."""
     if not isinstance(schema, dict):
         return _integer if schema == "double" and pg_type in INTEGERS else _PRIMITIVES[schema]
     if "logicalType" in schema:
@@ -39,7 +39,7 @@ def converter(schema: Any, pg_type: str) -> Converter:  # noqa: ANN401 - an Avro
 
 
 def canonical_floats(text: str) -> str:
-    """Return the text of a float8, or of a plain array of them, as ``converter`` writes it."""
+    """Return the text of a float8, or of a plain array of float8, as ``converter`` writes it."""
     return _FLOAT.sub(lambda match: match[0] if match[0] == "NULL" else repr(float(match[0])), text)
 
 

@@ -1,7 +1,7 @@
-"""Writes pgoutput as a walsender does: every message back into bytes, and the CopyData around it.
+"""Writes pgoutput as a walsender does: it turns messages back into bytes, and adds the CopyData around them.
 
-Used by the tests, and by the servers that they script. It shares nothing with the decoder but the message
-classes: written from the manual's tables field by field, so that a common mistake cannot hide.
+Used by the tests, and by their scripted servers. It shares only the message classes with the decoder. It was written
+from the tables of the manual, field by field, so that it does not repeat the decoder's mistakes.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -16,14 +16,14 @@ from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, Mess
 def encode(message: Message, *, flags: int = 0) -> bytes:
     """Return the bytes of ``message``.
 
-    A change has its xid on the wire if it has one here; a Stream Abort is long if it has an LSN here.
-    ``flags`` is or-ed into the flags byte of messages that have one (C, c, P, p, K, r, M, T): bad input.
+    A change has an xid on the wire if ``message`` has one. A Stream Abort has the long form if it has an LSN. To make
+    bad input, ``flags`` is or-ed into the flags byte of messages that have one (C, c, P, p, K, r, M, T).
     """
     return _WRITERS[type(message)](message, flags)
 
 
 def xlog_data(payload: bytes, start: int = 0, wal_end: int | None = None, send_time: int = 0) -> bytes:
-    """Return a ``w`` frame; logical streams have both LSNs equal, which is the default."""
+    """Return a ``w`` frame. In logical streams, both LSNs are equal, which is the default."""
     return b"w" + _int64(start) + _int64(start if wal_end is None else wal_end) + _signed64(send_time) + payload
 
 
@@ -33,7 +33,7 @@ def keepalive(wal_end: int, send_time: int = 0, *, reply_requested: bool = False
 
 
 def primary_status() -> bytes:
-    """Return an ``s`` frame: LSN, oldest and next transaction id with their epochs, and a time."""
+    """Return an ``s`` frame: an LSN, the oldest and the next transaction id with their epochs, and a time."""
     return b"s" + _int64(0x1000) + _int64(700) + _int64(701) + _signed64(0)
 
 

@@ -1,4 +1,4 @@
-"""What a scrape of a daemon finds, and a pipeline for a Prometheus to scrape."""
+"""The samples that a daemon exposes, and a pipeline for a Prometheus to scrape."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 
 def samples_of(registry: CollectorRegistry) -> set[str]:
-    """Return the names of the samples that a registry may have, whether or not it has any yet."""
+    """Return the names of all samples that a registry can have, even if it does not have them yet."""
     return {family.name + suffix for family in registry.collect() for suffix in _SUFFIXES.get(family.type, ("",))}
 
 

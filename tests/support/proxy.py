@@ -2,8 +2,8 @@
 
     with Proxy(server.host, server.port) as proxy: ...; proxy.cut()
 
-Its loop runs in a thread of its own, so that tests with and without a loop can use it; what it is told has
-happened when the call returns.
+Its loop runs in a separate thread, so that tests with and without a loop can use it. When a call returns, its effect
+has happened.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 CHUNK_BYTES = 64 * 1024
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER of no time: close() sends RST, and forgets what was not sent."""
+"""SO_LINGER with zero time: close() sends RST, and drops unsent data."""
 
 Direction = Literal["to_server", "to_client"]
 BOTH: tuple[Direction, ...] = get_args(Direction)
@@ -32,13 +32,16 @@ T = TypeVar("T")
 class Proxy:
     """Forwards connections of one port. It has no faults until it is told otherwise.
 
-    A direction named None stands for both. ``target`` may be changed: it counts for connections from then on.
+    A direction of None means both. ``target`` may be changed for later connections.
     """
 
     host = HOST
 
     def __init__(self, target_host: str = HOST, target_port: int = 0, at: tuple[str, int] | None = None) -> None:
-        """Choose the target, and the host and port to listen at, which the caller has reserved; by default any port."""
+        """Choose the target, and the host and port to listen on, which the caller has reserved.
+
+        The default is any port.
+        """
         self.target = (target_host, target_port)
         self._reserved = [ReservedPort.any()] if at is None else []
         self._at = at or (HOST, self._reserved[0].number)
@@ -63,7 +66,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port that clients connect to, the same as long as the proxy lives."""
+        """The port for clients, which stays the same for the life of the proxy."""
         return self._at[1]
 
     @property
@@ -73,27 +76,27 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     def forwarded(self, direction: Direction) -> int:
-        """Return how many bytes have gone through, over all connections."""
+        """Return the number of forwarded bytes of all connections."""
         return self._ways[direction].forwarded
 
     def cut(self) -> None:
-        """Reset every connection, on both sides; new ones are accepted."""
+        """Reset every connection on both sides. New connections are accepted."""
         self._do(self._cut)
 
     def cut_after(self, count: int, direction: Direction) -> None:
-        """Reset every connection once exactly ``count`` more bytes have gone through, over all of them."""
+        """Reset every connection after exactly ``count`` more bytes of all connections."""
         self._each(direction, lambda way: way.limit(count))
 
     def stall_after(self, count: int, direction: Direction) -> None:
-        """Forward exactly ``count`` more bytes, over all connections, and then nothing."""
+        """Forward exactly ``count`` more bytes of all connections, and then nothing."""
         self._each(direction, lambda way: way.limit(count, stalls=True))
 
     def stall(self, direction: Direction | None = None) -> None:
-        """Forward nothing; connections stay open, new ones too, and what is sent waits."""
+        """Forward nothing. Old and new connections stay open, and their data wait."""
         self._each(direction, lambda way: way.open.clear())
 
     def drop(self, direction: Direction | None = None) -> None:
@@ -101,7 +104,7 @@ class Proxy:
         self._each(direction, _Way.drop)
 
     def refuse(self) -> None:
-        """Refuse new connections; those that are open stay so."""
+        """Refuse new connections. Open connections stay open."""
         self._do(self._refuse)
 
     def resume(self) -> None:
@@ -129,12 +132,12 @@ class Proxy:
     async def _refuse(self) -> None:
         if self._listening is not None:
             listening, self._listening = self._listening, None
-            # What was accepted in this turn joins its server in the next one. If that is closed by then, asyncio loses
-            # the socket without closing it (3.11).
+            # A connection accepted in this turn is attached to its server in the next one. If the server is closed by
+            # then, asyncio loses the socket without closing it (3.11).
             for port in listening.sockets:
                 self._loop.remove_reader(port)
             await asyncio.sleep(0)
-            # wait_closed() would wait for the connections, which are to stay
+            # wait_closed() would wait for the connections, which have to stay open
             listening.close()
 
     async def _cut(self) -> None:
@@ -143,11 +146,11 @@ class Proxy:
 
     async def _end(self) -> None:
         await self._refuse()
-        # What has just been accepted becomes a connection with a task of its own only now.
+        # A connection that was just accepted gets a task of its own only now.
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await self._cut()
             await asyncio.wait(others, timeout=0.01)
-        await asyncio.sleep(0)  # transports that were aborted close their sockets in the next turn
+        await asyncio.sleep(0)  # aborted transports close their sockets in the next turn
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(writer)
@@ -168,7 +171,7 @@ class _Way:
         self.forwarded = 0
         self.dropping = False
         self.left: int | None = None
-        """How many bytes may still go through before everything is cut or stalls; None: any number."""
+        """How many more bytes may pass before everything is cut or stalls. None means no limit."""
         self.stalls = False
         self.open = asyncio.Event()
         self.open.set()
@@ -188,7 +191,7 @@ class _Way:
         self.open.set()
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return what of ``data`` may go through, which is counted, and the rest."""
+        """Return the part of ``data`` that may pass, and the rest. The former is counted."""
         count = len(data) if self.left is None else min(self.left, len(data))
         if self.left is not None:
             self.left -= count
@@ -197,7 +200,7 @@ class _Way:
 
 
 class _Connection:
-    """A client, the connection to the server on its behalf, and what passes between them."""
+    """A client, its connection to the server, and the data between them."""
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self._writers = [client]
@@ -211,11 +214,14 @@ class _Connection:
         ways: dict[Direction, _Way],
         cut: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """Forward until both sides have closed; OSError when one has failed, CancelledError when told to cut."""
+        """Forward until both sides have closed.
+
+        Raise OSError if one fails, and CancelledError if the connection is cut.
+        """
         server, to_server = await asyncio.open_connection(*target)
         to_client = self._writers[0]
         self._writers.append(to_server)
-        if self._is_reset:  # while it was being opened
+        if self._is_reset:  # it was reset while it was being opened
             self.reset()
             return
         for writer in self._writers:
@@ -238,7 +244,7 @@ class _Connection:
                 writer.transport.abort()
 
     def close(self) -> None:
-        """Close both sides once they have what was sent to them."""
+        """Close both sides after they have received everything."""
         for writer in self._writers:
             writer.close()
 
@@ -254,7 +260,7 @@ async def _pump(
         await way.open.wait()
         if way.dropping:
             if not data:
-                await asyncio.Future()  # silence, until somebody cuts
+                await asyncio.Future()  # stay silent until the connection is cut
             continue
         if not data:
             writer.write_eof()

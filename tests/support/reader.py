@@ -32,10 +32,10 @@ METADATA_TIMEOUT_S = 15
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "snapshots", "commands")
 
 CONSUMER = {
-    "group.id": "reader",  # never used: partitions are assigned, offsets never committed
+    "group.id": "reader",  # not used, because partitions are assigned, and offsets are never committed
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
-    "enable.partition.eof": True,  # a position behind a transaction's marker shows in nothing else
+    "enable.partition.eof": True,  # nothing else shows a position after a transaction's marker
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 50,
     "fetch.message.max.bytes": 128 * 1024 * 1024,
@@ -61,7 +61,7 @@ class Event:
     key_schema: dict[str, Any] | None
     value: dict[str, Any] | None
     schema: dict[str, Any] | None
-    """The value's schema, as the registry has it."""
+    """The schema of the value in the registry."""
     schema_id: int | None
     value_bytes: bytes | None
 
@@ -73,7 +73,7 @@ class Event:
 
     @property
     def op(self) -> str:
-        """What a cut record counts it as: messages have no ``op``."""
+        """The kind under which a cut record counts it. Messages have no ``op``."""
         assert self.value is not None, "a tombstone is not counted"
         return str(self.value.get("op", "m"))
 
@@ -87,7 +87,7 @@ class Event:
 
 @dataclass
 class Cut:
-    """One cut record, its parts joined, with the records that it lists."""
+    """One cut record, which may consist of several parts, with the records that it lists."""
 
     record: dict[str, Any]
     events: list[Event] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Reader:
     def __init__(
         self, bootstrap_servers: str, registry_url: str, prefix: str, on_silence: Callable[[], None] = lambda: None
     ) -> None:
-        """Read what is under ``prefix``; ``on_silence`` is called while nothing arrives, and may raise."""
+        """Read the topics under ``prefix``. ``on_silence`` is called while nothing arrives, and may raise an error."""
         self.prefix = prefix
         self._on_silence = on_silence
         self.registry = SchemaRegistryClient({"url": registry_url})
@@ -122,10 +122,10 @@ class Reader:
         self._next: dict[Place, int] = {}
         """The offset up to which each partition was read."""
         self._partitions: dict[str, int] = {}
-        """Of each topic, as it was when something was read last."""
+        """The number of each topic's partitions at the last reading."""
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._transactions.close()
         self._rows.close()
         self.registry.close()
@@ -143,7 +143,7 @@ class Reader:
         return {topic for topic in self._counts() if topic.startswith(f"{self.prefix}.")} - services
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Return what was written to ``<prefix>.schemas``, in its order."""
+        """Return the content of ``<prefix>.schemas``, in order."""
         place = TopicPartition(f"{self.prefix}.schemas", 0, 0)
         end = self._rows.get_watermark_offsets(place, timeout=METADATA_TIMEOUT_S)[1]
         self._rows.assign([place])
@@ -197,7 +197,7 @@ class Reader:
         return cuts
 
     def _fill(self, cuts: list[Cut]) -> None:
-        """Read all partitions listed up to their last ``next``, and give each record to its cut."""
+        """Read all listed partitions up to their last ``next``, and assign each record to its cut."""
         wanted: dict[Place, int] = {}
         owners: dict[Place, list[tuple[int, Cut]]] = defaultdict(list)
         for cut in cuts:
@@ -211,7 +211,7 @@ class Reader:
         self._next |= wanted
 
     def _read(self, wanted: dict[Place, int]) -> Iterator[Event]:
-        """Yield the records between the last call's positions and ``wanted``."""
+        """Yield the records from the previous positions up to ``wanted``."""
         open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
         while open_places:
@@ -255,7 +255,10 @@ class Reader:
         )
 
     def _key(self, topic: str, data: bytes | None) -> Any:  # noqa: ANN401 - as above
-        """Return the decoded key; dates and timestamps that Python cannot hold (infinity) as plain numbers."""
+        """Return the decoded key.
+
+        Dates and timestamps that Python cannot represent (infinity) are returned as numbers.
+        """
         try:
             return self._decode(topic, MessageField.KEY, data)
         except (OverflowError, ValueError):

@@ -1,7 +1,7 @@
 """A registry server in memory that behaves like Confluent's, and that can be told to misbehave.
 
-For what Apicurio does not do: refuse credentials, demand certificates, be slow, be overloaded, be in mode READONLY,
-import schemas under their ids, and tell a subject without a level from one that has the registry's.
+It does what Apicurio does not: refuse credentials, demand certificates, be slow or overloaded, be in mode READONLY,
+import schemas with their ids, and distinguish a subject without a level from one with the registry's level.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -24,7 +24,7 @@ Answer = tuple[int, Any]
 
 @dataclass
 class Fault:
-    """A fault of the next ``times`` requests whose "METHOD path" matches: a wait, and another answer."""
+    """A fault of the next ``times`` requests whose "METHOD path" matches: a delay and another answer."""
 
     match: str = ""
     status: int | None = None
@@ -36,13 +36,13 @@ class Fault:
 @dataclass
 class Subject:
     schemas: dict[int, tuple[int, str]] = field(default_factory=dict)
-    """Version to id and text."""
+    """The id and the text of each version."""
     level: str | None = None
     mode: str | None = None
 
 
 class RegistryServer:
-    """Serves from a thread until the context ends."""
+    """Serves in a thread until the context ends."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.subjects: dict[str, Subject] = {}
@@ -50,9 +50,9 @@ class RegistryServer:
         self.level = "BACKWARD"
         self.mode = "READWRITE"
         self.authorization: str | None = None
-        """The header that every request needs."""
+        """The header that every request must have."""
         self.ignores_properties = False
-        """Whether schemas that differ only in properties count as the same."""
+        """Whether schemas that differ only in properties are treated as the same."""
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self._lock = RLock()
@@ -62,7 +62,7 @@ class RegistryServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         if self._tls is not None:
-            # the handshake is left to the thread of the connection
+            # the thread of the connection does the handshake
             self._server.socket = self._tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -110,7 +110,7 @@ class RegistryServer:
                     return fault
         return None
 
-    def _route(  # noqa: PLR0911 - one answer for each request there is
+    def _route(  # noqa: PLR0911 - one answer for each kind of request
         self, method: str, path: tuple[str, ...], query: dict[str, str], body: dict[str, Any]
     ) -> Answer:
         match (method, *path):
@@ -224,14 +224,15 @@ class RegistryServer:
             do_GET = do_POST = do_PUT = do_DELETE = _do  # noqa: N815 - the library's names
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
             def handle(self) -> None:
                 try:
                     super().handle()
-                except (ssl.SSLError, ConnectionError):  # clients that hang up, or do not trust us, or whom we do not
+                # clients that hang up, that do not trust us, or that we do not trust
+                except (ssl.SSLError, ConnectionError):
                     self.close_connection = True
-                    with suppress(OSError):  # closing at once would keep the client from reading the alert
+                    with suppress(OSError):  # if we closed at once, the client could not read the alert
                         self.connection.shutdown(SHUT_WR)
                         while self.connection.recv(65536):
                             pass
@@ -244,7 +245,10 @@ def _not_permitted(message: str) -> Answer:
 
 
 def _reads(new: str, old: str) -> bool:
-    """Whether a reader with the schema ``new`` can read what was written with ``old``: the fields of records only."""
+    """Return whether a reader with schema ``new`` can read data of schema ``old``.
+
+    Only the fields of records are compared.
+    """
     reader, writer = json.loads(new), json.loads(old)
     if not isinstance(reader, dict) or "fields" not in reader:
         return bool(reader == writer)

@@ -394,7 +394,7 @@ class Replay:
         return self._columns[event.schema_id]
 
     def _image(self, event: Event, image: str, columns: Columns) -> Row | None:
-        """Return a row as PostgreSQL's texts; what stands in ``raw`` is one already."""
+        """Return a row as PostgreSQL's texts. Values in ``raw`` are already such texts."""
         values, raw = event[image], event["raw"]
         if values is None:
             return None
@@ -473,7 +473,7 @@ def _text(value: bytes | None, is_float: bool) -> str | None:  # noqa: FBT001 - 
 
 
 def _agree(row: Row, image: Row) -> bool:
-    """Whether ``image`` can be of ``row``; a row has not been seen since columns were added or renamed."""
+    """Return whether ``image`` can be an image of ``row``. Columns that were added or renamed since are ignored."""
     return all(row.get(name, value) in (value, UNKNOWN) for name, value in image.items())
 
 
@@ -490,5 +490,5 @@ def _row_columns(envelope: dict[str, Any]) -> Columns:
 
 
 def _column_of(entry: Mapping[str, Any]) -> str:
-    """Return the column's name: where it is no Avro name it stands beside the field, or is escaped."""
+    """Return the column's name. If it is not an Avro name, it is beside the field, or the field's name is escaped."""
     return entry.get("pg.name") or ESCAPE.sub(lambda match: chr(int(match[1], 16)), entry["name"])

@@ -1,4 +1,4 @@
-"""Opening and closing what ``pgsluice.postgres`` offers, and reading a stream up to a point, for tests."""
+"""Functions for tests that open and close what ``pgsluice.postgres`` offers, and that read a stream up to a point."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,13 +18,13 @@ PUBLICATION = "published"
 
 
 def options_for(database: Database, **parameters: str) -> ConnectionOptions:
-    """Return options for a database, with statuses frequent enough for tests not to wait for them."""
+    """Return options for a database. Status updates are so frequent that tests need not wait for them."""
     return ConnectionOptions({"dsn": database.conninfo(), **parameters}, status_interval_s=0.1)
 
 
 @asynccontextmanager
 async def replication(options: ConnectionOptions) -> AsyncIterator[ReplicationConnection]:
-    """Open a replication connection for the length of a block."""
+    """Open a replication connection for the block."""
     connection = await ReplicationConnection.open(options)
     try:
         yield connection
@@ -39,7 +39,7 @@ async def streaming(
     publications: Sequence[str] = (PUBLICATION,),
     wanted: StreamOptions | None = None,
 ) -> AsyncIterator[ReplicationStream]:
-    """Stream from ``SLOT``, which is created first if it does not exist."""
+    """Stream from ``SLOT``. Create the slot if it does not exist."""
     async with replication(options or options_for(database)) as connection:
         if await connection.slot(SLOT) is None:
             await connection.create_slot(SLOT)
@@ -47,7 +47,7 @@ async def streaming(
 
 
 async def read_transactions(stream: ReplicationStream, count: int = 1) -> list[messages.Message]:
-    """Read up to the ``count``-th commit; all messages."""
+    """Read up to the ``count``-th commit. Return all messages."""
     decoder, decoded, commits = Decoder(), [], 0
     while commits < count:
         for message in decode(await stream.read(), decoder):
@@ -57,7 +57,7 @@ async def read_transactions(stream: ReplicationStream, count: int = 1) -> list[m
 
 
 async def read_inserts(stream: ReplicationStream, count: int) -> list[list[bytes | None]]:
-    """Read up to the commit after ``count`` inserted rows; their values."""
+    """Read up to the commit after ``count`` inserted rows. Return their values."""
     rows: list[list[bytes | None]] = []
     while len(rows) < count:
         decoded = await read_transactions(stream)

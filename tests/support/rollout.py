@@ -43,7 +43,7 @@ class Probe:
         )
 
     def succeeds(self, url: str) -> bool:
-        """Ask once, as a kubelet does."""
+        """Run the probe once, as a kubelet does."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         connection = HTTPConnection(parts.hostname, parts.port, timeout=self.timeout_s)
@@ -63,13 +63,13 @@ class Pod:
     daemon: Daemon
     deployment: Manifest
     restarts: int = 0
-    """How often the kubelet would have killed the container."""
+    """How often the kubelet would have restarted the container."""
     _passed: bool = False
     _stop: Event = field(default_factory=Event)
 
     @property
     def ready(self) -> bool:
-        """As the API server would show it. A pod that terminates is not ready, whatever its probe says."""
+        """The readiness that the API server would show. A terminating pod is not ready, whatever its probe says."""
         return self._passed and not self._stop.is_set()
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class Pod:
         self._kubelet.start()
 
     def terminate(self) -> float:
-        """Do what the deletion of the pod does; return how long the process took, of which it has only so much."""
+        """Terminate the pod as its deletion does. Return how long the process took, which the grace period limits."""
         self._stop.set()
         grace = self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         began = time.monotonic()
@@ -91,7 +91,7 @@ class Pod:
         return time.monotonic() - began
 
     def end(self) -> None:
-        """Stop the kubelet; the daemon goes on, but does not count as ready any more."""
+        """Stop the kubelet. The daemon continues, but is no longer counted as ready."""
         self._stop.set()
         self._kubelet.join()
 
@@ -131,17 +131,17 @@ class Pod:
 
 
 class Observer:
-    """Watches the pods all the time: whether any of them is ready, and whether any delivers."""
+    """Watches the pods continuously: whether any of them is ready, and whether any of them delivers."""
 
     def __init__(self, pods: Sequence[Pod]) -> None:
         self._pods = pods
         self._stop = Event()
         self.without_ready_s = 0.0
-        """How long no pod was ready."""
+        """The time during which no pod was ready."""
         self.unanswered_s = 0.0
-        """How long no pod answered that it is ready, which the thresholds of the probes hide."""
+        """The time during which no pod answered that it is ready. The thresholds of the probes hide this time."""
         self.idle_s: list[float] = []
-        """The times in which no pod owned the slot and delivered, one for each hand-over."""
+        """The periods in which no pod owned the slot and delivered, one for each hand-over."""
 
     def __enter__(self) -> Self:
         self._thread = Thread(target=self._watch, daemon=True)
@@ -170,7 +170,7 @@ class Observer:
 def update(
     pods: list[Pod], make: Callable[[], Pod], wait_until: Callable[[Callable[[], Any], str], Any]
 ) -> list[float]:
-    """Replace every pod, as the strategy of the manifest says; return how long each of the former ones took to end.
+    """Replace every pod with the manifest's strategy. Return how long each of the former pods took to end.
 
     The owner of the slot goes first, which is the worst that the controller can choose.
     """

@@ -25,10 +25,10 @@ TIMEOUT_S = 180
 POLL_S = 0.1
 
 LOG_CHARACTERS = 5000
-"""Of the end of a log, to be shown."""
+"""How many characters of a log's end are shown."""
 
 PARTITIONS = 2
-"""Of a topic, where no rule says otherwise: enough to see that order holds by key only."""
+"""A topic's partitions if no rule changes their number. This suffices to show that order holds only by key."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "postgres": {"status_interval": "200ms"},
@@ -44,7 +44,7 @@ ODD_SETTINGS = (
     "extra_float_digits = 0",
     "bytea_output = escape",
 )
-"""Of the database: they hold for walsenders, too, and must not show in the values."""
+"""Settings of the database. They apply to walsenders as well, and must not affect the values."""
 
 DECODING: Mapping[int, Sequence[str]] = {
     14: ("logical_decoding_work_mem = '64kB'",),
@@ -52,7 +52,7 @@ DECODING: Mapping[int, Sequence[str]] = {
     16: ("debug_logical_replication_streaming = immediate",),
     18: ("debug_logical_replication_streaming = immediate",),
 }
-"""Of the database, by server version: large transactions are streamed, or all of them. 17 is as it comes."""
+"""Settings of the database, by server version. They let the server stream large or all transactions. 17 has none."""
 
 END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 
@@ -63,7 +63,7 @@ class Verdict:
 
     problems: list[str] = field(default_factory=list)
     failure: BaseException | None = None
-    """Of the scenario's own check."""
+    """The error of the scenario's own check."""
 
     def confirm(self) -> None:
         """Raise an error if anything is wrong."""
@@ -112,7 +112,7 @@ class Followed:
         self._context.close()
 
     def work(self) -> None:
-        """Carry out the scenarios: meanwhile the daemon is restarted, killed and started, and later it is down."""
+        """Run the scenarios. Meanwhile, the daemon is restarted, killed and started, and later it is stopped."""
         third = len(self.scenarios) // 3
         self._do("work", self.scenarios[:third])
         with ThreadPoolExecutor(1) as beside:
@@ -131,10 +131,10 @@ class Followed:
         self.read()
 
     def work_killed(self) -> None:
-        """Carry out the scenarios: the daemon is killed after their first part, and started after their second."""
+        """Run the scenarios. The daemon is killed after their first part, and started after their second part."""
         self._do("work", self.scenarios)
         self.read()
-        self._wait_until_confirmed(self.read_lsn)  # what is sent again comes under the names that it had
+        self._wait_until_confirmed(self.read_lsn)  # rows that are sent again come with the names that they had
         self.daemon.kill()
         self._do("while_down", self.scenarios)
         self.daemon.start()
@@ -142,26 +142,26 @@ class Followed:
         self.read()
 
     def crash(self) -> None:
-        """Kill the server: afterwards it knows only an old position of the slot, and sends again what followed."""
+        """Kill the server. It then remembers only an old position of the slot, and sends everything after it again."""
         self.database.server.kill()
         self.database.server.start()
         self.read()
 
     def work_undisturbed(self) -> None:
-        """Carry out the scenarios with the daemon running all the time."""
+        """Run the scenarios while the daemon runs without interruption."""
         for part in ("work", "while_down", "after_restart"):
             self._do(part, self.scenarios)
         self.read()
 
     def idle_until(self, lsn: int) -> list[str]:
-        """Wait until the pipeline has come past what others wrote; what it did meanwhile that it should not."""
+        """Wait until the pipeline is past what others wrote. Return the cuts with events, which it should not have."""
         cuts = self.reader.read_until(lsn)
         self.replay.apply(cuts)
         self._wait_until_confirmed(lsn)
         return [f"cut {cut.record['cut']} has events" for cut in cuts if cut.record["first_lsn"] is not None]
 
     def read(self) -> None:
-        """Wait until all that was written so far has arrived, and replay it."""
+        """Wait until everything written so far has arrived, and replay it."""
         with self.database.connect() as connection:
             connection.execute(f'INSERT INTO "{END.name}".t DEFAULT VALUES')
             ((lsn,),) = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchall()
@@ -169,7 +169,7 @@ class Followed:
         self.replay.apply(self.reader.read_until(self.read_lsn))
 
     def judge(self) -> dict[str, Verdict]:
-        """Return the verdict on each scenario."""
+        """Return the verdict of each scenario."""
         return {scenario.name: self._verdict(scenario) for scenario in self.scenarios}
 
     def pairs(self) -> list[Pair]:

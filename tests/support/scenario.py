@@ -20,7 +20,7 @@ from tests.support.replay import Replay, row_fields
 FIRST_VERSION = 10
 
 _STATEMENT = re.compile(r"(?:\$\$.*?\$\$|[^;$]|\$|;(?!\s*(?:\n|\Z)))+", re.DOTALL)
-"""Up to a semicolon at the end of a line; $$ quotes."""
+"""A statement up to a semicolon at the end of a line. $$ quotes."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Place:
     schema: str
 
     def connect(self) -> psycopg.Connection:
-        """Open a connection that finds the scenario's tables first."""
+        """Open a connection whose search path begins with the scenario's schema."""
         connection = self.database.connect()
         connection.execute(sql.SQL("SET search_path = {}, public").format(sql.Identifier(self.schema)))
         return connection
 
     def run(self, script: str) -> None:
-        """Run statements one by one, each a transaction of its own outside of BEGIN and COMMIT."""
+        """Run statements one by one. Outside of BEGIN and COMMIT, each is a transaction of its own."""
         with self.connect() as connection:
             for statement in _STATEMENT.findall(script):
                 if statement.strip():
@@ -45,7 +45,7 @@ class Place:
 
 
 Work = str | Callable[[Place], None]
-"""A script, or a function where several connections take part."""
+"""A script, or a function if several connections are needed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Found:
         return "".join(event["op"] for event in self.events(table))
 
     def values(self, column: str, table: str = "t") -> list[Any]:
-        """Return a field of the new rows, in order."""
+        """Return one field of the new rows, in order."""
         return [event["after"][column] for event in self.events(table) if event["after"] is not None]
 
     def fields(self, table: str = "t") -> list[list[str]]:
@@ -86,40 +86,40 @@ class Found:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Something that happens in PostgreSQL, and what a consumer must see of it."""
+    """Something that happens in PostgreSQL, and what a consumer must then see."""
 
     name: str
     about: str
-    """In a sentence: what is shown."""
+    """What the scenario shows, in one sentence."""
     setup: str
-    """Makes the tables, before the daemon starts."""
+    """SQL that creates the tables, before the daemon starts."""
     work: Work = ""
     while_down: Work = ""
     """Runs while the daemon is stopped."""
     after_restart: Work = ""
     tables: Sequence[str] = ("t",)
-    """Published, and compared in the end."""
+    """The tables that are published, and compared in the end."""
     publication: str | None = None
-    """What follows CREATE PUBLICATION and the name; by default FOR TABLE and all of ``tables``."""
+    """What follows the publication's name in CREATE PUBLICATION. The default is FOR TABLE and all of ``tables``."""
     contents: Mapping[str, str] = field(default_factory=dict)
-    """Queries for what a mirror of these tables should hold; by default all of the table."""
+    """Queries for the rows that a mirror of these tables should have. The default is the whole table."""
     ops: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of events by table, in order."""
+    """The kinds of events of each table, in order."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of events of tables in other schemas, by ``schema.table``."""
+    """The kinds of events of tables in other schemas, by ``schema.table`` and in order."""
     check: Callable[[Found], None] | None = None
-    """Whatever else there is to say of the events."""
+    """Further checks of the events."""
     since: int = FIRST_VERSION
     until: int = 99
     lacking: str = ""
-    """What other versions lack."""
+    """The feature that other versions lack."""
     rules: Sequence[Mapping[str, Any]] = ()
-    """Entries of [[tables.rules]]; ``match`` names a table of the scenario."""
+    """Entries of [[tables.rules]]. ``match`` names a table of the scenario."""
     exclude: Sequence[str] = ()
-    """Tables of the scenario for tables.exclude."""
+    """Tables of the scenario that are put into tables.exclude."""
 
     def runs_on(self, version: int) -> bool:
-        """Whether a server version has what the scenario needs."""
+        """Return whether a server version has the features of the scenario."""
         return self.since <= version <= self.until
 
     @property
@@ -133,7 +133,7 @@ class Scenario:
         return {f"{self.name}.{table}" for table in (*self.tables, *self.contents, *self.ops)} | self.elsewhere.keys()
 
     def prepare(self, database: Database) -> None:
-        """Make schema, tables and publication."""
+        """Create the schema, the tables and the publication."""
         with database.connect() as connection:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.name)))
         place = Place(database, self.name)
@@ -155,11 +155,11 @@ class Scenario:
         return {**names, **self.contents}
 
     def settings(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the rules and exclusions with the schema's name in front."""
+        """Return the rules and exclusions, with the schema's name added."""
         rules = [{**rule, "match": f"{self.name}.{rule['match']}"} for rule in self.rules]
         return rules, [f"{self.name}.{table}" for table in self.exclude]
 
 
 def quoted(name: str) -> str:
-    """Return ``name`` as SQL wants it."""
+    """Return ``name``, quoted if SQL requires it."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,4 +1,4 @@
-"""Settings for tests: the least that a pipeline needs, with what a test adds, and what is wrong with them."""
+"""Settings for tests: the minimum for a pipeline, with a test's additions, and the problems of such settings."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ KAFKA: dict[str, Any] = {"bootstrap_servers": "127.0.0.1:9092", "topic_prefix": 
 
 
 def settings(**tables: Any) -> Settings:  # noqa: ANN401 - any setting
-    """Return the least settings, with ``tables`` in addition."""
+    """Return the minimal settings, with ``tables`` added."""
     kafka = KAFKA | tables.pop("kafka", {})
     return Settings.model_validate({"version": 1, "name": "shop", "kafka": kafka, **tables})
 
 
 def problems(**tables: Any) -> list[tuple[tuple[str | int, ...], str]]:  # noqa: ANN401 - any setting
-    """Return the path and the message of everything that is wrong with the settings with ``tables``."""
+    """Return the path and the message of each problem of the settings with ``tables``."""
     with pytest.raises(ValidationError) as caught:
         settings(**tables)
     found: list[tuple[tuple[str | int, ...], str]] = []

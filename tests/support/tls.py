@@ -1,4 +1,4 @@
-"""A server with TLS, and the certificate that says it is ``localhost``."""
+"""A server with TLS, and a certificate for ``localhost``."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from sandbox.postgres import Postgres
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """Make a certificate for ``localhost``, signed by itself, and its key."""
+    """Make a self-signed certificate for ``localhost``, and its key."""
     certificate, key = directory / "server.crt", directory / "server.key"
     command = ["openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
@@ -19,7 +19,7 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def tls_postgres(version: int, certificate: Path, key: Path) -> Iterator[Postgres]:
-    """Start a server with that certificate."""
+    """Start a server with such a certificate."""
     with Postgres(version) as server:
         server.write_file("server.crt", certificate.read_text())
         server.write_file("server.key", key.read_text())

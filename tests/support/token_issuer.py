@@ -1,4 +1,4 @@
-"""An issuer of OAuth tokens: signed JSON Web Tokens, and the endpoint that gives them for a client's secret.
+"""An issuer of OAuth tokens: signed JSON Web Tokens, and the endpoint that issues them for a client secret.
 
 https://datatracker.ietf.org/doc/html/rfc6749#section-4.4
 """
@@ -25,10 +25,10 @@ class TokenIssuer:
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(65537, 2048)
         self.given = 0
-        """How many tokens the endpoint has given."""
+        """How many tokens the endpoint has issued."""
 
     def public_keys(self) -> str:
-        """Return the JSON Web Key Set with which tokens are verified."""
+        """Return the JSON Web Key Set that verifies the tokens."""
         numbers = self._key.public_key().public_numbers()
         key = {
             "kty": "RSA",
@@ -57,7 +57,7 @@ class TokenIssuer:
 
     @contextmanager
     def endpoint(self) -> Iterator[str]:
-        """Give the URL that answers requests for tokens."""
+        """Give the URL of the token endpoint."""
         issuer = self
         expected = "Basic " + base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
 
@@ -75,7 +75,7 @@ class TokenIssuer:
                 self.wfile.write(body)
 
             def log_request(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             thread = Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""The two twins of the rows' way under one test: what each does, and that it is the same."""
+"""Runs both twins of ``rows`` in one test, to check their results and that they are equal."""
 
 from types import ModuleType
 
@@ -28,7 +28,7 @@ else:
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
 
 Outcome = tuple[list[Record] | str, int, int, int]
-"""The records or the error, the next seq, the size and the events of what is pending."""
+"""The records or the error, and the next seq, the size and the events of the pending records."""
 
 
 def outcome(  # noqa: PLR0913 - what a row needs
@@ -42,7 +42,7 @@ def outcome(  # noqa: PLR0913 - what a row needs
     epoch: int = 1,
     seq: int = 0,
 ) -> Outcome:
-    """Return what a twin makes of one message."""
+    """Return the result of a twin for one message."""
     stamp, pending = Stamp(transaction, epoch, commit_timestamps=False), Pending(1_000_000_000)
     stamp.next_seq = seq
     try:

@@ -1,4 +1,4 @@
-"""The versions of PostgreSQL that a run of the tests covers: four of them, or each one in ``make test-all``."""
+"""The versions of PostgreSQL that a test run covers: four of them, or all of them with ``make test-all``."""
 
 import os
 from collections.abc import Iterable
@@ -8,18 +8,18 @@ from sandbox.installation import VERSIONS
 VARIABLE = "PGSLUICE_TEST_VERSIONS"
 
 USUAL = (10, 14, 16, 18)
-"""The oldest, the first that streams large transactions, the first that knows origins, and the newest."""
+"""The oldest one, the first with streaming of large transactions, the first with origins, and the newest one."""
 
 
 def covers_all() -> bool:
-    """Return whether this is ``make test-all``."""
+    """Return whether ``make test-all`` runs."""
     return os.environ.get(VARIABLE) == "all"
 
 
 def covered(versions: Iterable[int] = VERSIONS) -> list[int]:
-    """Return those of a test's versions that this run covers; without an argument, of all versions.
+    """Return those of a test's versions that this run covers. Without an argument, select from all versions.
 
-    A test that would be left without a version needs one of ``USUAL`` beside the version that matters to it.
+    A test needs one of the ``USUAL`` versions beside the versions that matter to it, so that some version is left.
     """
     found = [version for version in versions if covers_all() or version in USUAL]
     assert found, f"{versions} has none of {USUAL}, so the test would only run in make test-all"

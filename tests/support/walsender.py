@@ -1,6 +1,6 @@
-"""A walsender that does what the test tells it to: libpq's other end, on a real socket.
+"""A walsender that does what the test tells it. It is the other end of libpq's connection, on a real socket.
 
-For what no real server does on request: floods, silence, an end of COPY at a chosen moment, foreign bytes.
+It does what real servers do not do on request: floods, silence, the end of COPY at a chosen moment, invalid bytes.
 
 https://www.postgresql.org/docs/current/protocol-message-formats.html
 """
@@ -21,7 +21,7 @@ def message(kind: bytes, body: bytes = b"") -> bytes:
 
 
 class Walsender:
-    """Accepts one connection, answers queries with CopyBothResponse, collects the status updates."""
+    """Accepts one connection, answers queries with CopyBothResponse, and collects the status updates."""
 
     def __init__(self, version: str = "17.10") -> None:
         self._parameters = {"server_version": version, **_PARAMETERS}
@@ -33,7 +33,7 @@ class Walsender:
         """Set when the client has ended its side of the COPY."""
         self.answers_copy_done = True
         self.reads = asyncio.Event()
-        """Cleared to make it deaf."""
+        """Clear this event to stop reading."""
         self.reads.set()
 
     async def __aenter__(self) -> Self:
@@ -84,7 +84,7 @@ class Walsender:
                 self.complete()
 
     def send(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes unchanged."""
         self._writer.write(data)
 
     def frame(self, data: bytes) -> None:
@@ -100,7 +100,7 @@ class Walsender:
         self.frame(struct.pack(">cQqB", b"k", wal_end, 0, reply_requested))
 
     def refuse(self, kind: bytes = b"E", **fields: str) -> None:
-        """Send an ErrorResponse or a NoticeResponse (``N``) with the fields, by their letters."""
+        """Send an ErrorResponse, or a NoticeResponse (``N``), with these fields, by letter."""
         body = b"".join(letter.encode() + text.encode() + b"\0" for letter, text in fields.items())
         self.send(message(kind, body + b"\0"))
 

@@ -1,7 +1,7 @@
-"""A table of numbers and the daemon that follows it: what the weather tests do to both, and what must come out.
+"""A table of numbers and the daemon that follows it, for tests of faults, which must not change the result.
 
-Every test writes numbered rows and reads the topic back as an ordinary read_committed consumer does: every number
-once, in order.
+Every test writes numbered rows, and reads the topic as an ordinary read_committed consumer does. Every number must come
+once and in order.
 """
 
 import time
@@ -25,19 +25,20 @@ from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import properties
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "postgres": {"status_interval": "200ms"},  # tests wait for the slot to move, which it does with the next status
+    # tests wait for the slot to move, which it does with the next status update
+    "postgres": {"status_interval": "200ms"},
     "delivery": {"heartbeat": "500ms"},
     "kafka": {"topics": {"partitions": 1}},
 }
 PATIENCE_S = 180
-"""Far more than anything takes, also beside other work: only a test that fails waits for so long."""
+"""Much longer than anything takes, even on a busy machine. Only a failing test waits this long."""
 
 BUSY_INTERVAL_S = 0.003
-"""Between two transactions of a busy server: what is written has to be read and compared, too."""
+"""The pause between two transactions of a busy server. It limits how much has to be read and compared."""
 
 
 class Pipeline:
-    """One table of numbers, the daemon that follows it, and what came out."""
+    """One table of numbers, the daemon that follows it, and the result."""
 
     def __init__(self, database: Database, kafka: Kafka, daemon: Daemon) -> None:
         self.database = database
@@ -46,19 +47,19 @@ class Pipeline:
         self._written = 0
 
     def write(self, count: int = 10) -> None:
-        """Insert the next numbers, a transaction each."""
+        """Insert the next numbers, each in its own transaction."""
         with self.database.connect() as connection:
             for _ in range(count):
                 self._written += 1
                 connection.execute("INSERT INTO numbers VALUES (%s)", [self._written])
 
     def write_at_once(self, count: int, width: int = 0) -> None:
-        """Insert the next numbers in one transaction, with so many characters beside each."""
+        """Insert the next numbers in one transaction, with ``width`` characters in each row."""
         with self.database.connect() as connection:
             self.write_in(connection, count, width)
 
     def write_in(self, connection: Connection, count: int, width: int = 0) -> None:
-        """Insert the next numbers in one statement; what becomes of it is the caller's business."""
+        """Insert the next numbers in one statement. The caller ends the transaction."""
         first, self._written = self._written + 1, self._written + count
         connection.execute(
             "INSERT INTO numbers SELECT n, repeat('x', %s) FROM generate_series(%s::int, %s) AS n",
@@ -67,7 +68,7 @@ class Pipeline:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Insert numbers, a transaction each, for the length of the block or until the server is gone."""
+        """Insert numbers, each in its own transaction, until the block ends or the server is gone."""
         stop = Event()
         with ThreadPoolExecutor(1) as beside:
             writing = beside.submit(self._write_until, stop)
@@ -88,16 +89,19 @@ class Pipeline:
             return [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n")]
 
     def expect(self, other: "Pipeline") -> None:
-        """Expect what was written through ``other``, another daemon on the same table."""
+        """Expect the numbers that were written through ``other``, another daemon on the same table."""
         self._written = other._written
 
     def assert_complete(self) -> None:
-        """Every number in the table arrives once and in order, and nothing else does."""
+        """Check that every number in the table arrives once and in order, and that nothing else arrives."""
         expected = self.committed()
         assert self.read(len(expected)) == expected
 
     def read(self, count: int) -> list[int]:
-        """Return the numbers in the topic, waiting until there are ``count``, and a moment for one too many."""
+        """Return the numbers in the topic.
+
+        Wait until there are ``count``, and slightly longer to notice surplus numbers.
+        """
         return [change["after"]["n"] for change in self.changes(count)]
 
     def changes(self, count: int) -> list[dict[str, Any]]:
@@ -106,7 +110,7 @@ class Pipeline:
         found: list[dict[str, Any]] = []
         url = self.daemon.settings.get("schema_registry", {}).get("url", self.daemon.url)
         assert url != self.daemon.url or self.daemon.alive, self.daemon.log_text()
-        # some servers leave a request unanswered now and then; the client tries again
+        # some servers sometimes leave a request unanswered; the client tries again
         with SchemaRegistryClient({"url": url, "timeout": 10}) as registry, reading(self.kafka, topic) as consumer:
             deserialize = AvroDeserializer(registry)
             end = time.monotonic() + PATIENCE_S
@@ -119,7 +123,7 @@ class Pipeline:
         return found
 
     def wait_for(self, **expected: object) -> None:
-        """Return once the status says what is expected."""
+        """Return once the status has the expected values."""
 
         def reached() -> bool:
             assert self.daemon.alive, self.daemon.log_text()
@@ -128,7 +132,7 @@ class Pipeline:
         wait_until(reached, f"status {expected}")
 
     def wait_until_confirmed(self) -> None:
-        """Return once PostgreSQL's slot stands behind everything written so far."""
+        """Return once PostgreSQL's slot is beyond everything written so far."""
         with self.database.connect() as connection:
             row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
             assert row is not None
@@ -177,7 +181,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 
 
 
 class Start(Protocol):
-    """Starts a pipeline; the ``start`` fixture."""
+    """Starts a pipeline. This is the type of the ``start`` fixture."""
 
     def __call__(  # noqa: PLR0913 - a pipeline has many sides, and a test chooses one of them
         self,
@@ -190,14 +194,14 @@ class Start(Protocol):
         conninfo: Callable[[Database], str] = Database.conninfo,
         wait: bool = True,
     ) -> Pipeline:
-        """Start one on the shared servers, unless told which broker, server or database to take.
+        """Start a pipeline on the shared servers, or on the given broker, server or database.
 
-        ``database`` is the caller's to drop; ``conninfo`` says how the daemon gets there.
+        The caller must drop ``database``. ``conninfo`` returns how the daemon connects to it.
         """
 
 
 def configured(settings: Mapping[str, Mapping[str, Any]] | None) -> dict[str, dict[str, Any]]:
-    """Return ``SETTINGS`` with ``settings`` on top, key by key."""
+    """Return ``SETTINGS``, updated with ``settings`` key by key."""
     given = settings or {}
     return {section: {**SETTINGS.get(section, {}), **given.get(section, {})} for section in {**SETTINGS, **given}}
 
@@ -209,7 +213,7 @@ def prepare(database: Database) -> None:
 
 
 def fails(pipeline: Pipeline) -> tuple[int, str]:
-    """Start a daemon that is expected to stop by itself; return its exit code and what it logged."""
+    """Start a daemon that should stop by itself. Return its exit code and its log."""
     before = len(pipeline.daemon.log_text())
     pipeline.daemon.start(wait=False)
     return pipeline.daemon.wait(), pipeline.daemon.log_text()[before:]

@@ -1,4 +1,4 @@
-"""What becomes of frames when a session takes them: message by message, or with the shortcut of whole transactions."""
+"""The result of frames that a session processes: message by message, or with the shortcut for whole transactions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Close = tuple[Sequence[Record], int, int, int, Transaction | None, object]
 
 @dataclass
 class Intake:
-    """Takes frames as a session does. Each cut has what :attr:`Cut` says of it."""
+    """Processes frames as a session does."""
 
     twin: ModuleType
     tables: Tables
@@ -35,14 +35,14 @@ class Intake:
     has_shortcut: bool
     cuts: list[Close] = field(default_factory=list)
     own: list[Record] = field(default_factory=list)
-    """The records of transactions that were too large for a cut with others."""
+    """The records of transactions that were too large to share a cut with others."""
     received: int = 0
     whole: int = 0
     """How many transactions with records took the shortcut."""
     error: str = ""
 
     def take(self, frames: Frames) -> object:
-        """Take all frames, and return everything that came of it."""
+        """Process all frames. Return all results."""
         self._transactions = Transactions(DELIVERED, MemorySpool())
         self._transactions.relations.by_oid.update({oid: one for oid, (one, _) in self.tables.items()})
         self._ready = {oid: self.twin.Rows(one, encoder) for oid, (one, encoder) in self.tables.items()}
