@@ -1,4 +1,4 @@
-"""The checkpoint record: its JSON, what a cut changes in it, and which record of a topic counts."""
+"""The checkpoint record: its JSON, how a cut changes it, and which record of a topic counts."""
 
 import json
 from collections.abc import Sequence
@@ -179,7 +179,7 @@ class TestCheckpoint:
 
 
 class TestTheLastCheckpoint:
-    """Of those that a read of the topic finds."""
+    """The last one of the checkpoints that a read of the topic returns."""
 
     @pytest.mark.parametrize(
         ("found", "last"),
@@ -187,7 +187,7 @@ class TestTheLastCheckpoint:
             ([], None),
             ([(2, 9, 1000)], (2, 9, 1000)),
             ([(2, 8, 900), (2, 9, 1000)], (2, 9, 1000)),
-            ([(3, 40, 9000), (2, 10, 1100)], (2, 10, 1100)),  # a forged one does not hide those that follow
+            ([(3, 40, 9000), (2, 10, 1100)], (2, 10, 1100)),  # a forged one does not hide later ones
             ([(2, 9, 1000), (2, 10, 5000), (2, 10, 1100)], (2, 10, 1100)),  # the first was never committed
         ],
     )

@@ -1,4 +1,4 @@
-"""Commands and answers as records, and what commands leave behind in a checkpoint."""
+"""Commands and answers as records, and the state that commands leave in a checkpoint."""
 
 import json
 from dataclasses import asdict, replace
@@ -26,7 +26,7 @@ STATE = CommandState("topic", 12, is_paused=True, requests=(REQUEST, Request("5f
 
 
 def as_json(value: object) -> Any:  # noqa: ANN401 - any JSON
-    """Return ``value`` after its way through a record of Kafka."""
+    """Return ``value`` after it was written to a Kafka record and read back."""
     return json.loads(json.dumps(value))
 
 

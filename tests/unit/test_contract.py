@@ -1,6 +1,6 @@
-"""The files of contract/: what we encode is exactly their bytes, and fastavro reads from those their JSON.
+"""The files of contract/: our encoders write exactly their bytes, and fastavro reads their JSON from these bytes.
 
-A change there is a change of the wire contract. ``python -m tests.contract`` writes them anew.
+A change of these files is a change of the wire contract. ``python -m tests.contract`` writes them again.
 """
 
 import json
@@ -19,12 +19,12 @@ from tests.contract.values import json_of, physical, plain
 
 GOLDEN: dict[str, Any] = json.loads((CONTRACT / "golden.json").read_text())
 BEYOND = [case for case in GOLDEN if case.startswith("keys, ")]
-"""Keys with infinite dates, which Python's date cannot hold."""
+"""Keys with infinite dates, which Python's date cannot represent."""
 PARTS = [(case, part) for case, messages in GOLDEN.items() for message in messages for part in message.values()]
 
 
 def test_the_files_are_what_the_encoders_write() -> None:
-    """If not: ``python -m tests.contract``, and an entry in CHANGELOG.md."""
+    """If this fails, run ``python -m tests.contract``, and add an entry to CHANGELOG.md."""
     assert sorted(path.name for path in CONTRACT.iterdir()) == sorted(files())
     for name, content in files().items():
         assert json.loads((CONTRACT / name).read_text()) == json.loads(content), name
@@ -32,7 +32,7 @@ def test_the_files_are_what_the_encoders_write() -> None:
 
 
 def test_a_change_of_the_contract_has_its_entry_in_the_changelog() -> None:
-    """If not: CONTRIBUTING.md, "The contract"."""
+    """If this fails, see CONTRIBUTING.md, "The contract"."""
     assert recorded() == digest()
 
 
@@ -58,7 +58,7 @@ def test_fastavro_reads_the_golden_json(case: str, part: dict[str, Any]) -> None
 def test_every_opcode_has_its_values() -> None:
     fields = (*TYPES.fields(), *KEY_TYPES.key_fields())
     found = {kind.opcode for field in fields for kind in parts(field.type)}
-    assert found == set(Opcode) - {Opcode.MARKED}  # which writes none: they are all in raw
+    assert found == set(Opcode) - {Opcode.MARKED}  # it writes no value of its own, because all such values are in raw
 
 
 def parts(kind: ColumnType) -> list[ColumnType]:

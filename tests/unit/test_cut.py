@@ -1,4 +1,4 @@
-"""The account of a cut, and the record that is made of it."""
+"""The account of a cut, and the resulting cut record."""
 
 from dataclasses import asdict
 from io import BytesIO
@@ -79,7 +79,7 @@ def test_rows_that_were_read_join_it_with_how_far_they_have_come() -> None:
 
 def test_it_is_empty_without_records_and_marks() -> None:
     cut = Cut()
-    cut.add(Transaction(1, 100, 7), 110)  # nothing of it is published
+    cut.add(Transaction(1, 100, 7), 110)  # none of its changes are published
     assert cut.is_empty
     cut.add_records([record(ORDERS, "c")], 6, 1)
     assert not cut.is_empty
@@ -94,7 +94,7 @@ def test_it_is_not_empty_when_a_table_without_rows_was_read() -> None:
 def test_what_commands_leave_behind_joins_it() -> None:
     cut = Cut()
     cut.add_commands(CommandState("topic", 7), [], [], [])
-    assert cut.is_empty  # a record that was no command can wait for the next cut
+    assert cut.is_empty  # an invalid command can wait for the next cut
     cut.opens_commands = True
     assert not cut.is_empty
     cut.opens_commands = False

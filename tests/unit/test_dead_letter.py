@@ -1,4 +1,4 @@
-"""Dead letters: fastavro reads what is written, and the change behind a refused record is found again."""
+"""Dead letters: fastavro reads them, and the change of a refused record is found again."""
 
 import json
 from dataclasses import replace

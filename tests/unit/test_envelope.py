@@ -1,4 +1,4 @@
-"""Every kind of change as the records that fastavro reads back."""
+"""Every kind of change, as records that fastavro reads back."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -58,7 +58,7 @@ def table(identity: str = "d") -> Relation:
 
 
 class Table:
-    """An encoder and the schemas to read its records with."""
+    """An encoder, and the schemas of its records."""
 
     def __init__(self, identity: str = "d", *, keys: tuple[str, ...] = ("id",), **options: Any) -> None:  # noqa: ANN401 - of the encoder
         relation = table(identity)
@@ -80,7 +80,7 @@ class Table:
         return self.encoder.encode(message, stamp)
 
     def read(self, record: Record) -> tuple[Any, Any]:
-        """Return key and value as fastavro reads them."""
+        """Return the key and the value, as fastavro reads them."""
         return self._read(record.key, 12, self.key_schema), self._read(record.value, 11, self.schema)
 
     def _read(self, data: bytes | None, schema_id: int, schema: Any) -> Any:  # noqa: ANN401 - fastavro's types
@@ -136,7 +136,7 @@ def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
 
 
 class TestRowsThatWereRead:
-    """They were there before the stream, and are not inserts of a transaction."""
+    """These rows are older than the stream, so they are not inserts of a transaction."""
 
     def test_their_op_is_r(self) -> None:
         found = Table(insert_op="r")
@@ -176,7 +176,7 @@ def test_an_update_with_the_whole_old_row_fills_what_is_unchanged_from_it() -> N
 
 
 def test_an_update_with_the_old_key_though_it_did_not_change() -> None:
-    """The identity has an out-of-line value: the server sends the key, and not the value in the new row."""
+    """The key has an out-of-line value, so the server sends the old key, and not the value in the new row."""
     key, value = Table().only(Update(None, 7, [b"1", None, None], None, [UNCHANGED, b"2.00", b"n"]))
     assert key == {"id": 1}
     assert (value["op"], value["before_image"], value["before"]) == ("u", "key", as_row(1, None, None))
@@ -199,7 +199,7 @@ def test_an_update_of_the_key_is_a_delete_and_an_insert() -> None:
 @pytest.mark.parametrize(
     ("message", "is_incomplete"),
     [
-        (Insert(None, 7, [b"2", b"2.00", UNCHANGED]), True),  # an update whose old row the row filter left out
+        (Insert(None, 7, [b"2", b"2.00", UNCHANGED]), True),  # an update whose old row the row filter excluded
         (Update(None, 7, [b"1", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),
         (Update(None, 7, [b"2", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),  # a key with fewer columns
         (Insert(None, 7, row("2")), False),
@@ -226,7 +226,7 @@ def test_an_update_of_the_key_with_the_whole_old_row() -> None:
 
 
 def test_an_old_row_that_only_a_partition_calls_complete_is_a_key() -> None:
-    """It is sent under the name of a root whose replica identity is full, and the partition's is not."""
+    """The row is sent under the name of a root with replica identity full, but the partition has another one."""
     found = Table("d")
     old: TupleData = [b"1", None, None]
     _, gone = found.only(Delete(None, 7, None, old))
@@ -302,10 +302,10 @@ def test_the_records_timestamp_is_that_of_the_commit_on_request(commit_timestamp
 
 
 class TestAKeyThatAvroCannotHold:
-    """The key is the amount, and NaN is the value that its type does not have."""
+    """The key is the amount. Its Avro type cannot hold NaN."""
 
     def letters(self, message: RowMessage, **options: Any) -> list[tuple[str | None, Any, int]]:  # noqa: ANN401 - of the encoder
-        """Return op, reason (None: an ordinary record) and seq of what the message becomes."""
+        """Return the op, the reason (None for an ordinary record) and the seq of the message's records."""
         said: list[DeadLetter] = []
         table = Table("f", keys=("amount",), dead_letters=DeadLetters(DEAD, said.append), **options)
         stamp = Stamp(TRANSACTION, 3, commit_timestamps=False)
@@ -367,7 +367,7 @@ class TestRefusedRecords:
         assert found == [
             (False, "c"),
             (True, "dead_letter"),
-            (True, "dead_letter"),  # of the d, and its tombstone is gone with it
+            (True, "dead_letter"),  # of the d, whose tombstone is left out as well
             (False, "c"),
             (False, "d"),
             (False, None),
@@ -411,7 +411,7 @@ class TestMessages:
     SCHEMA = fastavro.parse_schema(message_schema("shop"))
 
     def read(self, records: list[Record]) -> tuple[str, dict[str, Any]]:
-        """Return key and value of the only record."""
+        """Return the key and the value of the only record."""
         (record,) = records
         assert (record.target.topic, record.op) == ("shop.messages", "m")
         found = []

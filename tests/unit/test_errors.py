@@ -11,7 +11,7 @@ from pgsluice.errors import PgsluiceError, ProtocolError, RetryableError, StopEr
 
 def _tree(root: type[PgsluiceError]) -> Iterator[type[PgsluiceError]]:
     for one in root.__subclasses__():
-        if one.__module__ == errors.__name__:  # a module that refines an error keeps its meaning
+        if one.__module__ == errors.__name__:  # a subclass in another module keeps the meaning of its error
             yield one
             yield from _tree(one)
 

@@ -1,4 +1,4 @@
-"""What the columns of a table are, and whether DDL has changed the rows that were there."""
+"""The columns of a table, and whether DDL has changed its existing rows."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""How far a load has come, where its rows go, and what is written of it."""
+"""The progress of a load, the position of its rows, and the records about it."""
 
 import json
 import re
@@ -33,7 +33,7 @@ LOADED = Loaded("5f3a", "public", "orders", 16_400, rows=1000, epoch=2, cut=17, 
 
 
 def as_json(value: object) -> Any:  # noqa: ANN401 - any JSON
-    """Return ``value`` after its way through a record of Kafka."""
+    """Return ``value`` after it was written to a Kafka record and read back."""
     return json.loads(json.dumps(value))
 
 

@@ -41,7 +41,7 @@ def test_parse_accepts_both_forms_of_the_servers(text: str, lsn: int) -> None:
         "G/0",
         "100000000/0",  # nine digits
         "0/100000000",
-        "٣/٣",  # digits to Unicode, not to PostgreSQL
+        "٣/٣",  # digits in Unicode, but not in PostgreSQL
     ],
 )
 def test_parse_refuses_what_is_not_an_lsn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The metrics by themselves: what is exposed, what is absent, and whether the documentation knows it."""
+"""The metrics by themselves: which are exposed, which are absent, and whether they are documented."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from pgsluice.metrics import OTHER_TOPICS, Known, Metrics, labelled, registry_me
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 Described = dict[str, tuple[str, frozenset[str]]]
-"""Name to type and labels."""
+"""The type and the labels of each name."""
 
 
 def documented() -> Described:
@@ -31,7 +31,7 @@ def test_the_documentation_has_every_metric_and_no_other() -> None:
 
 
 def test_the_reference_is_current() -> None:
-    """``python -m pgsluice.app.metrics_reference`` writes it."""
+    """If this fails, run ``python -m pgsluice.app.metrics_reference``."""
     assert DOCUMENT.read_text() == metrics_reference.renewed(DOCUMENT.read_text())
 
 

@@ -63,7 +63,8 @@ def test_a_name_that_could_read_like_a_sentence_is_in_quotes(names: tuple[str, .
     assert quoted(*names) == shown
 
 
-NAMES = st.text(st.characters(exclude_characters="["), min_size=1)  # which begins a set of characters in a pattern
+# because "[" begins a set of characters in a pattern
+NAMES = st.text(st.characters(exclude_characters="["), min_size=1)
 
 
 @given(NAMES, NAMES)
@@ -100,7 +101,7 @@ def test_sql_that_can_be_copied_from_a_terminal(names: tuple[str, ...], sql: str
         ("://" + ":" * 100_000, "://" + ":" * 100_000),
         ("://a " * 100_000, "://a " * 100_000),
         ("http://a:1,https://u:p@b:2", "http://***@b:2"),
-        ("://" * 100_000, "://" * 100_000),  # takes no longer than its length asks for
+        ("://" * 100_000, "://" * 100_000),  # this must take linear time
     ],
 )
 def test_urls_keep_their_secrets(text: str, shown: str) -> None:

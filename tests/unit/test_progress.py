@@ -1,4 +1,4 @@
-"""What may be confirmed, after what was received and delivered."""
+"""The position that may be confirmed, depending on what was received and delivered."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class TestProgress:
         assert (progress.confirmable, progress.undelivered) == (900, False)
 
     def test_nothing_is_confirmed_that_was_not_received_itself(self) -> None:
-        """Position 1000 may lie within a record of a server that was restored."""
+        """On a restored server, position 1000 may be inside a record."""
         progress = Progress(1000)
         progress.on_received(900)
         progress.on_received(1100)
@@ -50,7 +50,7 @@ class TestProgress:
 
 
 class TestASimpleEnd:
-    """Whether nobody has to look at the end of a single transaction."""
+    """Whether the end of a single transaction needs no further checks."""
 
     def test_of_an_ordinary_transaction(self) -> None:
         assert Progress(1000).is_simple
@@ -74,7 +74,7 @@ class TestASimpleEnd:
 
 
 class TestWhatTheServerOwes:
-    """The last transaction delivered, and the last message, if the slot stands before it."""
+    """The last delivered transaction and the last message, if the slot's position is before them."""
 
     def test_it_comes_before_anything_new(self) -> None:
         progress = Progress(1000, {900: "transaction"})
@@ -93,7 +93,7 @@ class TestWhatTheServerOwes:
             progress.on_resent(950, "transaction")
 
     def test_nothing_is_confirmed_before_it_came(self) -> None:
-        """Another server may have sent it, so that all of it has to be sent again in a new epoch."""
+        """Another server may have sent it. Then everything has to be sent again in a new epoch."""
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(700, "transaction")
         progress.on_received(800)
@@ -197,7 +197,7 @@ class TestPreparedTransactions:
 
 
 class TestHoldingBack:
-    """A transaction waits in memory: nothing behind it counts as received."""
+    """A transaction waits in memory, so nothing after it counts as received."""
 
     def test_what_is_received_counts_up_to_there(self) -> None:
         progress = received_and_delivered(2000)

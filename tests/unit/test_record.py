@@ -1,4 +1,4 @@
-"""What is kept of the transaction in progress, and when there is too much of it."""
+"""The pending records of the transaction in progress, and their limit."""
 
 from pgsluice.record import OVERHEAD_BYTES, Pending, Record, Target
 

@@ -25,7 +25,7 @@ from pgsluice.relation import (
 )
 
 NO = False
-"""Not a key column."""
+"""Stands for a column outside of the key."""
 
 
 def relation_message(
@@ -73,7 +73,7 @@ def test_a_type_of_a_newer_server_goes_by_its_number() -> None:
 
 
 def test_equal_versions_of_a_table_are_the_same_key() -> None:
-    """Two sessions, or a row that was read back from disk, make two objects."""
+    """Two sessions make two objects. So does a row that is read back from disk."""
     versions = {RelationCache().on_relation(relation_message(ID, NOTE)): "both columns"}
     assert versions[RelationCache().on_relation(relation_message(ID, NOTE))] == "both columns"
     assert RelationCache().on_relation(relation_message(ID)) not in versions
@@ -147,7 +147,7 @@ def test_a_connection_does_not_describe_tables_without_limit(monkeypatch: pytest
 
 
 def test_tables_that_were_described_long_ago_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server does not describe them again, so they may not be forgotten."""
+    """The server does not describe them again, so they must not be forgotten."""
     cache = RelationCache()
     cache.on_type(messages.Type(None, 16400, "public", "mood"))
     wide = [messages.RelationColumn(NO, f"é{number}", 16400, number) for number in range(1600)]
@@ -169,7 +169,7 @@ def test_tables_that_were_described_long_ago_are_packed(monkeypatch: pytest.Monk
 
 
 def test_a_table_that_is_used_is_the_same_object_after_it_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its encoder is found by the identity."""
+    """Its encoder is found by the object's identity."""
     monkeypatch.setattr("pgsluice.relation.KEPT_BYTES_MAX", 1)
     cache = RelationCache()
     used = cache.on_relation(relation_message(ID))
@@ -196,10 +196,10 @@ def test_packed_tables_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
 def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter: str) -> None:
-    """tracemalloc is the oracle: at most a third is missing, at most as much again is too much."""
+    """tracemalloc is the oracle. The estimate may be up to a third too low, or up to twice as high."""
     cache = RelationCache()
     wide = [messages.RelationColumn(NO, f"{number}{letter * 14}", 25, number) for number in range(1600)]
-    names = sum(sys.getsizeof(column.name) for column in wide)  # made before, so not counted below
+    names = sum(sys.getsizeof(column.name) for column in wide)  # allocated before, so not included below
     tracemalloc.start()
     relation = cache.on_relation(relation_message(*wide))
     taken = tracemalloc.get_traced_memory()[0] + names
@@ -208,7 +208,7 @@ def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter:
 
 
 def test_types_are_known_until_the_table_that_needs_them_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transaction can write to tables with any number of types, and must not end the session."""
+    """One transaction can write to tables with any number of types, and this must not end the session."""
     monkeypatch.setattr("pgsluice.relation.TYPES_MAX", 2)
     cache = RelationCache()
     for oid in (16400, 16401, 16400, 16402):
@@ -219,7 +219,7 @@ def test_types_are_known_until_the_table_that_needs_them_is_described(monkeypatc
 
 
 def test_versions_of_a_table_share_the_columns_that_stay_the_same() -> None:
-    """A transaction that alters a wide table again and again keeps many of them."""
+    """A transaction that repeatedly alters a wide table keeps many versions of it."""
     cache = RelationCache()
     first = cache.on_relation(relation_message(ID, NOTE))
     second = cache.on_relation(relation_message(NOTE, ID))
@@ -247,7 +247,7 @@ KEYS = {"id": ID, "code": CODE, "note": NOTE}
 
 
 def described(oid: int, identity: str, *key: str) -> messages.Relation:
-    """Return the description of a table with three columns; under ``f``, all are flagged as key."""
+    """Return the description of a table with three columns. With ``f``, all are flagged as key."""
     columns = (
         messages.RelationColumn(name in key or identity == "f", name, one.type_oid, one.typmod)
         for name, one in KEYS.items()
@@ -256,7 +256,7 @@ def described(oid: int, identity: str, *key: str) -> messages.Relation:
 
 
 def rooted(*messages: messages.Relation) -> Relation:
-    """Return what is known of table 1 after these descriptions."""
+    """Return the description of table 1 after these messages."""
     cache = RelationCache()
     for message in messages:
         cache.on_relation(message)
@@ -264,7 +264,7 @@ def rooted(*messages: messages.Relation) -> Relation:
 
 
 class TestPartitions:
-    """A publication can send the rows of partitions as those of their root; PostgreSQL describes the root first."""
+    """A publication can send the rows of partitions as rows of their root. PostgreSQL describes the root first."""
 
     def test_a_root_that_says_full_has_the_identity_of_its_partitions(self) -> None:
         root = rooted(described(1, "f"), described(2, "d", "id"))

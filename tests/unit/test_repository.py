@@ -1,4 +1,4 @@
-"""What is true of the repository as a whole: generated files are current, and style that no linter checks."""
+"""Checks of the whole repository: generated files are current, and the code follows rules that no linter checks."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ UNWANTED = {
 
 def files(*patterns: str) -> list[Path]:
     inside = (path for name in DIRECTORIES for pattern in patterns for path in (ROOT / name).rglob(pattern))
-    # .git is a file in a worktree, and names its place
+    # in a worktree, .git is a file with the path of the actual directory
     top = (path for pattern in patterns for path in ROOT.glob(pattern) if path.name != ".git")
     return sorted(path for path in {*inside, *top} if path.is_file() and "__pycache__" not in path.parts)
 
@@ -70,7 +70,7 @@ def test_modules_are_short() -> None:
 
 
 def is_covered(module: Path) -> bool:
-    """Return whether a test file has the module's name, or its docstring names one that covers it."""
+    """Return whether a test file has the module's name, or the module's docstring names a test file."""
     tests, name = ROOT / "tests", module.stem
     _, *packages = module.parent.relative_to(ROOT / "src").parts
     if module.is_relative_to(ROOT / "src/pgsluice_spark"):
@@ -85,18 +85,18 @@ def is_covered(module: Path) -> bool:
 
 
 def test_every_module_has_a_test_file() -> None:
-    """If not: write one, or say in the module's docstring: ``tests/.../test_x.py`` covers it."""
+    """If this fails, write one, or say in the module's docstring: ``tests/.../test_x.py`` covers it."""
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src") and "__" not in path.name]
     assert {relative(path) for path in modules if not is_covered(path)} <= WITHOUT_A_TEST_FILE
 
 
 def test_the_example_configuration_is_current() -> None:
-    """If not: ``pgsluice config example > config.example.toml``."""
+    """If this fails, run ``pgsluice config example > config.example.toml``."""
     assert (ROOT / "config.example.toml").read_text() == reference.example()
 
 
 def test_the_reference_of_settings_is_current() -> None:
-    """If not: replace what follows the mark by what ``pgsluice config reference`` prints."""
+    """If this fails, replace everything after the mark with the output of ``pgsluice config reference``."""
     prose, mark, tables = (ROOT / "docs/configuration.md").read_text().partition(REFERENCE_MARK)
     assert prose
     assert mark
@@ -104,7 +104,7 @@ def test_the_reference_of_settings_is_current() -> None:
 
 
 def test_the_table_of_types_is_current() -> None:
-    """If not: replace what follows the mark by what ``pgsluice schema types`` prints."""
+    """If this fails, replace everything after the mark with the output of ``pgsluice schema types``."""
     prose, mark, tables = (ROOT / "docs/types.md").read_text().partition(TYPES_MARK)
     assert prose
     assert mark
@@ -127,7 +127,7 @@ def test_files_speak_of_the_product_only(what: str) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors that GitHub makes of the headings of a page."""
+    """Return the anchors that GitHub creates for the headings of a page."""
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     found: list[str] = []
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):

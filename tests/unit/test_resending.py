@@ -1,4 +1,4 @@
-"""What the server sends again is compared with the checkpoint."""
+"""Transactions that the server sends again are compared with the checkpoint."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ class TestAServerWithAnotherHistory:
 
 
 class TestWhatHasToComeAgain:
-    """The last transaction delivered, if the slot stands before it."""
+    """The last delivered transaction, if the slot's position is before it."""
 
     def test_it_has_to_come_if_the_slot_stands_before_it(self) -> None:
         last = {990: "transaction"}

@@ -84,7 +84,7 @@ SENT: TupleData = [
         struct.pack(">q", -946_684_800_000_001),
     )
 ]
-"""The same in binary format."""
+"""The same rows in binary format."""
 OTHER_SENT: TupleData = [SENT[0], None, BinaryValue(b""), *SENT[3:]]
 
 
@@ -143,7 +143,7 @@ COMMON = {
     "update in binary format": ("f", Update(None, 7, None, OTHER_SENT, SENT)),
     "delete in binary format": ("d", Delete(None, 7, [SENT[0], *([None] * 12)], None)),
 }
-"""What nearly all changes look like."""
+"""Typical changes, as most changes are."""
 
 INFINITE_DATE = BinaryValue(bytes.fromhex("7fffffff"))
 FALLBACK = {
@@ -203,7 +203,7 @@ READ = {
     "without a key": ("n", Insert(None, 7, OTHER)),
     "with a value that does not fit": FALLBACK["a value that does not fit"],
 }
-"""Rows that were there before, and were read."""
+"""Rows that were loaded."""
 
 
 @pytest.mark.parametrize(("identity", "message"), READ.values(), ids=READ)
@@ -234,7 +234,7 @@ def test_the_compiled_twin_writes_it_by_itself(
 
 
 def op_is_c(record: Record) -> Record:
-    """Return the record of an insert that has everything else of ``record``."""
+    """Return ``record`` as a record of an insert."""
     head = header(record.target.value_schema_id) + encode_string("r")
     assert record.value is not None
     assert record.value.startswith(head)
@@ -282,7 +282,7 @@ def test_a_value_in_binary_format_that_was_not_asked_for_is_an_error(twin: Modul
 # --- values in binary format, in tables with such a column and an id
 
 DAY_US = 86_400_000_000
-FIRST_DAY, LAST_DAY = -730_119, 2_921_939  # of the years 1 and 9999, counted from 2000
+FIRST_DAY, LAST_DAY = -730_119, 2_921_939  # the first day of year 1 and the last day of year 9999, counted from 2000
 MIN_8, MAX_8 = -(2**63), 2**63 - 1
 TO_2000_US = 10_957 * DAY_US
 AS_MILLISECONDS = TypeOptions(
@@ -339,7 +339,7 @@ WRITTEN_AT_ONCE = [
         decimal(10, 2),
         COMMON_RANGE,
         [
-            *(numeric(0), numeric(0, sign=0x4000), numeric(-5, dscale=0)),  # nothing but zeros
+            *(numeric(0), numeric(0, sign=0x4000), numeric(-5, dscale=0)),  # different zeros
             *(numeric(0, 1234, 3400), numeric(0, 1234, 3400, sign=0x4000)),
             *(numeric(1, 9999, 9999, 9900), numeric(1, 9999, 9999, 9900, sign=0x4000)),
             *(numeric(1, 1), numeric(-1, 100), numeric(2, 0, 0, 7), numeric(0, 7, 0)),
@@ -353,7 +353,7 @@ WRITTEN_AT_ONCE = [
             name,
             options,
             [
-                *(numeric(0), numeric(0, dscale=0), numeric(0, sign=0x4000), numeric(-4, dscale=5)),  # zeros
+                *(numeric(0), numeric(0, dscale=0), numeric(0, sign=0x4000), numeric(-4, dscale=5)),  # different zeros
                 *(numeric(0, 7), numeric(0, 7, sign=0x4000), numeric(2, 7, dscale=0), numeric(1, 120, 34, 5000)),
                 *(numeric(-1, 5, dscale=4), numeric(-3, 5, dscale=12), numeric(-32_768, 5, dscale=64)),
                 *(numeric(0, 7, 5050), numeric(0, 7, 5000, dscale=7), numeric(0, 0, 7), numeric(2, 0, 0, 0, 7)),
@@ -364,7 +364,7 @@ WRITTEN_AT_ONCE = [
     ),
     (decimal(38, 10), COMMON_RANGE, [numeric(1, 9999, 9999, 9999, 9999, 9900, dscale=10), numeric(0, 1, dscale=0)]),
 ]
-"""Type, options, values; at both ends of what the type, or its Avro type, can hold."""
+"""Type, options and values. The values are at both limits of the type, or of its Avro type."""
 
 WRITTEN_BY_PYTHON = [
     *((name, options, [value[:-1], value + b"\0"]) for name, options, (value, *_) in WRITTEN_AT_ONCE if value),
@@ -522,7 +522,7 @@ def test_a_table_that_is_left_out_has_no_records(twin: ModuleType) -> None:
 
 
 class Run:
-    """Tables 7 and 8, ready, and 9, which is left out; the rows of a run."""
+    """The rows of a run. Tables 7 and 8 are ready, and table 9 is not published."""
 
     def __init__(self, twin: ModuleType, limit: int = 1_000_000) -> None:
         self.relations = {oid: table(oid=oid) for oid in (7, 8, 9, 10)}
@@ -600,7 +600,7 @@ ONE = [xlog_data(encode(one)) for one in (Begin(2000, 5, 700), Insert(None, 7, R
 def whole(
     twin: ModuleType, frames: Sequence[bytes | Keepalive], **others: int
 ) -> tuple[WholeTransactions | None, Pending]:
-    """Return the transactions that are taken as a whole, and their records."""
+    """Return the transactions that are processed as a whole, and their records."""
     relation, pending = table(), Pending(others.pop("limit", 1_000_000))
     chosen = {"from_lsn": 1000, "room": 1_000_000, **others}
     ready = {7: twin.Rows(relation, encoder_of(relation))}

@@ -1,4 +1,4 @@
-"""The messages that docs/runbook.md and docs/dead-letters.md explain are those of the code, and none is missing."""
+"""docs/runbook.md and docs/dead-letters.md explain exactly the messages of the code."""
 
 import ast
 import re
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "pgsluice").rglob("*.py"))
 PAGES = [ROOT / "docs" / name for name in ("runbook.md", "dead-letters.md")]
 ANYTHING = "…"
-"""What a message has at this place follows from the situation."""
+"""Stands for a part of a message that depends on the situation."""
 
 EXPLAINED_ELSEWHERE = {"ProtocolError", "UsageError", "StopError"}
-"""A defect that is to be reported; what the command line itself explains."""
+"""Errors that are bugs to report, and errors that the command line itself explains."""
 
 
 def stops() -> set[str]:
@@ -28,7 +28,7 @@ def stops() -> set[str]:
 
 
 def text(node: ast.expr) -> str | None:
-    """Return a string of the code, with a sign for each value that is formatted into it."""
+    """Return a string of the code. Each formatted value is replaced by a sign."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -43,13 +43,13 @@ def nodes() -> list[ast.AST]:
 
 @cache
 def strings() -> str:
-    """Return all strings of the code; a message that is looked for lies within one line of this."""
+    """Return all strings of the code, one per line, so that each message is within one line."""
     found = {text(node) or "" for node in nodes() if isinstance(node, ast.expr)}
     return "\n".join(one.replace("\n", " ") for one in found)
 
 
 def said() -> Iterator[str]:
-    """Yield the messages of errors that stop the process, and the events that warn."""
+    """Yield the messages of errors that stop the process, and of warnings and errors in the log."""
     for node in nodes():
         if not isinstance(node, ast.Call) or not node.args:
             continue
@@ -67,7 +67,7 @@ def said() -> Iterator[str]:
 
 
 def explained() -> dict[str, re.Pattern[str]]:
-    """Return the messages that the pages quote: in headings, and in the first column of tables of messages."""
+    """Return the messages that the pages quote, in headings and in the first column of tables of messages."""
     quoted: list[str] = []
     for page in PAGES:
         in_messages = False

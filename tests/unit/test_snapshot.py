@@ -1,4 +1,4 @@
-"""Which transactions a snapshot sees, where the stream has passed it, and how a table is read."""
+"""Which transactions a snapshot sees, when the stream has passed it, and how a table is read."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ PAGE = 8 * KIB
 
 
 class TestItsText:
-    """As pg_current_snapshot() writes it."""
+    """The text that pg_current_snapshot() returns."""
 
     @pytest.mark.parametrize(
         ("text", "snapshot"),
@@ -75,7 +75,7 @@ class TestWhatIsVisible:
     @example(xmax=EPOCH, distance=-HALF, age=0, runs=False)
     @example(xmax=EPOCH, distance=HALF - 1, age=0, runs=False)
     def test_ids_within_half_an_epoch_are_told_apart(self, xmax: int, distance: int, age: int, *, runs: bool) -> None:
-        """PostgreSQL itself never has ids that lie further apart."""
+        """In PostgreSQL, ids are never further apart."""
         full = xmax + distance
         assume(full >= 0)
         snapshot = Snapshot(xmax - age, xmax, frozenset({full} if runs and distance < 0 else ()))

@@ -1,4 +1,4 @@
-"""Which events follow from the messages of one connection."""
+"""The events that follow from the messages of one connection."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -88,19 +88,19 @@ def rollback_prepared(xid: int) -> messages.RollbackPrepared:
 
 
 def receive(found: Transactions, *received: messages.Message) -> list[Event]:
-    """Return what follows from messages, all of it taken."""
+    """Return the events that follow from messages. All of them are taken."""
     return [event for message in received for event in found.receive(encode(message))]
 
 
 def transactions(*received: messages.Message, delivered_lsn: int = 0) -> Transactions:
-    """Return a connection on which the tables are described, and from which nothing has come out yet."""
+    """Return a connection on which the tables are described, and which has not returned any events."""
     found = Transactions(Delivered(delivered_lsn, delivered_lsn, delivered_lsn), MemorySpool())
     assert not receive(found, TABLE, OTHER, *received)
     return found
 
 
 def values(events: Sequence[Event]) -> list[int]:
-    """Return the values inserted."""
+    """Return the inserted values."""
     return [int(event.message.rpartition(b"\0")[2][1:]) for event in events if isinstance(event, Change)]
 
 
@@ -221,7 +221,7 @@ class TestDeliveredBefore:
 
 
 class TestWhereNothingWasToBeDelivered:
-    """Behind the last transaction delivered, and before the position delivered: heartbeats have moved it on."""
+    """After the last delivered transaction, but before the delivered position, which heartbeats have advanced."""
 
     HEARTBEATS = Delivered(1000, transaction_lsn=100, message_lsn=80)
 
@@ -322,7 +322,7 @@ class TestStreamedTransactions:
         assert [change.relation.name for change in changes] == ["t", "t", "o"]
 
     def test_versions_of_all_transactions_are_kept_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A row whose version is not kept keeps no other copy of it in memory either."""
+        """If a row's version is not kept, no other copy of it is kept in memory either."""
         tables = [
             messages.Relation(700, oid, "public", f"t{oid}", "d", (column("c", 25, is_key=True),))
             for oid in range(10, 15)
@@ -480,9 +480,11 @@ class TestMessages:
 
 
 class Below:
-    """A gate for transactions with an id below ``xid``; it remembers whom it was asked about, and who waits.
+    """A gate for transactions with an id below ``xid``.
 
-    Messages outside transactions go on below ``lsn``.
+    It remembers which ones it was asked about, and which ones wait.
+
+    Messages outside of transactions pass below ``lsn``.
     """
 
     def __init__(self, xid: int, lsn: int = 1000) -> None:
@@ -514,7 +516,7 @@ of_each_kind = pytest.mark.parametrize(
 
 
 class TestTheGate:
-    """It keeps transactions waiting while rows of a table are read that belong before them."""
+    """While rows of a table are read, the gate holds back transactions that belong after these rows."""
 
     def gated(self, xid: int, *received: messages.Message, delivered_lsn: int = 0) -> tuple[Transactions, Below]:
         """Return a connection on which transactions from ``xid`` on have to wait."""
@@ -637,7 +639,7 @@ class TestTheGate:
         assert list(found.release()) == [Emitted(None, message), Emitted(None, behind)]
 
     def test_it_is_asked_again_at_the_commit(self) -> None:
-        """What was in the way of a transaction when it began may be gone by then."""
+        """The reason why a transaction had to wait at its beginning may be gone by then."""
         found, gate = self.gated(700, BEGIN, INSERT)
         gate.xid = 701
         assert values(receive(found, COMMIT)) == [1]
@@ -665,7 +667,7 @@ class TestTheGate:
     ) -> None:
         found, _ = self.gated(700)
         monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
-        for _ in range(2):  # and then there is room again
+        for _ in range(2):  # after the first time, there is room again
             for number in range(3):
                 begin = messages.Begin(100 + 20 * number, 5, 700 + number)
                 commit = messages.Commit(begin.commit_lsn, begin.commit_lsn + 10, 5)
@@ -717,7 +719,7 @@ def test_rows_are_discarded_when_their_transaction_ends() -> None:
 
 
 class OnDisk(MemorySpool):
-    """A spool whose rows have to be loaded first."""
+    """A spool whose rows have to be loaded before they can be read."""
 
     class Rows(MemoryRows):
         def __iter__(self) -> Iterator[tuple[int, bytes] | None]:

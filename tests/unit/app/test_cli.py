@@ -278,7 +278,7 @@ def test_findings_are_a_table() -> None:
     ]
 
 
-# -- what needs the daemon -----------------------------------------------------------------------
+# -- commands that need the daemon ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ["create", "status", "drop"])
@@ -435,7 +435,7 @@ def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str])
     assert f"--url {url}: must look like http://127.0.0.1:8080" in capsys.readouterr().err
 
 
-# -- the unexpected ------------------------------------------------------------------------------
+# -- unexpected errors ---------------------------------------------------------------------------
 
 
 def test_what_answers_commands_no_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -499,7 +499,7 @@ def test_bugs_are_logged_with_their_traceback(
     structlog.reset_defaults()
     monkeypatch.setitem(cli.COMMANDS, "version", bug)
     assert cli.main(["version"]) == 70
-    assert cli.main(["version"]) == 70  # the log is configured by now, and drops what it has said
+    assert cli.main(["version"]) == 70  # the log is configured by now, and its earlier lines are dropped
     (line,) = capsys.readouterr().err.splitlines()
     event = json.loads(line)
     assert event["event"] == "unexpected exception, please report it"

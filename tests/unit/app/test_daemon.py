@@ -1,4 +1,4 @@
-"""The daemon as far as it goes without servers: what shows, and what ends it, before anything else works."""
+"""The daemon without servers: what it shows, and what ends it, before anything else works."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from pgsluice.spool import disk as disks
 
 @asynccontextmanager
 async def running(found: Daemon) -> AsyncIterator[asyncio.Task[None]]:
-    """Run it on a disk that hangs for the length of the block."""
+    """Run the daemon within the block, on a disk that hangs."""
     thaw = threading.Event()
     found._disk.later(thaw.wait)
     task = asyncio.create_task(found.run())

@@ -69,7 +69,7 @@ def test_the_curve_is_bounded(recent: Recent) -> None:
 
 
 def session(**given: object) -> Session:
-    """Return what is read of a session here: its open transactions."""
+    """Return the part of a session that is read here: its open transactions."""
     return cast("Session", SimpleNamespace(status=SimpleNamespace(**{"own": None, "prepared": [], **given})))
 
 

@@ -1,4 +1,4 @@
-"""What ``pgsluice snapshot`` says of commands and loads; the topics are scripted."""
+"""The output of ``pgsluice snapshot`` about commands and loads. The topics are scripted."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ LOADED = Answer("7", "loaded", tables=("public.a",), rows=3), Answer("7", "loade
 
 
 class Client(CommandClient):
-    """Has these answers, one after the other; None: none has come in time."""
+    """Has these answers, one after the other. None means that no answer came in time."""
 
     def __init__(self, *answers: Answer | None, rows: Sequence[int] = ()) -> None:
         self._scripted = list(answers)

@@ -1,4 +1,4 @@
-"""Spans, as a collector receives them, and that nothing happens without one."""
+"""Spans as a collector receives them, and the behaviour without a collector."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from pgsluice.metrics import Metrics
 
 
 class Collector(HTTPServer):
-    """Takes spans by OTLP over HTTP."""
+    """Receives spans with OTLP over HTTP."""
 
     def __init__(self) -> None:
         self.received: list[ExportTraceServiceRequest] = []

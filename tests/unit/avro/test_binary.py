@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.binary. The bytes are those of the specification, or written by hand from it."""
+"""Unit tests of pgsluice.avro.binary. The bytes are taken from the specification, or were derived from it by hand."""
 
 import math
 import struct
@@ -12,7 +12,7 @@ from pgsluice.avro import binary
 @pytest.mark.parametrize(
     ("number", "data"),
     [
-        # the specification's own table
+        # the table of the specification
         (0, "00"),
         (-1, "01"),
         (1, "02"),
@@ -87,7 +87,7 @@ def test_an_unscaled_value_takes_as_few_bytes_as_it_can(unscaled: int, data: str
 
 def test_arrays_and_maps_are_one_block() -> None:
     assert binary.encode_array([]) == b"\x00"
-    assert binary.encode_array([b"\x06", b"\x36"]) == b"\x04\x06\x36\x00"  # the specification's [3, 27]
+    assert binary.encode_array([b"\x06", b"\x36"]) == b"\x04\x06\x36\x00"  # the example [3, 27] of the specification
 
 
 def test_the_epoch_of_postgresql_is_the_year_2000() -> None:

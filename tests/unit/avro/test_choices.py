@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.choices: what can be written as the type of a column."""
+"""Unit tests of pgsluice.avro.choices: the texts that can choose the type of a column."""
 
 import pytest
 

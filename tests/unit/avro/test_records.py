@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.records; fastavro writes what is read."""
+"""Unit tests of pgsluice.avro.records. fastavro writes what is read."""
 
 from io import BytesIO
 from typing import Any
@@ -107,7 +107,7 @@ def test_a_later_version_has_more_fields() -> None:
 
 
 def test_a_schema_may_be_written_in_other_words() -> None:
-    """As the libraries of registry servers do."""
+    """As the libraries of registry servers do it."""
     text = {"type": "string", "avro.java.string": "String"}
     assert read(written(RECORD, CUT), changed("pipeline", text)) == RECORD
 
@@ -135,7 +135,7 @@ ITSELF = {"type": "record", "name": "A", "fields": [{"name": "a", "type": ["null
     ],
 )
 def test_a_schema_of_something_else_is_not_used(schema: object) -> None:
-    """fastavro would crash with some of them, and with others count for ever."""
+    """With some of them, fastavro would crash. With others, it would never end."""
     with pytest.raises(ValueError, match=r"^its schema 7 is that of something else$"):
         read(header(7) + b"\x02" * 1_000_000, schema)
 

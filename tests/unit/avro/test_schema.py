@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.schema; fastavro judges every schema."""
+"""Unit tests of pgsluice.avro.schema. fastavro checks every schema."""
 
 import itertools
 import json
@@ -59,10 +59,10 @@ def envelope(fields: tuple[Field, ...]) -> dict[str, Any]:
         ("😀", "_x1F600_"),
         ("_x0041_", "_x005F_x0041_"),  # looks like an escape
         ("_x0041_x0042_", "_x005F_x0041_x005F_x0042_"),
-        ("_x0041", "_x005F_x0041"),  # would, with what an escape after it begins with
+        ("_x0041", "_x005F_x0041"),  # would become an escape together with the beginning of the escape that follows
         ("_x0041é", "_x005F_x0041_x00E9_"),
         ("_x00g1_", "_x00g1_"),
-        ("_xabcd_", "_xabcd_"),  # escapes have capital digits
+        ("_xabcd_", "_xabcd_"),  # escapes have uppercase digits
         ('a"b\n', "a_x0022_b_x000A_"),
         ("a\u0660", "a_x0660_"),  # a digit, but not one of Avro's
     ],
@@ -101,7 +101,7 @@ def test_fields_stand_in_the_order_of_the_columns() -> None:
         (["text", "int4", "text", "int8"], [("a", "string"), ("a__2", "int"), ("a", "string"), ("a__2", "long")]),
         (["int4", "text", "bool", "text"], [("a", "int"), ("a__2", "string"), ("a__3", "boolean"), ("a__2", "string")]),
         (["int8", "float8"], [("a", "long"), ("a__2", "double")]),
-        # the field of exactly the column's type goes before one that could hold it, too
+        # a field of exactly the column's type takes precedence over one that could also hold it
         (
             ["text", "int4", "float4", "float8", "float4", "int4"],
             [
@@ -253,7 +253,7 @@ def test_a_name_that_another_program_gave_another_form_is_not_used() -> None:
 
 
 def test_a_history_learns_only_what_was_registered() -> None:
-    """A registration can fail: what was assigned for it must not change what a standby would assign."""
+    """A registration can fail. Its assignments must not change what a standby would assign."""
     history = FieldHistory([envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))])
     assert names(TableFields(OPTIONS, history), column("a", "text"), column("A")) == ["a__2", "A__3"]
     assert names(TableFields(OPTIONS, history), column("A"), column("a", "int8")) == ["A__2", "a"]
@@ -268,7 +268,7 @@ def test_a_schema_that_is_learned_again_changes_nothing() -> None:
 
 
 def test_the_numbers_of_names_are_not_tried_again_and_again() -> None:
-    """Each version may have thousands of columns whose names differ from those before in case only."""
+    """Each version may have thousands of columns whose names differ from earlier ones only in case."""
     history = FieldHistory()
     columns = [column("".join(letters)) for letters in itertools.product("aA", repeat=4)]
     for one in columns:

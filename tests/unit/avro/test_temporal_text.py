@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.temporal_text. Python's own calendar is the oracle for the years it knows."""
+"""Unit tests of pgsluice.avro.temporal_text. Python's own calendar is the oracle for the years that it supports."""
 
 from datetime import UTC, date, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.text: PostgreSQL's text in, Avro's bytes out, or a Misfit."""
+"""Unit tests of pgsluice.avro.text: PostgreSQL's text becomes Avro's bytes, or a Misfit."""
 
 import struct
 
@@ -73,7 +73,7 @@ def test_only_what_postgresql_writes_is_an_integer(value: bytes) -> None:
         (b"-99999999.99", -9_999_999_999),
         (b"5", 500),  # fewer digits than the scale
         (b"5.1", 510),
-        (b"5.1000000", 510),  # more, but none that counts
+        (b"5.1000000", 510),  # more digits, but all of them zero
     ],
 )
 def test_decimals_are_exact(value: bytes, unscaled: int) -> None:
@@ -85,9 +85,9 @@ def test_decimals_are_exact(value: bytes, unscaled: int) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"100000000.00",  # a digit too many before the point
+        b"100000000.00",  # one digit too many before the point
         b"-100000000.00",
-        b"0.001",  # and behind it
+        b"0.001",  # and after it
         b"1" * 10_000 + b".00",
         b"0." + b"1" * 10_000,
         b"NaN",
@@ -140,7 +140,7 @@ def test_decimals_of_38_digits() -> None:
         (b"-2.2250738585072014e-308", -2.2250738585072014e-308),
         (b"5e-324", 5e-324),
         (b"0.10000000000000001", 0.1),  # PostgreSQL 11 and older
-        (b"12", 12.0),  # an integer column that has become double precision since
+        (b"12", 12.0),  # an integer column that was changed to double precision since
         (b"Infinity", float("inf")),
         (b"-Infinity", float("-inf")),
     ],
@@ -163,7 +163,7 @@ def test_what_is_no_float(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
-# The nearest double of the first three is the very middle of two singles; rounding it again goes wrong.
+# The double nearest to each of the first three is exactly halfway between two singles, so rounding twice goes wrong.
 @pytest.mark.parametrize(
     ("value", "bits"),
     [
@@ -172,7 +172,7 @@ def test_what_is_no_float(value: bytes) -> None:
         (b"1.00000017881393432617187499", 0x3F800001),
         (b"1.00000017881393432617187501", 0x3F800002),
         (b"-1.00000017881393432617187499", 0xBF800001),
-        (b"1.000000178813934326171875", 0x3F800002),  # exactly the middle: to the even one
+        (b"1.000000178813934326171875", 0x3F800002),  # exactly halfway, so it is rounded to even
         (b"0.1", 0x3DCCCCCD),
         (b"1.5", 0x3FC00000),
         (b"16777216", 0x4B800000),

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.type_table: the tables of types for people."""
+"""Unit tests of pgsluice.avro.type_table: the tables of types for readers of the documentation."""
 
 import re
 

@@ -238,7 +238,7 @@ def test_extensions_go_by_name_in_any_schema() -> None:
         ("long", "double", None),  # 53 bits
         ("int", "string", None),
         ("int", decimal(10, 0), None),
-        (decimal(10, 2), decimal(12, 4), None),  # Avro would read it, at the wrong scale
+        (decimal(10, 2), decimal(12, 4), None),  # Avro would read it, but with the wrong scale
         (decimal(10, 2), "bytes", None),
         (decimal(10, 2), "string", None),
         ("string", UUID, None),
@@ -258,7 +258,7 @@ def test_types_that_widen_in_place(one: Schema, other: Schema, widest: Schema | 
         ("int4", -1, "int", b"7", "0e"),
         ("int4", -1, "long", b"7", "0e"),
         ("int4", -1, "double", b"7", "0000000000001c40"),
-        ("float4", -1, "double", b"0.1", "000000a09999b93f"),  # what PostgreSQL's cast makes of it
+        ("float4", -1, "double", b"0.1", "000000a09999b93f"),  # the result of PostgreSQL's cast
         ("float8", -1, "double", b"0.1", "9a9999999999b93f"),
         ("numeric", numeric_typmod(3, 1), decimal(5, 1), b"-12.3", "0285"),
     ],
@@ -276,7 +276,7 @@ def test_a_widened_decimal_takes_the_digits_of_the_wider_one() -> None:
     assert kind == in_row("numeric", numeric_typmod(5, 1))
 
 
-# --- arrays of types that are not built in
+# --- arrays of user-defined types
 
 MOOD, PRICES = PgType(16_400, "public", "mood"), PgType(16_410, "public", "_price")
 TEXT = PgType(25, "pg_catalog", "text")
@@ -459,7 +459,7 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
 
 @pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
 def test_a_decimal_that_another_program_registered_is_not_widened_to(precision: object) -> None:
-    """To 10 to the power of that, nobody counts."""
+    """Computing 10 to the power of such a precision would take too long."""
     theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
     assert wider(decimal(5, 0), theirs) is None
     assert wider(theirs, decimal(5, 0)) is None

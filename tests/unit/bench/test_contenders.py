@@ -7,10 +7,10 @@ from bench.contenders import RecvLogical, contenders, count_events, pause_s
 @pytest.mark.parametrize(
     ("elapsed_s", "done", "seconds"),
     [
-        (1.0, 0, 0.06),  # nothing is known of how long it will take
+        (1.0, 0, 0.06),  # the duration is not known yet
         (10.0, 0, 0.15),
         (1.0, 500, 0.25),  # far from the end
-        (1.0, 900, 1 / 18),  # half of what is left
+        (1.0, 900, 1 / 18),  # half of the remaining time
         (1.0, 999, 0.01),
     ],
 )

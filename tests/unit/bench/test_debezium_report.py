@@ -28,7 +28,7 @@ def results() -> Results:
 
 
 def test_the_document_is_written_from_the_results() -> None:
-    """If not: ``python -m bench.debezium --render``."""
+    """If this fails, run ``python -m bench.debezium --render``."""
     document = DOCUMENT.read_text()
     assert report.replaced(document, Results.read(RESULTS)) == document
 

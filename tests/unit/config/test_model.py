@@ -63,7 +63,7 @@ def test_a_rule_cannot_take_a_topic_that_is_taken() -> None:
     rules = [
         {"match": "a.b", "topic": "{prefix}.transactions"},
         {"match": "a.c", "topic": "{prefix}.c"},
-        {"match": "a.d", "topic": "{prefix}.c"},  # which two tables share
+        {"match": "a.d", "topic": "{prefix}.c"},  # two tables share it
     ]
     assert problems(tables={"rules": rules}) == [
         (

@@ -1,4 +1,4 @@
-"""The recipes of docs/configuration.md are run here as well, with scripts in place of the tools of clouds."""
+"""The recipes of docs/configuration.md are run here as well, with scripts instead of the tools of cloud providers."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ def script(text: str) -> list[str]:
 
 
 def failure(command: list[str], kind: type[PgsluiceError], time_limit_s: float = 30.0) -> str:
-    """Return what is said if the command gives no secret; nothing that it has printed is in it."""
+    """Return the error of a command that gives no secret. Check that it contains nothing of the command's output."""
     with pytest.raises(PgsluiceError) as caught:
         run(command, "postgres.password_command", SourceUnavailable, time_limit_s)
     assert type(caught.value) is kind
@@ -86,7 +86,7 @@ def test_a_command_that_prints_no_secret(output: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tool is a script that knows what its command looks like."""
+    """Each tool is replaced by a script that knows its expected arguments."""
     tools = {
         "aws": "rds generate-db-auth-token --hostname * --port 5432 --region * --username pgsluice",
         "gcloud": "sql generate-login-token",

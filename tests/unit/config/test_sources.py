@@ -71,7 +71,7 @@ def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("somebody else's")
     (tmp_path / "..2026__data").write_text("how Kubernetes swaps directories")
     (tmp_path / "a__directory").mkdir()
-    os.mkfifo(tmp_path / "postgres__user")  # nothing would ever come out of it
+    os.mkfifo(tmp_path / "postgres__user")  # reading from it would never end
     layer = secrets_layer(str(tmp_path))
     assert layer.problems == []
     assert layer.values == {
@@ -106,7 +106,7 @@ def test_a_directory_or_a_broken_link_in_place_of_a_secret_file(tmp_path: Path) 
 
 
 def test_a_secret_file_may_vanish_while_it_is_read(tmp_path: Path) -> None:
-    # is_file() follows the link, opening what /proc says of a memory that cannot be read does not succeed
+    # is_file() follows this link, but reading fails, because /proc/self/mem cannot be read
     (tmp_path / "postgres__password").symlink_to("/proc/self/mem")
     (problem,) = secrets_layer(str(tmp_path)).problems
     assert problem.sentence.startswith("cannot be read: ")

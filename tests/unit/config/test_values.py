@@ -1,4 +1,4 @@
-"""The types of values: what each takes, and the sentence for what it does not take."""
+"""The types of values: what each type accepts, and its message for everything else."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def read(kind: Any, value: object) -> Any:  # noqa: ANN401 - any type of a value
 
 
 def refused_keys(error: ValidationError) -> list[Path]:
-    """Return the keys that KeyProblems names within one value."""
+    """Return the keys that KeyProblems reports within one value."""
     (found,) = error.errors()
     cause = found["ctx"]["error"]
     assert isinstance(cause, KeyProblems)

@@ -1,4 +1,4 @@
-"""Where there is no broker. All else: tests/integration/test_kafka_topics.py."""
+"""Checks without a broker. Everything else is tested in tests/integration/test_kafka_topics.py."""
 
 import pytest
 

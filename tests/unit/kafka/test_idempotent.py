@@ -1,4 +1,4 @@
-"""What the producer does by itself, without a broker. All else: tests/integration/test_at_least_once.py."""
+"""The idempotent producer without a broker. Everything else is tested in tests/integration/test_at_least_once.py."""
 
 import time
 from threading import Event

@@ -1,4 +1,4 @@
-"""The partition of a key. What Java's own partitioner says is checked in tests/integration."""
+"""The partition of a key. tests/integration compares it with Java's own partitioner."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pgsluice.kafka.partitioner import murmur2, partition_for
 
 @pytest.mark.parametrize(
     ("key", "signed"),
-    [  # the vectors of Kafka's own UtilsTest
+    [  # the test vectors in the UtilsTest of Kafka
         (b"21", -973932308),
         (b"foobar", -790332482),
         (b"a-little-bit-long-string", -985981536),

@@ -1,4 +1,4 @@
-"""What every producer does by itself, without a broker. The rest: tests/integration/test_kafka_sink.py."""
+"""The common parts of all producers, without a broker. The rest is tested in tests/integration/test_kafka_sink.py."""
 
 from threading import Event
 
@@ -33,7 +33,7 @@ def message(size: int) -> Message:
 
 
 def refusal(*reports: tuple[KafkaError | None, Message]) -> PgsluiceError:
-    """Return what comes of these delivery reports."""
+    """Return the error that these delivery reports cause."""
     one = producer()
     for error, refused in reports:
         one._on_delivery(error, refused)
@@ -84,7 +84,7 @@ def test_what_was_refused_first_counts() -> None:
 
 
 def test_records_that_fell_with_their_transaction_do_not_say_why() -> None:
-    """The transaction does; here there is none."""
+    """The transaction's error would say why. In this test, there is none."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 
 

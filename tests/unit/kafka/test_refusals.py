@@ -1,4 +1,4 @@
-"""What follows from refusals, by what was refused. That Kafka really refuses so: tests/integration/test_poison.py."""
+"""The consequences of refusals by Kafka. tests/integration/test_poison.py shows that Kafka really refuses them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ KEY = b"row data"
 
 
 def origin(key: bytes | None, value: bytes) -> SourceChange | None:
-    """Return a change for values that begin with its seq, as a digit."""
+    """Return a change for values that begin with the digit of its seq."""
     return replace(ORIGIN, seq=int(value[:1]), key_columns=("id",) if key else ()) if value[:1].isdigit() else None
 
 
@@ -69,7 +69,7 @@ class TestTooLarge:
         assert "value 2000 bytes" in str(error)
 
     def test_the_limit_counts_the_batch_around_the_record(self) -> None:
-        """61 bytes, a length of one or two, four fields of one, two lengths, key and value."""
+        """61 bytes, a length of one or two bytes, four fields of one byte, two lengths, and key and value."""
         whole = 61 + 2 + 4 + 1 + 2 + len(KEY) + 500
         assert set(letters(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole - 1}))) == {0}
         assert type(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole})) is ConfigError

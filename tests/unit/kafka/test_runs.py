@@ -1,4 +1,4 @@
-"""Runs of records into a producer: which partition, which count, where they end."""
+"""Runs of records that a producer gets: their partitions, their counts, and where they end."""
 
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ def twin(request: pytest.FixtureRequest) -> ModuleType:
 
 
 class Queue:
-    """What a producer was given; ``refused``: after so many it takes no more."""
+    """Collects what a producer gets. After ``refused`` records, it accepts no more."""
 
     def __init__(self, refused: int = 1000, error: type[Exception] = BufferError) -> None:
         self.taken: list[tuple[Any, ...]] = []

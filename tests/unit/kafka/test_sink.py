@@ -1,4 +1,4 @@
-"""Without a broker. All else: tests/integration/test_kafka_sink.py."""
+"""The sink without a broker. Everything else is tested in tests/integration/test_kafka_sink.py."""
 
 import asyncio
 

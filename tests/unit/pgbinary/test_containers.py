@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pgbinary.containers; values and texts are those of PostgreSQL 18."""
+"""Unit tests of pgsluice.pgbinary.containers. Values and texts come from PostgreSQL 18."""
 
 from collections.abc import Callable
 
@@ -136,7 +136,7 @@ def test_an_array_that_is_read() -> None:
     ids=["array", "range", "record"],
 )
 def test_text_does_not_grow_without_limit(wrap: Callable[[ToText], ToText], head: str) -> None:
-    """Each level doubles the quotes of those inside it: of 40 levels, there would be 2 ** 40."""
+    """Each level doubles the quotes of the levels inside it, so 40 levels would have 2 ** 40."""
     to_text: ToText = strings.text
     sent = b'"'
     for _ in range(40):

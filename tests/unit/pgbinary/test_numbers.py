@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pgbinary.numbers; values and texts are those of PostgreSQL 18."""
+"""Unit tests of pgsluice.pgbinary.numbers. Values and texts come from PostgreSQL 18."""
 
 import pytest
 
@@ -83,6 +83,6 @@ def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -
 
 
 def test_numeric_of_a_shape_that_is_odd() -> None:
-    """No more digits than the scale says, and no zeros in front."""
+    """The text has no more digits than the scale allows, and no leading zeros."""
     assert numbers.numeric(bytes.fromhex("0002 0001 0000 0000 0000 0007")) == b"7"
     assert numbers.numeric(bytes.fromhex("0001 ffff 0000 0001 04d2")) == b"0.1"

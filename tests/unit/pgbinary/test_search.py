@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pgbinary.search; values and texts are those of PostgreSQL 18."""
+"""Unit tests of pgsluice.pgbinary.search. Values and texts come from PostgreSQL 18."""
 
 import pytest
 

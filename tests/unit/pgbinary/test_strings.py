@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pgbinary.strings; values and texts are those of PostgreSQL 18."""
+"""Unit tests of pgsluice.pgbinary.strings. Values and texts come from PostgreSQL 18."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Unit tests of pgsluice.pgoutput.copy, and of its compiled twin.
 
-The escapes are those of the manual's table of COPY's text format.
+The escapes are those in the manual's table of COPY's text format.
 """
 
 from types import ModuleType
@@ -31,7 +31,7 @@ VALUE = st.none() | st.binary(max_size=12) | st.lists(st.sampled_from([*ESCAPES,
 
 
 def line(values: list[bytes | None]) -> bytes:
-    """Return the line that COPY TO writes of a row: every special byte with a backslash before it."""
+    """Return the line that COPY TO writes for a row. Every special byte has a backslash before it."""
     return b"\t".join(rb"\N" if value is None else escaped(value) for value in values) + b"\n"
 
 

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pgoutput.decoder. The bytes are written by hand from the protocol's tables."""
+"""Unit tests of pgsluice.pgoutput.decoder. The bytes were written by hand from the protocol's tables."""
 
 import itertools
 
@@ -42,7 +42,7 @@ LSN_1 = "f0000016 b374d848"
 LSN_2 = "ffffffff ffffffff"
 TIME_1 = "ffffffff fffffff0"
 TIME_2 = "ffffffff ffffffff"
-"""A time is signed: this one is the last microsecond of 1999."""
+"""A time is signed. This one is the last microsecond of 1999."""
 LSN = 0xF0000016_B374D848
 
 GID = "6769 c3a9 00"  # gié
@@ -69,7 +69,7 @@ RELATION_HEAD = (
 )
 RELATION = RELATION_HEAD + (
     "01 696400 00000017 ffffffff"  # part of the key, id, int4, no typmod
-    "00 6e00 fffffffc 000a0006"  # n, of some type made late, with a typmod
+    "00 6e00 fffffffc 000a0006"  # column n, of a user-defined type, with a typmod
 )
 TYPE = "0001e240 00 6d6f6f6400"  # 123456, pg_catalog, mood
 INSERT = (
@@ -99,7 +99,7 @@ def error_of(payload: bytes, *, in_stream: bool = False) -> str:
     decoder.in_stream = in_stream
     with pytest.raises(ProtocolError) as raised:
         decoder.decode(payload)
-    assert decoder.in_stream == in_stream  # what was not understood changes nothing
+    assert decoder.in_stream == in_stream  # a refused message changes nothing
     return str(raised.value)
 
 
@@ -166,7 +166,7 @@ def test_a_stream_starts_and_stops() -> None:
     assert decoder.decode(bytes.fromhex(STREAM_START)) == StreamStart(2**32 - 1, True)  # noqa: FBT003  # as S
     assert decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + XID + TYPE)) == Type(2**32 - 1, 123456, "", "mood")
-    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(LSN, "node")  # never with an xid
+    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(LSN, "node")  # it never has an xid
     assert decoder.decode(bytes.fromhex(STREAM_STOP)) == StreamStop()
     assert not decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + TYPE)) == Type(None, 123456, "", "mood")
@@ -315,7 +315,7 @@ def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
     ("text", "error"),
     [
         (
-            "49 00000001 4e ffff",  # 65535 columns and no bytes behind
+            "49 00000001 4e ffff",  # 65535 columns without any bytes
             "Insert ('I') at offset 8: expected a column value 'n', 'u', 't' or 'b', found the end",
         ),
         (
@@ -327,7 +327,7 @@ def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
             "Insert ('I') at offset 13: expected a column value (3 bytes), found the end after 2",
         ),
         (
-            "49 00000001 4e 0002 74 00000003 6869",  # the same with a column to come
+            "49 00000001 4e 0002 74 00000003 6869",  # the same with a missing column
             "Insert ('I') at offset 13: expected a column value (3 bytes), found the end after 2",
         ),
         (
@@ -343,7 +343,7 @@ def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
             "Message ('M') at offset 15: expected content (4294967295 bytes), found the end after 1",
         ),
         (
-            "52 00000001 00 6100 64 ffff",  # 65535 columns and no bytes behind
+            "52 00000001 00 6100 64 ffff",  # 65535 columns without any bytes
             "Relation ('R') at offset 11: expected column flags (1 byte), found the end",
         ),
         ("4f" + LSN_1 + "61ff00", "Origin ('O') at offset 10: expected name in UTF-8"),
@@ -359,7 +359,7 @@ def test_lengths_are_checked_before_anything_is_made(text: str, error: str) -> N
 
 
 def test_column_counts_are_unsigned() -> None:
-    columns = 40_000  # more than a table can have, not more than the field can say
+    columns = 40_000  # more than a table can have, but not more than the field can hold
     nulls = columns.to_bytes(2, "big") + b"n" * columns
     for in_stream, xid in ((False, b""), (True, b"\x00\x00\x00\x07")):
         text = (b"U" + xid + b"\x00\x00\x00\x01O" + nulls + b"N" + nulls).hex()

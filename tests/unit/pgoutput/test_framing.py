@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pgoutput.framing. The bytes are written by hand from the protocol's tables."""
+"""Unit tests of pgsluice.pgoutput.framing. The bytes were written by hand from the protocol's tables."""
 
 import pytest
 

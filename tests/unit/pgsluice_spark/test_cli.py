@@ -1,4 +1,4 @@
-"""pgsluice_spark.cli: what ends before Spark starts. Commands on real servers are in tests/spark/test_audit.py."""
+"""pgsluice_spark.cli: errors before Spark starts. tests/spark/test_audit.py runs commands on real servers."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def test_a_command_line_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_iceberg_target_that_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its catalog is a catalog of Iceberg's, and where that is the file says. Delta is not needed."""
+    """Its catalog is an Iceberg catalog, at the place that the file gives. Delta is not needed."""
     file = tmp_path / "mirror.toml"
     target = 'catalog = "lake"\nnamespace = "shop.mirror"\n[maintenance]\nkeep = "30 days"'
     file.write_text(f'{FILE.replace(PATH, target)}"spark.sql.catalog.lake.type" = "rest"\n')

@@ -1,4 +1,4 @@
-"""pgsluice_spark.config. The sentences about files that are wrong are in test_cli."""
+"""pgsluice_spark.config. The messages about wrong files are tested in test_cli."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""pgsluice_spark.cuts: parts that make a cut, cuts that came again, cuts that are missing."""
+"""pgsluice_spark.cuts: cuts that consist of parts, repeated cuts, and missing cuts."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_cut_whose_last_part_is_missing_is_left() -> None:
 
 def test_a_cut_whose_first_part_is_missing_is_left() -> None:
     assert [cut.number for cut in joined([part(2, 3, 1, 2), part(3, 5)])] == [3]
-    # a writer that crashed between two parts (at least once) writes them again
+    # in at-least-once mode, a writer that crashed between two parts writes them again
     assert [cut.offset for cut in joined([part(2, 3, 0, 2), part(2, 5, 0, 2), part(2, 6, 1, 2)])] == [6]
 
 

@@ -1,4 +1,4 @@
-"""pgsluice_spark.jars: what is printed is what the tests run with."""
+"""pgsluice_spark.jars: it prints the jars with which the tests run."""
 
 from xml.etree import ElementTree as ET
 

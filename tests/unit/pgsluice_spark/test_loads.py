@@ -1,4 +1,4 @@
-"""pgsluice_spark.loads: what a copy of a table has, by its marks."""
+"""pgsluice_spark.loads: the state of a table's copy, according to its marks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""pgsluice_spark.names: names of tables as the namespaces of their schemas have them."""
+"""pgsluice_spark.names: the names of tables in the namespaces of their schemas."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Tables that were altered after they were loaded: what is recorded of them, and who is told.
+"""Tables that were altered after their load: what is recorded about them, and who is informed.
 
-Both ends are scripted; the cuts are those of a session.
+Both ends are scripted. The cuts are those of a session.
 """
 
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ DELIVERED, RECEIVED = 900, 1000
 
 
 class Scene:
-    """A session in which nothing happens by itself."""
+    """A session that does nothing by itself."""
 
     def __init__(self, *loaded: Loaded, loads_again: bool = True, place: Place = Place()) -> None:  # noqa: B008 - frozen
         self.world = World(published=[WIDE], layouts={7: ADDED})
@@ -72,7 +72,7 @@ class Scene:
         yield
 
     async def look(self) -> list[dict[str, Any]]:
-        """Look, and return the warnings."""
+        """Check for alterations. Return the warnings."""
         with structlog.testing.capture_logs() as said:
             found = await self.alterations.look()
         assert [one.oid for one in found] == [one.oid for one in self.world.published]

@@ -1,4 +1,4 @@
-"""Commands to a session between scripted ends: what follows from each, and which checkpoint it is part of."""
+"""Commands to a session between scripted ends: the effects of each, and the checkpoint that contains them."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ OTHERS = replace(NUMBERS, oid=8, name="others")
 LEFT = replace(NUMBERS, oid=9, name="left_out")
 STRANGE = replace(NUMBERS, oid=11, name="strange")
 CHANGED = replace(NUMBERS, oid=12, name="changed")
-"""A table that gets another owner while a command is being looked at."""
+"""A table whose owner changes while a command about it is examined."""
 GONE = replace(NUMBERS, oid=10, name="gone")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic", 0))
 PAUSED = replace(CHECKPOINT, commands=CommandState("topic", 0, is_paused=True))
@@ -43,7 +43,7 @@ def shape(relation: Relation) -> Shape:
 
 
 def world_of(*commands: Command | bytes | None) -> World:
-    """Return a world with two tables that have rows, and these records in the topic of commands."""
+    """Return a world with two tables that have rows. The topic of commands has these records."""
     records = [one.to_json() if isinstance(one, Command) else one for one in commands]
     return World(
         position=10_000,
@@ -90,13 +90,13 @@ def outcomes(world: World) -> list[str]:
 
 
 def rows(world: World) -> list[str]:
-    """Return the topics of the rows that were read."""
+    """Return the topics of the rows that were loaded."""
     return [record.target.topic.rpartition(".")[2] for _, records, _ in world.cuts for record in records]
 
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+        while not condition():  # noqa: ASYNC110 - a condition of a test has no event
             await asyncio.sleep(0.002)
 
 
@@ -167,7 +167,7 @@ async def test_some_rows_make_no_table_loaded() -> None:
 
 
 async def test_so_the_table_is_loaded_next_if_it_is_to_be_by_itself() -> None:
-    """At once: nobody would know for ten seconds that something is left to load."""
+    """It is loaded at once. Otherwise, the load would only be noticed up to ten seconds later."""
     request = Request("a", "public", "numbers", "n > 1")
     world = world_of()
     async with running(
@@ -272,7 +272,7 @@ async def test_records_that_are_no_commands_are_passed_over() -> None:
 
 
 async def test_what_was_read_before_is_passed_over() -> None:
-    """A broker whose view is outdated shows it once more."""
+    """An outdated broker returns the command again."""
     world = world_of(command("pause"), command("resume", identifier="b"))
     last = replace(CHECKPOINT, commands=CommandState("topic", 1))
     async with running(world, last):

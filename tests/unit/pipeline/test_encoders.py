@@ -1,4 +1,4 @@
-"""Which key, topic and schemas the rows of a table get. Both ends are scripted."""
+"""The key, the topic and the schemas of a table's rows. Both ends are scripted."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ INT4 = PgType(23, "pg_catalog", "int4")
 
 
 class Described(FakeRegistry):
-    """Keeps what stands beside the last schema."""
+    """Keeps the description that was registered with the last schema."""
 
     described: Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def encoders(world: World, keys: tuple[str, ...] | None = None) -> Encoders:
 async def key_of(
     relation: Relation, world: World | None = None, keys: tuple[str, ...] | None = None
 ) -> list[str] | None:
-    """Return the fields of the key that the table gets."""
+    """Return the fields of the table's key."""
     world = world or World()
     await encoders(world, keys).of(relation)
     schemas = world.schemas.get("shop.public.t-key")
@@ -199,7 +199,7 @@ def told_by(rows: Rows | RefusedRows) -> object:
 
 
 async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those go that were made longest ago; one that is still needed is made again."""
+    """The oldest encoders are dropped. If one is still needed, it is made again."""
     monkeypatch.setattr("pgsluice.pipeline.encoders.READY_MAX", 3)
     made = encoders(World())
     tables = [replace(table("d", "a"), oid=oid, name=f"t{oid}") for oid in range(5)]
@@ -214,7 +214,7 @@ async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pyt
 
 
 async def test_encoders_of_wide_tables_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those in quarantine, and those of tables that are left out, keep their version of the table, too."""
+    """Encoders of tables in quarantine, and of excluded tables, keep their version of the table as well."""
     world = World()
     rules = [TableRule("public.refused", keys=("none",))]
     tables = Tables("shop", exclude=["public.out"], rules=rules)
@@ -304,7 +304,7 @@ async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
 
 
 def row_types(world: World) -> dict[str, object]:
-    """Return the type of each field of the row registered last."""
+    """Return the type of each field of the row that was registered last."""
     (before,) = (field for field in world.schemas["shop.public.t-value"][-1]["fields"] if field["name"] == "before")
     return {field["name"]: field["type"][1] for field in before["type"][1]["fields"]}
 
@@ -347,7 +347,7 @@ async def test_a_column_that_cannot_have_the_type_chosen_for_it_stops() -> None:
 
 
 class TestATableThatCannotBePublished:
-    """With a quarantine, dead letters stand for its changes, and it stops nobody."""
+    """In quarantine, its changes become dead letters, and it stops nobody."""
 
     RULE = TableRule("public.t", types={"b": Choice("uuid")})
     TRANSACTION = Transaction(700, 100, 5)
@@ -362,7 +362,7 @@ class TestATableThatCannotBePublished:
         return self.metrics.registry.get_sample_value("pgsluice_quarantined_tables")
 
     def letters(self, rows: Rows | RefusedRows, world: World, *changes: messages.Message) -> list[dict[str, Any]]:
-        """Return what stands for the changes."""
+        """Return the dead letters of the changes."""
         stamp, pending = Stamp(self.TRANSACTION, 2, commit_timestamps=True), Pending(1 << 20)
         for change in changes:
             rows.add(encode(change), stamp, pending, is_streamed=False)

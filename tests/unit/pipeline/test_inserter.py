@@ -1,6 +1,6 @@
-"""Rows that were read, on their way into the open cut: their positions, their marks, and how far the load has come.
+"""Adds loaded rows to the open cut: with their positions, their marks, and the progress of the load.
 
-The outbox, the encoders and the loads are those of a session; the sink is scripted.
+The outbox, the encoders and the loads are those of a session. The sink is scripted.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ LSN = 1000
 
 
 class Stage:
-    """An inserter with the open cut of a session in which nothing else happens."""
+    """An inserter, with the open cut of a session that does nothing else."""
 
     def __init__(self, *loads: Load, place: Place = NOWHERE, request: Request | None = None) -> None:
         self.world = World()
@@ -59,7 +59,7 @@ class Stage:
 
     @property
     def seqs(self) -> list[int]:
-        """How many rows and marks stand before each mark at its position."""
+        """The number of rows and marks before each mark at its position."""
         return [mark.seq - FIRST_SEQ for mark in self.marks]
 
     @property
@@ -68,7 +68,7 @@ class Stage:
 
     @property
     def told(self) -> list[tuple[str, int]]:
-        """Each mark's state and rows."""
+        """The state and the number of rows of each mark."""
         return [(mark.state, mark.rows) for mark in self.marks]
 
     @property

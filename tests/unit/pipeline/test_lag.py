@@ -1,4 +1,4 @@
-"""How far a pipeline is behind: in every weather, by a clock that the test has."""
+"""How far a pipeline is behind in different situations. The test controls the clock."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_a_commit_that_is_not_delivered_is_as_old_as_it_is() -> None:
 
 
 def test_its_age_stays_known_when_the_session_ends() -> None:
-    """Between two sessions, and until the second one has received something, the lag does not fall."""
+    """The lag does not become smaller between two sessions, before the second one has received something."""
     lag = caught_up(5000.0)
     lag.hear(5001.0, 9000)
     lag.reach(2000, 2000)
@@ -83,7 +83,7 @@ def test_its_age_stays_known_when_the_session_ends() -> None:
 
 
 def test_a_commit_is_older_than_all_that_is_known() -> None:
-    """The first batch of a process can be read before the server was asked for its position."""
+    """The first batch of a process can be read before the server is asked for its position."""
     lag = Lag(100.0)
     lag.owe(40.0)
     assert lag.seconds(101.0) == 61.0
@@ -111,7 +111,7 @@ def test_while_another_process_delivers_nothing_counts() -> None:
 
 
 def test_another_server_has_less() -> None:
-    """The standby that was promoted lacks what the former primary was seen to have."""
+    """The promoted standby lacks WAL that the former primary had."""
     lag = caught_up(10.0)
     lag.hear(20.0, 1500)
     lag.hear(30.0, 2500)

@@ -1,6 +1,6 @@
-"""Loading tables beside the stream: where the rows go, who waits for them, and what happens when they cannot be read.
+"""Loads tables beside the stream: where the rows go, which transactions wait, and what happens if rows cannot be read.
 
-Both ends are scripted; the rows of a table are read when ``world.read`` is set.
+Both ends are scripted. The rows of a table are read while ``world.read`` is set.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ TOPIC = "shop.public.numbers"
 RULES = [TableRule("public.skipped", is_loaded=False), TableRule("public.some*", where="n > 1")]
 TABLES = Tables("shop", exclude=["public.left*"], rules=RULES)
 VISIBLE = 700
-"""The id of a transaction that the snapshots here see. They do not see those that ``World.commit`` numbers itself."""
+"""The id of a transaction that the snapshots in these tests see. They do not see the ids of ``World.commit``."""
 
 
 class Running:
@@ -82,7 +82,7 @@ class Running:
 
 
 def world_of(*rows: int) -> World:
-    """Return a world in which the table has these rows, and the slot stands at the checkpoint."""
+    """Return a world in which the table has these rows, and the slot is at the checkpoint's position."""
     return World(position=10_000, published=[NUMBERS], shapes={7: SHAPE}, layouts={7: LAYOUT}, rows={7: list(rows)})
 
 
@@ -109,7 +109,7 @@ WIDE = replace(NUMBERS, columns=(*NUMBERS.columns, Column("t", PgType(25, "pg_ca
 
 
 def change_key(world: World, old: bytes, new: bytes, xid: int = 15_000) -> None:
-    """Commit a transaction that changes the key of a row whose other value is not sent again."""
+    """Commit a transaction that changes the key of a row. The row's other value is not sent again."""
     begin = world.server.xlogpos
     described = messages.Relation(
         None,
@@ -130,12 +130,12 @@ def change_key(world: World, old: bytes, new: bytes, xid: int = 15_000) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+        while not condition():  # noqa: ASYNC110 - a condition of a test has no event
             await asyncio.sleep(0.002)
 
 
 async def fit_nowhere(found: Running) -> None:
-    """Let the rows of the first round be read between a transaction that they do not have and one that they have."""
+    """Let the first rows be read between a transaction that they do not include, and one that they include."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
     world.tells_position = False
@@ -150,7 +150,7 @@ async def fit_nowhere(found: Running) -> None:
 
 
 def arrived(world: World) -> list[tuple[str | None, int]]:
-    """Return what consumers see, by op and number."""
+    """Return the records that consumers see, as pairs of op and number."""
     return [(record.op, number(record)) for _, records, _ in world.cuts for record in records]
 
 
@@ -424,7 +424,7 @@ async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
 async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second table has rows of its own."""
+    """The second table has rows as well."""
     monkeypatch.setattr(reading, "WRITERS_MAX_S", 0.03)
     world = world_of(1)
     other = replace(NUMBERS, oid=8, name="others")
@@ -434,7 +434,7 @@ async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end
     world.writers_of[7] = {"3/1"}
     async with loading(world) as found:
         await until(lambda: [mark.topic for mark in marks(world) if mark.state == "end"] == ["shop.public.others"])
-        world.writers_of[7] = {"4/2"}  # begins later, so nobody waits for it
+        world.writers_of[7] = {"4/2"}  # it begins later, so nobody waits for it
         await until(lambda: len([mark for mark in marks(world) if mark.state == "end"]) == 2)
         found.stop.set()
         await found.task
@@ -528,7 +528,7 @@ WITHOUT_KEY = replace(SHAPE, key=())
 
 
 async def test_a_table_without_key_is_read_in_one_round() -> None:
-    """Its portions may lie in several cuts; what the snapshot does not see waits for all of them."""
+    """Its rows may be in several cuts. Transactions that the snapshot does not see wait for all of them."""
     world = world_of(*range(30))
     world.shapes = {7: WITHOUT_KEY}
     world.server = replace(world.server, xlogpos=10_500)
@@ -601,7 +601,7 @@ async def test_a_large_table_without_key_is_left_out_until_it_has_one() -> None:
 
 
 async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_the_settings_name_it() -> None:
-    for is_trusted in (True, False):  # it may become theirs when it is about to be read
+    for is_trusted in (True, False):  # the table may become theirs just before it is read
         world = world_of(1)
         world.strange = set() if is_trusted else {7}
         world.shapes = {7: replace(SHAPE, is_trusted=False)}
@@ -619,13 +619,13 @@ async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_t
 
 
 def is_distrusted(found: Running) -> bool:
-    """Return whether the status says that the table is not read because of its owner."""
+    """Return whether, according to the status, the table is not read because of its owner."""
     report = found.session.load_report
     return report is not None and "public.numbers is left out until" in (report.named[0].reason or "")
 
 
 async def test_any_number_of_their_tables_keeps_nobody_waiting() -> None:
-    """Nothing is asked about them, and the log names some."""
+    """Nothing is queried about them, and the log names only some of them."""
     world = world_of(1)
     others = [replace(NUMBERS, oid=100 + number, name=f"other{number}") for number in range(50)]
     world.published = [*others, NUMBERS]
@@ -654,7 +654,7 @@ async def test_what_a_command_has_asked_for_can_be_cancelled_although_it_became_
 
 
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
-    """Its unchanged value may be that of a row that had not been read."""
+    """Its unchanged value may come from a row that was not yet read."""
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)
@@ -723,7 +723,7 @@ async def test_transactions_are_noted_only_while_there_is_something_to_load() ->
 
 
 async def test_they_do_not_add_up_while_nothing_can_be_read() -> None:
-    """Whoever is changing the table is waited for afterwards."""
+    """The loader waits later for transactions that are changing the table."""
     world = world_of(1)
     world.faults = {"lock": [SourceUnavailable("too many connections")] * 2}
     async with loading(world) as found:
@@ -937,7 +937,7 @@ async def test_a_table_that_waits_for_writers_is_blocked_until_they_have_ended(m
 
 
 def world_of_some(name: str) -> World:
-    """Return a world whose table has a rule that wants some of its rows."""
+    """Return a world with a rule that selects only some of the table's rows."""
     world, relation = world_of(1), replace(NUMBERS, name=name)
     world.published, world.shapes = [relation], {7: replace(SHAPE, relation=relation)}
     return world

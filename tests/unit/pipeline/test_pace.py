@@ -33,11 +33,11 @@ def test_no_more_is_read_at_once_than_in_a_second() -> None:
 @pytest.mark.parametrize(
     ("held_s", "read_s", "rows"),
     [
-        (0.30, 0.25, 10_000),  # reading alone takes too long
-        (0.06, 0.04, 20_000),  # it does not
-        (1.00, 0.45, 20_000),  # the rest takes longer, which fewer rows would not change
-        (0.00, 0.50, 20_000),  # nobody has waited
-        (0.02, 0.50, 20_000),  # only at the end
+        (0.30, 0.25, 10_000),  # reading alone takes too long, so fewer rows are read
+        (0.06, 0.04, 20_000),  # reading does not take too long
+        (1.00, 0.45, 20_000),  # other work takes longer, and fewer rows would not change that
+        (0.00, 0.50, 20_000),  # no transaction has waited
+        (0.02, 0.50, 20_000),  # transactions have waited only at the end
     ],
 )
 def test_fewer_are_read_at_once_where_changes_wait_for_them(held_s: float, read_s: float, rows: int) -> None:

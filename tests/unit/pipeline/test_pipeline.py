@@ -1,4 +1,4 @@
-"""One slot's life: how it begins, goes on, and when it must not. Both ends are scripted."""
+"""The life of a slot: how it begins, how it continues, and when it must not. Both ends are scripted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -77,7 +77,7 @@ def pipeline(
 
 @asynccontextmanager
 async def running(world: World, **how: Any) -> AsyncIterator[Pipeline]:  # noqa: ANN401 - as above
-    """Run a pipeline made so."""
+    """Run the pipeline within the block."""
     found = pipeline(world, **how)
     task = asyncio.create_task(found.run())
     try:
@@ -91,12 +91,12 @@ async def running(world: World, **how: Any) -> AsyncIterator[Pipeline]:  # noqa:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+        while not condition():  # noqa: ASYNC110 - a condition of a test has no event
             await asyncio.sleep(0.005)
 
 
 async def ended(found: Pipeline) -> None:
-    """Wait for what ends it by itself; one that goes on for ever fails its test."""
+    """Wait until the pipeline ends by itself. If it does not, the test fails."""
     async with asyncio.timeout(30):
         await found.run()
 
@@ -136,7 +136,7 @@ class TestGoingOn:
     async def test_from_the_checkpoint_without_repeating_what_was_delivered(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=700, last_commit_ts=1_000_000)
         world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
-        world.commit(1, xid=700)  # ends at 9,000: delivered, and not confirmed
+        world.commit(1, xid=700)  # its end is 9,000: it is delivered, but not confirmed
         world.commit(2)
         async with running(world) as found:
             await until(lambda: world.numbers == [2])
@@ -188,7 +188,7 @@ class TestGoingOn:
         assert world.cuts[0][2].timeline == 2
 
     async def test_as_a_standby_until_the_owner_is_gone(self) -> None:
-        """It does not even go to Kafka."""
+        """A standby does not even connect to Kafka."""
         world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
         world.faults["prepare"] = [SinkUnavailable("Kafka is away.")]
         async with running(world) as found:
@@ -200,7 +200,7 @@ class TestGoingOn:
 
 
 class TestPoison:
-    """A record that Kafka refuses for its content, when its cut is committed."""
+    """Kafka refuses a record because of its content, when its cut is committed."""
 
     def refused(self, *numbers: int) -> Refused:
         """Return the refusal of rows of the first transaction, which a test commits at 10,050."""
@@ -286,14 +286,14 @@ class TestWhenItMustNotGoOn:
             (8_000, Recorded(1, 1), (2, 2)),
             (8_000, Recorded(3, 40), (4, 41)),
             (None, Recorded(), (1, 1)),
-            (None, Recorded(1, 1), (1, 1)),  # its checkpoint was not committed, or there would be a slot
+            (None, Recorded(1, 1), (1, 1)),  # its checkpoint was not committed, because otherwise there would be a slot
             (None, Recorded(3, 40), (4, 41)),
         ],
     )
     async def test_a_lost_checkpoint_begins_no_epoch_anew(
         self, position: int | None, recorded: Recorded, birth: tuple[int, int]
     ) -> None:
-        """What comes then would look older than what readers have."""
+        """New records in a former epoch would look older than those that readers have."""
         world = World(position=position, recorded=recorded)
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
@@ -366,7 +366,7 @@ class TestWhenItMustNotGoOn:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_refusal_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It waits for its walsender, which nobody reads any more."""
+        """The server waits for its walsender, which nobody reads any more."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1)
@@ -384,7 +384,7 @@ class TestWhenItMustNotGoOn:
         assert "has sent transaction 8000" in world.checkpoint.refused
 
     async def test_schemas_of_another_owner_who_was_at_work_until_now(self) -> None:
-        """A schema is durable before the cut that needs it: who looks again has seen it."""
+        """A schema is durable before the cut that needs it, so a second look at the registry finds it."""
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
         )
@@ -534,7 +534,7 @@ class TestWhenItMustNotGoOn:
     async def test_being_fenced_while_the_slot_is_ours_and_a_broker_shows_an_outdated_checkpoint(
         self, shown: list[Checkpoint]
     ) -> None:
-        """What is older than our own last checkpoint tells nothing about who has written since."""
+        """A checkpoint older than our own last one does not tell who has written since."""
         world = World(position=8_000, checkpoint=CHECKPOINT)
         outdated: list[list[Checkpoint]] = []
 
@@ -552,7 +552,10 @@ class TestWhenItMustNotGoOn:
         assert not outdated
 
     async def test_being_fenced_while_the_slot_is_ours_by_one_who_refuses_the_server(self) -> None:
-        """He had the slot when he began to; the next session reads it, and stops for the true reason."""
+        """The other owner had the slot when it began the refusal.
+
+        The next session reads it, and stops for the true reason.
+        """
         world = World(position=8_000, checkpoint=CHECKPOINT)
 
         class Overtaken(FakeSink):
@@ -565,7 +568,10 @@ class TestWhenItMustNotGoOn:
             await ended(pipeline(world, sink=Overtaken))
 
     async def test_also_in_the_first_session_after_a_promotion(self) -> None:
-        """The session's checkpoint is on the new timeline; the one in Kafka is what it found there."""
+        """The session's checkpoint is on the new timeline.
+
+        The checkpoint in Kafka is the one that the session found.
+        """
         world = World(
             position=8_000,
             checkpoint=CHECKPOINT,
@@ -646,7 +652,7 @@ class TestTheWrongServerForAMoment:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nobody reads its walsender yet; that ordinary connections are refused is the only sign."""
+        """Nobody reads its walsender yet, so the only sign is that ordinary connections are refused."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 
@@ -683,7 +689,7 @@ class TestTheWrongServerForAMoment:
 
 
 class TestChosenTypes:
-    """Columns whose types the settings choose are looked at before anything else happens, once."""
+    """Columns whose types the settings choose are checked once, before anything else happens."""
 
     CHOSEN = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"n": Choice.parse("uuid")})])
 
@@ -728,7 +734,7 @@ class TestChosenTypes:
 
     @pytest.mark.parametrize("late", [SourceUnavailable("statement timeout"), TimeoutError()])
     async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self, late: Exception) -> None:
-        """Whoever may create tables decides how long it takes."""
+        """Users who may create tables can make the query arbitrarily slow."""
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [late]})
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
         with structlog.testing.capture_logs() as lines:
@@ -789,7 +795,7 @@ class TestStopping:
 
     async def test_it_does_not_wait_longer_than_it_may(self) -> None:
         world = World()
-        with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block is what raises
+        with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block raises it
             async with running(world, drain_timeout_s=0.05) as found:
                 await streaming(found)
                 world.commit_gate = asyncio.Event()
@@ -798,7 +804,7 @@ class TestStopping:
 
     async def test_nor_for_a_disk_that_hangs(self) -> None:
         world = World()
-        with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block is what raises
+        with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block raises it
             async with running(world, drain_timeout_s=0.05, spool=HangingSpool) as found:
                 await streaming(found)
                 end_lsn = world.commit(1)

@@ -1,4 +1,4 @@
-"""What commands have left behind, and what whoever gave them is told: all of it joins the open cut."""
+"""The effects of commands, and the answers to those who gave them. All of them join the open cut."""
 
 import pytest
 
@@ -21,7 +21,7 @@ CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100, commands=STATE)
 
 
 class Watched(Encoders):
-    """Nobody is told of rows that lack values."""
+    """Encoders that inform nobody of rows with missing values."""
 
     def __init__(self) -> None:
         pass
@@ -31,7 +31,7 @@ class Watched(Encoders):
 
 
 class Stage:
-    """The requests of a session in which nothing else happens."""
+    """The requests of a session that does nothing else."""
 
     def __init__(self) -> None:
         self.woken = 0

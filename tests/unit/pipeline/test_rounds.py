@@ -1,6 +1,6 @@
-"""A round by itself: when its snapshot may be taken, what waits meanwhile, and when the rows have their place.
+"""A round by itself: when its snapshot may be taken, what waits meanwhile, and when its rows get their position.
 
-Both ends are scripted; the gate, the transactions and the progress are those of a session.
+Both ends are scripted. The gate, the transactions and the progress are those of a session.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from pgsluice.transactions import Transactions
 from tests.support.ends import FakeReader, FakeSink, FakeStream, MemorySpool, World
 
 END = 10_000
-"""Where the server stands, and so where the rows of a round belong."""
+"""The server's position, which is also the position of a round's rows."""
 
 VISIBLE, INVISIBLE = 900, 1100
 SEES_ALL = Snapshot(2000, 2000, frozenset())
 
 
 class Reader(FakeReader):
-    """Counts what is written to move the stream, and may hang."""
+    """Counts the writes that move the stream, and can hang."""
 
     flushes = 0
     hangs = False
@@ -46,7 +46,7 @@ class Reader(FakeReader):
 
 
 class Stage:
-    """Rounds with the seams of a session in which nothing happens by itself."""
+    """Rounds, and the interface of a session that does nothing by itself."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -82,7 +82,7 @@ class Stage:
         self.told.append("go on")
 
     def hold(self, xid: int, commit_lsn: int) -> None:
-        """Let a transaction with changes arrive that the gate does not admit."""
+        """Let a transaction with changes arrive. The gate must not admit it."""
         gate = self.transactions.gate
         assert gate is not None
         transaction = Transaction(xid, commit_lsn, 0)
@@ -313,5 +313,5 @@ class TestTheEnd:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+        while not condition():  # noqa: ASYNC110 - a condition of a test has no event
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""One session: what is confirmed when, heartbeats, and a server that shuts down. Both ends are scripted."""
+"""One session: when positions are confirmed, heartbeats, and a server that shuts down. Both ends are scripted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -94,7 +94,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running(  # noqa: PLR0913 - a session has many sides, and a test chooses one of them
+async def running(  # noqa: PLR0913 - each test chooses some of a session's parts
     world: World,
     *,
     heartbeat_s: float = 60.0,
@@ -118,7 +118,7 @@ async def running(  # noqa: PLR0913 - a session has many sides, and a test choos
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition is whatever a test looks at
+        while not condition():  # noqa: ASYNC110 - a condition of a test has no event
             await asyncio.sleep(0.005)
 
 
@@ -150,9 +150,9 @@ async def test_while_one_cut_commits_the_next_is_filled() -> None:
 
 
 def small(world: World, *numbers: int) -> int:
-    """Commit a transaction of one row each, in one read, as a server does that has described the table; the last end.
+    """Commit transactions of one row each, as a server does that has already described the table.
 
-    The first of them describes it.
+    All of them arrive in one read, and the first one describes the table. Return the last end LSN.
     """
     frames: list[XLogData | Keepalive] = []
     for number in numbers:
@@ -185,7 +185,7 @@ async def test_small_transactions_are_counted_and_confirmed_one_by_one() -> None
 async def test_small_transactions_fill_cuts_as_others_do(
     monkeypatch: pytest.MonkeyPatch, inflight_max: int, cuts: list[int], *, has_shortcut: bool
 ) -> None:
-    """While the first cut is committed, the next one takes what may be in memory."""
+    """While the first cut is being committed, the next one fills the rest of the permitted memory."""
     if not has_shortcut:
         monkeypatch.setattr(shortcut, "add_transactions", rows.add_transactions)
     world = World(position=10_000)
@@ -216,7 +216,7 @@ async def test_without_progress_there_are_no_heartbeats() -> None:
 
 
 async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that what happens to topics is noticed; it moves nothing."""
+    """Such a cut lets changes of topics be noticed. It does not move the position."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=10_000)
     async with running(world) as found:
@@ -227,7 +227,7 @@ async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: py
 
 
 async def test_but_not_while_the_server_may_have_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut says that everything before its end is in Kafka, and then nobody knows."""
+    """A cut claims that everything before its end is in Kafka, but this is not known yet."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
     async with running(world, to_be_resent={9_900: "transaction"}) as found:
@@ -339,7 +339,7 @@ async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.Mon
 
 
 async def test_a_server_that_shuts_down_meanwhile_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads its walsender then; that ordinary connections are refused is the only sign."""
+    """Nobody reads its walsender then, so the only sign is that ordinary connections are refused."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)
     world = World(position=10_000, commit_gate=asyncio.Event())
@@ -500,7 +500,7 @@ async def test_it_is_not_caught_up_while_anything_is_on_its_way(kind: str) -> No
     async with running(world) as found:
         end_lsn = world.commit(1) if kind == "transaction" else world.emit(b"x")
         await until(partial(found.has_received, end_lsn))
-        await asyncio.sleep(0.1)  # it is being committed
+        await asyncio.sleep(0.1)  # the commit is in progress
         assert found.session.status.caught_up_lsn == 10_000
         assert world.commit_gate is not None
         world.commit_gate.set()
@@ -533,7 +533,7 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """It comes behind the Begin, and the table is known by then."""
+    """The origin comes after the Begin, and the table is known by then."""
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
@@ -634,7 +634,7 @@ class TestStreamedTransactions:
                 most = max(most, found.session.status.buffered_bytes)
                 await overflow(transaction, end_lsn)
 
-            found.session._outbox.commit = watched  # type: ignore[method-assign]  # to look at every transaction
+            found.session._outbox.commit = watched  # type: ignore[method-assign]  # called for every transaction
             commits = [messages.StreamCommit(xid, 10_000 + xid, 10_001 + xid, 1) for xid in xids]
             world.send(*commits, end_lsn=10_740)
             await until(lambda: len(world.numbers) == 40 * len(xids))
@@ -642,7 +642,7 @@ class TestStreamedTransactions:
 
 
 class TestPreparedTransactions:
-    """The slot stands at 10,000; a transaction is prepared at 10,100 and its commit ends at 10,400."""
+    """The slot is at 10,000. A transaction is prepared at 10,100, and its commit ends at 10,400."""
 
     PREPARE = (
         messages.BeginPrepare(10_100, 10_120, 1_000_000, 700, "g"),
@@ -730,7 +730,7 @@ class TestMessages:
 
     @staticmethod
     def transaction(world: World, *contents: bytes | int) -> int:
-        """Commit a transaction of rows (numbers) and messages (bytes); its end LSN."""
+        """Commit a transaction of rows (numbers) and messages (bytes). Return its end LSN."""
         begin = world.server.xlogpos
         sent: list[messages.Message] = [messages.Begin(begin + 50, 1_000_000, begin), TABLE]
         for content in contents:
@@ -841,7 +841,7 @@ async def test_what_came_before_the_end_of_the_road_is_delivered_first() -> None
 
 
 class TestAServerWithAnotherHistory:
-    """It sends what this part of the WAL did not hold when it was followed: everything before 10,000 is delivered."""
+    """It sends transactions that the original server did not have. Everything before 10,000 is delivered."""
 
     LAST = replace(CHECKPOINT, last_end_lsn=5_000, last_xid=700, last_commit_ts=1)
 
@@ -855,7 +855,7 @@ class TestAServerWithAnotherHistory:
         assert found.confirmed <= 5_000
 
     async def test_nothing_is_confirmed_before_the_last_transaction_came_again(self) -> None:
-        """What comes in its place was not delivered, and has to come again when a new history begins."""
+        """What comes in its place was not delivered. It has to be sent again when a new epoch begins."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
         async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:
@@ -890,7 +890,7 @@ class TestAServerWithAnotherHistory:
                 await found.task
 
     async def test_a_heartbeat_that_is_being_committed_comes_first(self) -> None:
-        """The refusal is recorded with the last checkpoint."""
+        """The refusal is recorded with the last checkpoint, so it waits for the heartbeat's checkpoint."""
         world = World(position=4_000, commit_gate=asyncio.Event(), server=ServerIdentity("7001", 1, 10_000))
         last = replace(self.LAST, held_lsn=6_000)
         async with running(world, checkpoint=last, heartbeat_s=0.01) as found:

@@ -1,4 +1,4 @@
-"""A server that shuts down asks for a reply again and again, at one position."""
+"""A server that shuts down repeatedly requests a reply at the same position."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from pgsluice.pipeline.shutdown import ShutdownWatch
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Give the monotonic clock, which a test sets."""
+    """Give a replacement of the monotonic clock, which the test controls."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
@@ -40,7 +40,7 @@ def test_it_is_overdue_once_it_has_waited_for_long(clock: list[float]) -> None:
     for _ in range(2):
         watch.asked(5000)
     clock[0] += module.PATIENCE_S / 2
-    watch.asked(5000)  # which it goes on with
+    watch.asked(5000)  # the server continues
     assert not watch.overdue
     clock[0] += module.PATIENCE_S
     assert watch.overdue

@@ -1,4 +1,4 @@
-"""What stops, and in what time. ``test_pipeline.py`` covers a PostgreSQL that goes away meanwhile."""
+"""What stops, and how fast. ``test_pipeline.py`` covers a PostgreSQL that goes away meanwhile."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Signs of life: what counts as silence."""
+"""Signs of life, and what counts as silence."""
 
 import asyncio
 

@@ -107,7 +107,7 @@ def test_a_host_that_may_come_back_counts_more_than_one_that_refuses() -> None:
 
 
 def test_a_connection_string_that_is_none() -> None:
-    """psycopg's words may quote all of it."""
+    """psycopg's error may quote the whole string."""
     found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
     assert str(found) == "libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn"
     assert type(found) is ConfigError
@@ -119,7 +119,7 @@ DENIED = 'connection failed: FATAL:  password authentication failed for user "u"
 
 
 def all_failures(*attempts: tuple[str, str, str]) -> str:
-    """Return what psycopg says when it has tried several addresses in vain."""
+    """Return psycopg's error after it has tried several addresses without success."""
     lines = [f"- host: {host!r}, port: '5432', hostaddr: {address!r}: {words}" for host, address, words in attempts]
     return "\n".join([attempts[-1][-1], "Multiple connection attempts failed. All failures were:", *lines])
 

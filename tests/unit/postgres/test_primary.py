@@ -1,4 +1,4 @@
-"""Which server rows may be read from, where changes come from a standby."""
+"""Which server may be used to load rows if changes come from a standby."""
 
 import pytest
 

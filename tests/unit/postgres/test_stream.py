@@ -90,7 +90,7 @@ async def test_one_that_is_never_emptied_is_not_left_alone(server: Walsender, mo
 
 
 async def end_of_copy(stream: ReplicationStream) -> None:
-    while not stream._copy_ended:  # noqa: ASYNC110 - it has no event: what follows is the stream's own affair
+    while not stream._copy_ended:  # noqa: ASYNC110 - the stream has no event for it
         await asyncio.sleep(0)
 
 
@@ -100,7 +100,7 @@ async def end_of_copy(stream: ReplicationStream) -> None:
         (15, 5, Timing(5, 15, 60, 300)),
         (60, 5, Timing(5, 60, 240, 1200)),
         (3, 5, Timing(1, 3, 12, 60)),
-        (0, 5, Timing(5, 60, 240, 1200)),  # switched off: as if it had its default
+        (0, 5, Timing(5, 60, 240, 1200)),  # switched off, which is treated as the default
         (0, 60, Timing(20, 60, 240, 1200)),
     ],
 )
@@ -158,7 +158,7 @@ async def test_reports_go_out_by_the_timer_and_never_back(server: Walsender) -> 
         while (status := await server.statuses.get()).write == 0:
             pass
         assert (status.write, status.flush, status.apply) == (30, 20, 20)
-        stream.report(35, 40)  # what is durable has been received, too
+        stream.report(35, 40)  # everything durable was received
         while (status := await server.statuses.get()).write == 30:
             pass
         assert (status.write, status.flush, status.apply) == (40, 40, 40)

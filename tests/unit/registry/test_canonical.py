@@ -35,7 +35,7 @@ ENVELOPE = {
         {"name": "raw", "type": {"type": "map", "values": "string"}, "default": {}},
     ],
 }
-# as Java's Avro library prints the same schema
+# the same schema as Java's Avro library prints it
 JAVA = json.loads(
     """{"type":"record","name":"Envelope","namespace":"shop.public.orders","fields":[
         {"name":"op","type":{"type":"string"}},
@@ -106,7 +106,7 @@ def change(path: list[Any], value: Any) -> Schema:  # noqa: ANN401 - any part of
 )
 def test_whatever_carries_meaning_matters(other: Schema) -> None:
     assert canonical(other) != canonical(
-        {**ENVELOPE, "fields": copy.deepcopy(ENVELOPE["fields"])}  # its parts are shared with nothing
+        {**ENVELOPE, "fields": copy.deepcopy(ENVELOPE["fields"])}  # a deep copy, so that no parts are shared
     )
 
 
@@ -155,7 +155,7 @@ def test_a_name_has_a_limit() -> None:
 
 
 def test_all_names_together_have_a_limit() -> None:
-    """A namespace is written once, and each of many references stands for all of it."""
+    """A namespace is written once, but each of many references contains all of it."""
     references = NAMES_MAX // NAME_MAX
     assert canonical(named("n", "a" * (NAME_MAX - 2), references - 2))
     with pytest.raises(ValueError, match="its names take more than"):

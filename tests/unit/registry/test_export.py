@@ -38,7 +38,7 @@ async def run(server: RegistryServer, store: SchemaStore, strategy: Strategy = "
 
 
 async def test_every_schema_keeps_its_id(server: RegistryServer, store: SchemaStore) -> None:
-    """Also one that the registry would find incompatible."""
+    """This includes a schema that the registry would consider incompatible."""
     server.level = "FULL"
     assert await run(server, store) == {"shop.public.orders-key": (2, 0), "shop.transactions-key": (1, 0)}
     assert server.subjects["shop.public.orders-key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
@@ -60,7 +60,7 @@ async def test_other_strategies(server: RegistryServer, store: SchemaStore) -> N
 
 
 async def test_topics_of_one_table_share_a_subject_by_record(server: RegistryServer, store: SchemaStore) -> None:
-    """Its topic was renamed by a rule: the same schema under the same id is one version."""
+    """A rule renamed the topic. The same schema with the same id is one version."""
     store.add(Registered("shop.renamed-key", 1, 5, WIDE))
     assert (await run(server, store, "record"))["shop.public.orders.Key"] == (2, 0)
     assert server.subjects["shop.public.orders.Key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
@@ -83,7 +83,7 @@ async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -
 
 @pytest.mark.parametrize("text", ['syntax = "proto3"; message A {}', '{"type":"object"}'])
 async def test_an_id_that_stands_for_no_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
-    """Registries keep Protobuf and JSON Schema, too."""
+    """Registries also store Protobuf and JSON Schema."""
     server._place(server._subject("theirs"), 1, 5, text)
     with pytest.raises(UnavailableError, match="another schema under id 5, in subject theirs"):
         await run(server, store)

@@ -14,7 +14,7 @@ from pgsluice.registry.store import SchemaStore
 
 
 class Names:
-    """A history that keeps the schemas it was given, in order."""
+    """A history that keeps its schemas in order."""
 
     def __init__(self) -> None:
         self.learned: list[Any] = []
@@ -27,7 +27,7 @@ class Names:
 
 
 class Counted:
-    """The module json, as far as it is needed; it counts."""
+    """Replaces the needed part of module json, and counts its calls."""
 
     parsed = 0
 
@@ -101,7 +101,7 @@ async def test_those_needed_longest_ago_are_forgotten(monkeypatch: pytest.Monkey
     for subject in "abc":
         for number in range(2):
             add(store, record(f"{subject}{number}"), subject)
-    for subject in "abac":  # together 6, so b is forgotten
+    for subject in "abac":  # together their size is 6, so b is forgotten
         await histories.of(subject, "s.t")
     assert parser.parsed == 6
     await histories.of("a", "s.t")
@@ -113,7 +113,7 @@ async def test_those_needed_longest_ago_are_forgotten(monkeypatch: pytest.Monkey
 async def test_one_that_is_too_large_is_kept_while_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, parser: Counted
 ) -> None:
-    """It could not be learned again for every version."""
+    """Otherwise, it would have to be learned again for every version."""
     monkeypatch.setattr(module, "KEPT_NAMES_MAX", 1)
     store = SchemaStore()
     histories = Histories(store, Names)

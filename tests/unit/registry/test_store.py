@@ -12,7 +12,7 @@ INT: Schema = {"type": "int"}
 
 
 def registered(store: SchemaStore, subject: str, schema: Schema, **postgres: object) -> Registered:
-    """Do what a writer does, with the topic left out."""
+    """Register a schema as a writer does, but without the topic."""
     record, new = store.propose(subject, schema, postgres or None)
     if new:
         store.add(record)
@@ -88,7 +88,7 @@ class TestIdsOfAServer:
         assert store.propose("a", TEXT, {"typmod": 2}, 17)[1]
 
     def test_another_id_is_another_version(self) -> None:
-        """Messages have the one, later messages the other: neither may be forgotten."""
+        """Earlier messages have the first id, and later messages have the other. Both must be kept."""
         store = SchemaStore()
         first = registered(store, "a", TEXT)
         store.add(store.propose("a", TEXT, None, 17)[0])
@@ -107,7 +107,7 @@ class TestCollision:
 
     def test_the_last_id_is_followed_by_the_first(self) -> None:
         class Taken(dict[int, dict[str, Registered]]):
-            """The last thousand ids are."""
+            """Claims that the last thousand ids are taken."""
 
             def __contains__(self, identifier: object) -> bool:
                 return isinstance(identifier, int) and identifier >= MAX_ID - 1000
@@ -149,7 +149,7 @@ class TestCollision:
 
 
 class TestTwoWriters:
-    """Each took version 1 before it saw the other's record; the order of the topic decides."""
+    """Each of them took version 1 before it saw the other's record. The order in the topic decides."""
 
     FIRST, SECOND = entry("a", 1, 10, TEXT), entry("a", 1, 20, LONG)
 
@@ -224,7 +224,7 @@ SCHEMAS: list[Schema] = [TEXT, LONG, INT, {"type": "bytes"}]
 def test_a_reader_of_the_topic_knows_what_its_writers_know(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Writers see the topic late, by as many records as a step says: versions collide, schemas are never lost."""
+    """Each step says by how many records its writer is behind the topic. Versions collide, but no schema is lost."""
     log: list[Registered] = []
     for subject, schema, behind in steps:
         writer = SchemaStore()
@@ -257,7 +257,7 @@ def test_the_schema_of_a_message_is_found_by_its_id() -> None:
 
 
 def test_behind_the_last_version_come_the_lowest_that_are_free() -> None:
-    """Another program may have written a record that has it. The next one could not be read back."""
+    """Another program may have written the highest version. A version after it could not be read back."""
     store = SchemaStore()
     store.add(Registered("a", MAX_ID, 7, '"long"'))
     store.add(Registered("a", 1, 8, '"int"'))

@@ -19,7 +19,7 @@ NAMES = {"m": "http://maven.apache.org/POM/4.0.0"}
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give an empty cache, and let the others find theirs again."""
+    """Give an empty cache. Restore the original one after the test."""
     root = tmp_path / "cache"
     monkeypatch.setenv(artifacts.CACHE_VARIABLE, str(root))
     forget()
@@ -107,7 +107,7 @@ def test_two_processes_fill_an_entry_once(own_cache: Path) -> None:
         inputs, outputs = zip(*((process.stdin, process.stdout) for process in contenders), strict=True)
         for output in outputs:
             output.readline()
-        for each in inputs:  # both, as either may be waiting for the other
+        for each in inputs:  # both, because either may be waiting for the other
             each.write("go on\n")
             each.flush()
         assert len({output.read() for output in outputs}) == 1

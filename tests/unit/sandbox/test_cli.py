@@ -1,4 +1,4 @@
-"""The command line as far as it goes without servers; the rest is in tests/integration/test_sandbox.py."""
+"""The command line without servers. The rest is tested in tests/integration/test_sandbox.py."""
 
 import os
 import subprocess

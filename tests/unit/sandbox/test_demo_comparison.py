@@ -12,7 +12,7 @@ ROW = {
     "id": 1,
     "price": Decimal("12.50"),
     "placed_at": datetime(2024, 2, 29, 12, 30, tzinfo=UTC),
-    "seen": datetime(2024, 2, 29, 12, 30, 0, 120000),  # noqa: DTZ001 - PostgreSQL's timestamp has no zone
+    "seen": datetime(2024, 2, 29, 12, 30, 0, 120000),  # noqa: DTZ001 - the value of a timestamp without time zone
     "since": date(2024, 2, 29),
     "interests": ["poetry", None],
     "email": None,

@@ -9,7 +9,7 @@ from sandbox.demo.watch import Watch
 
 
 class Cuts(CutReader):
-    """A reader that has everything already."""
+    """A reader that has already read everything."""
 
     def __init__(self, *cuts: Cut) -> None:
         self._cuts = iter(cuts)

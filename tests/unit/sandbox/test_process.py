@@ -1,4 +1,4 @@
-"""The promise: no server outlives its owner, whatever happens to whom. Here a shell script is the server."""
+"""No server outlives its owner, whatever happens to either of them. In these tests, a shell script is the server."""
 
 import os
 import select
@@ -18,7 +18,7 @@ from sandbox.process import Server, make_directory
 from sandbox.supervisor import descendants
 
 FAMILY = ["/bin/sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000 & echo $! >> family; wait; wait"]
-"""A server that ignores SIGTERM, with two children, one of them in a session of its own."""
+"""A server that ignores SIGTERM, and has two children, one of them in its own session."""
 
 WAIT_S = 30
 
@@ -48,7 +48,7 @@ def wait_for(server: Server, file: Path) -> None:
 
 
 def wait_until_gone(watched: list[int]) -> None:
-    """Wait for the end of processes, given by descriptors that were opened while they ran."""
+    """Wait until processes have ended. Their descriptors were opened while they ran."""
     for descriptor in watched:
         assert select.select([descriptor], [], [], WAIT_S)[0]
         os.close(descriptor)
@@ -140,7 +140,7 @@ OWNER = f"""if True:
 
 @pytest.fixture
 def owner(directory: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Give another process, which owns a server with children."""
+    """Give another process that owns a server with children."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, directory],
         cwd=Path(process.__file__).parents[1],
@@ -185,7 +185,7 @@ def test_the_server_dies_with_its_supervisor(owner: "subprocess.Popen[str]") -> 
     watched = [os.pidfd_open(server_pid)]
     os.kill(supervisor_pid, signal.SIGKILL)
     wait_until_gone(watched)
-    for child in children:  # PostgreSQL's end with the postmaster, those of a shell do not
+    for child in children:  # PostgreSQL's children end with the postmaster, but those of a shell do not
         os.kill(child, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""What can be told of tools without making any."""
+"""What is known about tools without installing them."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from sandbox import artifacts, tools
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give an empty cache, and let the others find theirs again."""
+    """Give an empty cache. Restore the original one after the test."""
     root = tmp_path / "cache"
     monkeypatch.setenv(artifacts.CACHE_VARIABLE, str(root))
     artifacts.cache_root.cache_clear()
@@ -44,5 +44,5 @@ def test_the_others_need_go_until_they_are_made(own_cache: Path, monkeypatch: py
 
 def test_every_version_is_pinned() -> None:
     versions = {tool.name: tool.version for tool in tools.all_tools()}
-    assert versions.pop("etcd") == "debian"  # what the distribution has; any etcd 3 serves
+    assert versions.pop("etcd") == "debian"  # the version of the distribution, because any etcd 3 will do
     assert [version for version in versions.values() if not re.fullmatch(r"v?[0-9]+(\.[0-9]+)+", version)] == []

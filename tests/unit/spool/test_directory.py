@@ -1,4 +1,4 @@
-"""The directory of a process: made, held, and removed, on a real file system."""
+"""The spill directory of a process: how it is created, locked and removed, on a real file system."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ async def spill(tmp_path: Path, disk: Disk) -> AsyncIterator[SpillDirectory]:
 
 
 async def finished(disk: Disk) -> None:
-    """Wait for what was submitted so far."""
+    """Wait for the jobs that were submitted so far."""
     await disk.run(lambda: None)
 
 
@@ -73,7 +73,7 @@ class TestDirectory:
     async def test_nobody_else_sees_it_before_its_lock_is_held(
         self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A process that starts at the same moment would take it for a leftover."""
+        """A process that starts at the same moment would mistake it for a leftover."""
         lock, seen = module._locked, list[bool]()
 
         def looked_at(descriptor: int) -> int | None:
@@ -132,7 +132,7 @@ class TestDirectory:
 
 
 def left_behind(path: Path) -> Path:
-    """Make a directory that looks like one of a process that is gone."""
+    """Make a directory that looks as if it belonged to a process that has ended."""
     path.mkdir(mode=0o700)
     (path / "lock").touch()
     (path / "1").write_bytes(b"rows")
@@ -140,7 +140,7 @@ def left_behind(path: Path) -> Path:
 
 
 async def after_a_start(parent: Path, disk: Disk) -> None:
-    """Start a process, and wait until it has removed what it removes."""
+    """Start a process, and wait until it has removed leftovers."""
     async with SpillDirectory(str(parent), disk):
         await finished(disk)
         await finished(disk)
@@ -151,7 +151,7 @@ def open_descriptors() -> int:
 
 
 class TestNeighbours:
-    """What other users of the host may have put there, or may do with what we put there."""
+    """What other users of the host may have put there, or may do with our files."""
 
     async def test_nobody_else_can_look_into_it(self, tmp_path: Path, disk: Disk) -> None:
         before = os.umask(0)

@@ -1,4 +1,4 @@
-"""A thread for files: the order of jobs, and a disk that hangs."""
+"""A thread for file operations: the order of jobs, and a hanging disk."""
 
 import asyncio
 import subprocess
@@ -65,12 +65,12 @@ async def test_many_jobs_that_finish_are_no_disk_that_hangs(disk: Disk) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_neither_is_one_that_is_done_by_the_time_we_look_again(disk: Disk) -> None:
-    """A process that was stopped finds the time over when it goes on, and the job has had no time at all."""
+    """When a stopped process continues, the time limit is over, although the job had no time to run."""
     thaw = threading.Event()
     waiting = asyncio.create_task(disk.run(lambda: thaw.wait() and 1))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(1.5 * LIMIT_S, thaw.set)
-    time.sleep(1.2 * LIMIT_S)  # noqa: ASYNC251 - the loop stands still, as when the process is stopped
+    time.sleep(1.2 * LIMIT_S)  # noqa: ASYNC251 - the loop is blocked, as if the process were stopped
     assert await waiting == 1
 
 

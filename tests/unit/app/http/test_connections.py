@@ -1,4 +1,4 @@
-"""Through a server that listens: what counts is what clients see."""
+"""Connections to a server that listens, as clients see them."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ SHORT_S = 0.2
 SUBJECT_BYTES = 200
 ANSWER_BYTES = 12 * 1024 * 1024
 WAITING_MAX_BYTES = 30 * 1024 * 1024
-"""Of a single answer, the kernel alone keeps up to 4 MiB on their way."""
+"""The limit must not be too small, because the kernel alone buffers up to 4 MiB of a single answer."""
 
 
 class Client:
@@ -31,7 +31,7 @@ class Client:
         self._reader, self.writer = reader, writer
 
     async def ask(self) -> bytes:
-        """Send a request, and return the first line of the answer."""
+        """Send a request. Return the first line of the answer."""
         self.writer.write(REQUEST)
         head = await self._reader.readuntil(b"ok\n")
         return head.split(b"\r\n")[0]
@@ -128,7 +128,7 @@ async def test_the_most_silent_one_makes_room_for_a_new_one(connect: Connect, mo
 async def test_answers_that_nobody_reads_have_a_limit_together(
     server: HttpServer, store: SchemaStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that asks for much and reads nothing of it would otherwise keep a whole answer in memory."""
+    """Otherwise, a client that requests much and reads nothing would keep whole answers in memory."""
     monkeypatch.setattr(module, "WAITING_MAX_BYTES", WAITING_MAX_BYTES)
     for number in range(ANSWER_BYTES // SUBJECT_BYTES):
         store.add(Registered(f"{number:0{SUBJECT_BYTES}}", 1, 1, '"string"'))
@@ -142,7 +142,7 @@ async def test_answers_that_nobody_reads_have_a_limit_together(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0 < server.waiting_bytes <= WAITING_MAX_BYTES + ANSWER_BYTES
-    assert peak < 2 * WAITING_MAX_BYTES + 5 * ANSWER_BYTES  # what waits is there twice, and a new answer some times
+    assert peak < 2 * WAITING_MAX_BYTES + 5 * ANSWER_BYTES  # waiting data exist twice, and a new answer several times
     reads = await connect()
     reads.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
     assert len(await asyncio.wait_for(reads.rest_of_answer(), 10)) > ANSWER_BYTES
@@ -158,7 +158,7 @@ async def test_a_health_check_gets_its_answer_whoever_holds_connections(connect:
 async def test_nor_do_those_keep_it_out_that_are_busy_for_long(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their requests never end, so that new connections seem to be those that can go."""
+    """Their requests never end, so new connections seem to be the ones to close."""
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(module, "NEW_S", SHORT_S)
     for _ in range(3):

@@ -225,7 +225,7 @@ class TestRegistry:
 
 
 class TestBrowsers:
-    """A web page can have a browser ask, without its user's knowledge."""
+    """A web page can make a browser send requests without its user's knowledge."""
 
     async def test_a_page_may_not_give_our_address_to_its_own_name(self) -> None:
         async with running(Process(STATUS)) as client:
@@ -279,7 +279,7 @@ class TestLimits:
         assert answer.status_code == 415
 
     async def test_of_what_a_schema_may_grow_to(self, store: SchemaStore) -> None:
-        """A namespace is written once and stands for each of thousands of names."""
+        """A namespace is written once, but it is part of each of thousands of names."""
         union: Schema = ["n"] * 100_000
         fields = [{"name": "f", "type": union}]
         schema = {"type": "record", "name": "n", "namespace": "a" * 4000, "fields": fields}
