@@ -1,4 +1,4 @@
-"""Fixtures of every suite that needs real servers; a server starts when the first test asks for it."""
+"""Fixtures of every suite that needs real servers. A server starts when the first test asks for it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ PLATFORM = "tests/platform/"
 
 
 class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """``--dist loadfile``, with one process for all files that need the image: they build it once."""
+    """Like ``--dist loadfile``, but one process runs all files that need the image, so that it is built only once."""
 
     def _split_scope(self, nodeid: str) -> str:
         return PLATFORM if nodeid.startswith(PLATFORM) else str(super()._split_scope(nodeid))
@@ -30,7 +30,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Callable[..., Postgres]]:
-    """Give a running server of a version, the same one each time; tests take their own database on it."""
+    """Give a function that returns a running server of a version, always the same one.
+
+    Tests use their own databases.
+    """
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:
 
@@ -44,7 +47,7 @@ def postgres_server() -> Iterator[Callable[..., Postgres]]:
 
 @pytest.fixture
 def new_database(postgres_server: Callable[..., Postgres]) -> Iterator[Callable[..., Database]]:
-    """Make empty databases, on a server of the version asked for; they are gone after the test."""
+    """Make empty databases on servers of given versions. They are dropped after the test."""
     with ExitStack() as databases:
         yield lambda version=17: databases.enter_context(postgres_server(version).database())
 
@@ -57,6 +60,6 @@ def database(new_database: Callable[..., Database]) -> Database:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Kafka]:
-    """Give the broker that all tests share; they take their own topics."""
+    """Give the broker that all tests share. Tests use their own topics."""
     with Kafka() as cluster:
         yield cluster

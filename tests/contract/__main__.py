@@ -1,4 +1,4 @@
-"""Write the files of ``contract/`` anew, and say what CHANGELOG.md needs: ``python -m tests.contract``."""
+"""Write the files of ``contract/`` again, and print what CHANGELOG.md needs: ``python -m tests.contract``."""
 
 from tests.contract.golden import CONTRACT, digest, files, recorded
 

@@ -1,6 +1,7 @@
-"""The cases of the golden messages, and what the daemon's encoders make of them.
+"""The cases of the golden messages, as the daemon's encoders write them.
 
-Used by ``python -m tests.contract``, which writes the files of ``contract/``, and by the unit tests, which compare.
+Used by ``python -m tests.contract``, which writes the files of ``contract/``, and by the unit tests, which compare
+them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """A Kafka record; no key: null; no value: a tombstone."""
+    """A Kafka record. Without a key, its key is null. Without a value, it is a tombstone."""
 
     key: Part | None
     value: Part | None
@@ -89,7 +90,7 @@ POOR_BEFORE: TupleData = [b"42", None, b"Infinity", None, b"-infinity", b"infini
 
 
 def orders(identity: str) -> Relation:
-    """Return the table under a replica identity."""
+    """Return the table with a replica identity."""
     columns = (
         Column(name, PgType(oid, CATALOG, kind), typmod, is_key=identity == "f" or (identity == "d" and name == "id"))
         for name, oid, kind, typmod in COLUMNS
@@ -103,7 +104,7 @@ def row(*values: Any) -> TupleData:  # noqa: ANN401 - bytes, None or UNCHANGED
 
 
 def with_unchanged(*values: bytes) -> TupleData:
-    """Return ROW with its first values replaced, and a value out of line that was not sent."""
+    """Return ROW with its first values replaced, and with an out-of-line value that was not sent."""
     return [UNCHANGED if value == b'{"a": 1}' else value for value in row(*values)]
 
 
@@ -135,14 +136,14 @@ SCHEMAS: dict[str, Schema] = {
     "keys_key": _key(KEY_TYPES.relation, KEY_TYPES.key_fields()),
     "string": "string",
 }
-"""By the name of their file; ``string`` is that of keys that are names."""
+"""The schemas by the name of their file. ``string`` is the schema of keys that are names."""
 
 IDS = {name: schema_id(normalise(schema)) for name, schema in SCHEMAS.items()}
 
 TRANSACTION = Transaction(xid=4242, commit_lsn=0x16B374D848, commit_ts=820_000_000_123_456, origin="elsewhere")
 LOCAL = Transaction(TRANSACTION.xid, TRANSACTION.commit_lsn, TRANSACTION.commit_ts)
 LOAD_LSN = TRANSACTION.commit_lsn
-"""Where the rows that were read belong: right before the transaction."""
+"""The position of the loaded rows, which is directly before the transaction."""
 
 
 # --- changes
@@ -172,12 +173,12 @@ CHANGES: Mapping[str, tuple[str, RowMessage]] = {
 
 
 def change_records(identity: str, message: RowMessage) -> list[Record]:
-    """Return what a change of the example table becomes, tombstones included."""
+    """Return the records of a change of the example table, including tombstones."""
     return _encoder(identity, "c").encode(message, Stamp(TRANSACTION, 2, commit_timestamps=False))
 
 
 def read_records(message: Insert) -> list[Record]:
-    """Return what a row that was read becomes."""
+    """Return the record of a loaded row."""
     stamp = Stamp(Transaction(0, LOAD_LSN, TRANSACTION.commit_ts), 2, commit_timestamps=False)
     stamp.next_seq = FIRST_SEQ + 1
     return _encoder("d", "r").encode(message, stamp)
@@ -193,7 +194,7 @@ def _encoder(identity: str, insert_op: InsertOp) -> ChangeEncoder:
 
 
 def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
-    """Return what a change of a table of all types becomes."""
+    """Return the records of a change of a table of all types."""
     relation, fields = table.relation, table.fields()
     key = KeyEncoder(relation, table.key_fields()) if table.keyed else None
     target = Target(f"shop.public.{table.name}", IDS[table.name], IDS["keys_key"] if table.keyed else None)
@@ -228,7 +229,7 @@ MESSAGES: Mapping[str, tuple[Transaction | None, str, bytes]] = {
 
 
 def message_record(transaction: Transaction | None, prefix: str, content: bytes) -> Record:
-    """Return what a message of pg_logical_emit_message becomes."""
+    """Return the record of a message of pg_logical_emit_message."""
     encoder = MessageEncoder(Target("shop.messages", IDS["message"], IDS["string"]))
     message = LogicalMessage(None, transaction is not None, 0x16B374D848, prefix, content)
     if transaction is None:
@@ -265,7 +266,7 @@ OTHER_PLACE = {("shop.public.customers", 0): (7, 7)}
 
 
 def _worked() -> Cut:
-    """Return a cut of one insert and one truncate."""
+    """Return a cut with one insert and one truncate."""
     cut = Cut(end_lsn=0x16B374D900)
     cut.add(TRANSACTION, 0x16B374D880)
     cut.add_records((), 0, 2)
@@ -276,7 +277,7 @@ def _worked() -> Cut:
 
 
 def _loading() -> Cut:
-    """Return a cut of one row that was read, which is all that the table has."""
+    """Return a cut with one loaded row, which is the table's only row."""
     cut = Cut(end_lsn=LOAD_LSN)
     cut.add_records((), 0, 1)
     for record in read_records(READ["row that was read"]):
@@ -286,7 +287,7 @@ def _loading() -> Cut:
 
 
 def _altered() -> Cut:
-    """Return a cut that says that an ALTER TABLE has changed the rows of a table."""
+    """Return a cut that reports that an ALTER TABLE has changed the rows of a table."""
     cut = Cut(end_lsn=LOAD_LSN)
     cut.add_load((), Place(LOAD_LSN, 5), [replace(_mark("stale", 4, 1), replaces=False)], ())
     return cut
@@ -301,10 +302,10 @@ def _mark(state: State, place: int, rows: int) -> LoadMark:
 
 
 def cut_parts() -> dict[str, list[dict[str, Any]]]:
-    """Return the cut records of each case, as they are before they are encoded."""
+    """Return the cut records of each case, before they are encoded."""
     identity = {"pipeline": PREFIX, "cut": 7, "epoch": 2}
     (full,) = cut_records(_worked(), identity, {**PLACES, **OTHER_PLACE}, TOPIC_IDS, full=True)
-    # as two parts: golden messages of half a megabyte each would show nothing more
+    # split into two parts by hand, because golden messages of half a megabyte each would show nothing more
     halves = [{**full, "parts": 2, "part": part, "topics": [topic]} for part, topic in enumerate(full["topics"])]
     return {
         "cut": cut_records(_worked(), identity, PLACES, TOPIC_IDS, full=False),

@@ -1,4 +1,4 @@
-"""The files of ``contract/``: schemas, and golden messages as hex and as JSON; and their entry in CHANGELOG.md."""
+"""The files of ``contract/``: schemas, golden messages in hex and JSON, and the entry for them in CHANGELOG.md."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ CONTRACT = ROOT / "contract"
 
 
 def files() -> dict[str, str]:
-    """Return what the files of ``contract/`` should hold, by name."""
+    """Return what the files of ``contract/`` should contain, by name."""
     schemas = {f"{name}.avsc": pretty(schema) + "\n" for name, schema in SCHEMAS.items() if isinstance(schema, dict)}
     return {**schemas, "golden.json": json.dumps(golden(), ensure_ascii=False, indent=1) + "\n"}
 
 
 def golden() -> dict[str, list[dict[str, Json]]]:
-    """Return the content of golden.json: by case, key and value of each record, with the names of their schemas."""
+    """Return the content of golden.json: for each case, the keys and values of its records, and their schemas."""
     return {
         case: [{"key": _part(message.key), "value": _part(message.value)} for message in found]
         for case, found in messages().items()
@@ -39,7 +39,7 @@ def _part(part: Part | None) -> dict[str, Json]:
 
 
 def pretty(value: Json, indent: str = "") -> str:
-    """Return a schema as JSON, each field on a line of its own unless it contains a record."""
+    """Return a schema as JSON. Each field is on a line of its own, unless it contains a record."""
     if not _is_open(value):
         return json.dumps(value, ensure_ascii=False)
     inner = f"{indent}  "
@@ -63,7 +63,7 @@ _ENTRY = re.compile(r"^- \*\*Contract `([0-9a-f]{12})`\*\*: \S", re.MULTILINE)
 
 
 def digest() -> str:
-    """Return what names the present content of ``contract/``: 12 digits of a SHA-256 over names and contents."""
+    """Return an identifier of the current content of ``contract/``: 12 digits of a SHA-256 over names and contents."""
     found = hashlib.sha256()
     for path in sorted(CONTRACT.iterdir()):
         content = path.read_bytes()

@@ -1,6 +1,6 @@
-"""Tables with a column of every type, for the golden messages: one where they stand in the row, one in the key.
+"""Tables with a column of every type, for the golden messages. In one table they are in the row, in another in the key.
 
-A new opcode needs a column here; ``tests/unit/test_contract.py`` sees to it.
+A new opcode needs a column here. ``tests/unit/test_contract.py`` checks this.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def numeric(precision: int, scale: int) -> int:
 
 @dataclass(frozen=True)
 class Sample:
-    """A column: an ordinary value, one from the lower end, one from the upper end, and one that Avro cannot hold."""
+    """A column with four values: an ordinary one, one near each limit, and one that Avro cannot hold."""
 
     name: str
     type: str
@@ -216,7 +216,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class SampleTable:
-    """A table of samples, with all of its columns as key, or none."""
+    """A table of samples. Its key has all of its columns, or there is no key."""
 
     name: str
     samples: Sequence[Sample]
@@ -227,7 +227,7 @@ class SampleTable:
         return self._relation(tuple(sample.column(is_key=self.keyed) for sample in self.samples))
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the row, as they are after an earlier version of the table."""
+        """Return the fields of the row, as they are after earlier versions of the table."""
         history = TableFields(OPTIONS)
         history.assign(self._relation(tuple(sample.earlier() for sample in self.samples)))
         return history.assign(self.relation)
@@ -241,7 +241,7 @@ class SampleTable:
         return [sample.texts[number].encode() for sample in self.samples]
 
     def misfits(self) -> TupleData:
-        """Return values that Avro cannot hold, and null where there are none."""
+        """Return the values that Avro cannot hold. Columns without such a value are null."""
         return [None if sample.misfit is None else sample.misfit.encode() for sample in self.samples]
 
     def _relation(self, columns: tuple[Column, ...]) -> Relation:

@@ -1,7 +1,7 @@
-"""How values stand in the golden JSON, whoever read them.
+"""The form of values in the golden JSON, whichever library has read them.
 
-Dates and times stand in ISO 8601 (as the number that Avro has where the year is outside 1 to 9999), decimals as
-strings, bytes as Avro writes them in JSON (a character each), and floats that JSON lacks by their names.
+Dates and times are in ISO 8601 (or Avro's number, if the year is outside 1 to 9999). Decimals are strings. Bytes are
+written as in Avro's JSON, one character each. Floats that JSON lacks are written by name.
 """
 
 import math
@@ -17,7 +17,7 @@ Schema: TypeAlias = Any
 """A schema as parsed JSON."""
 
 Leaf: TypeAlias = Callable[[str, dict[str, Any], Any], Json]
-"""Makes JSON of a value that holds no others: its Avro type, what the schema says beside it, the value."""
+"""Converts a value without parts to JSON. Its arguments: the Avro type, the rest of its schema, and the value."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"micros": timedelta(microseconds=1), "millis": timedelta(milliseconds=1)}
@@ -25,7 +25,7 @@ _EXACT = Context(prec=1000)
 
 
 def physical(schema: Schema) -> Schema:
-    """Return ``schema`` without logical types: values are then read as the numbers and bytes that they are."""
+    """Return ``schema`` without logical types, so that values are read as plain numbers and bytes."""
     if isinstance(schema, list):
         return [physical(branch) for branch in schema]
     if isinstance(schema, str):
@@ -39,7 +39,7 @@ def physical(schema: Schema) -> Schema:
 
 
 def json_of(schema: Schema, value: Any) -> Json:  # noqa: ANN401 - whatever the schema says
-    """Return the JSON of a value that was read by the ``physical`` schema, or that Avro wrote as JSON."""
+    """Return the JSON of a value that was read with the ``physical`` schema, or that Avro wrote as JSON."""
     return walk(schema, value, _avro)
 
 
@@ -49,7 +49,7 @@ def walk(schema: Schema, value: Any, leaf: Leaf) -> Json:  # noqa: ANN401 - what
 
 
 def _records(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the records in ``schema`` by name."""
+    """Yield the records in ``schema``, by name."""
     if isinstance(schema, list):
         for branch in schema:
             yield from _records(branch)
@@ -134,7 +134,7 @@ def _moment(number: int, unit: timedelta, text: Callable[[datetime], str]) -> st
 
 
 def plain(value: Any) -> Json:  # noqa: ANN401, PLR0911 - whatever fastavro read
-    """Return what fastavro makes of logical types as the golden JSON has it."""
+    """Return a value of fastavro's logical types in the form of the golden JSON."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list):
