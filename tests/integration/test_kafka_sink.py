@@ -56,7 +56,7 @@ def expected(records: Sequence[Record], partitions: int) -> Content:
 
 
 class TestTheNumberOfTopics:
-    """Limits how many topics a user who may create tables can cause in Kafka."""
+    """A user who may create tables must not be able to create any number of topics in Kafka."""
 
     async def test_no_more_topics_are_created_than_allowed(self, kafka: Kafka, prefix: str) -> None:
         tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(4)]
@@ -88,7 +88,7 @@ class TestTheNumberOfTopics:
 
 
 class TestTheMark:
-    """A session writes marks at the end of everything, to recognize an outdated answer."""
+    """A session writes a mark after all records, to recognize an outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(
         self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -317,7 +317,7 @@ class TestOwners:
                 await session.sink.commit(*lost)
 
     async def test_nor_if_the_client_hears_of_it_first(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
-        """The client learns it from a refused record, as if there were another owner, before we check the time."""
+        """A record is refused, as if there were another owner, before we check the time."""
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             lost = await session.produce(insert(orders, 1))

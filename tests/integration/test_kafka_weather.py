@@ -117,7 +117,7 @@ class TestOneBroker:
         pipeline.assert_complete()
 
     def test_it_comes_back_and_takes_less(self, own_kafka: Kafka, start: Start) -> None:
-        """Batches are as small as records, because the rows are small."""
+        """The rows are small, but the limit applies to their batches as well."""
         pipeline = start(broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()

@@ -353,7 +353,7 @@ class TestExactlyOnce:
     def test_delivered_between_it_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
         """From 17 on, a message can be flushed by itself.
 
-        Its end is then confirmed, and the commit begins at this LSN.
+        Then its end is confirmed, which is the LSN at which the commit begins.
         """
         followed = follow()
         writer = followed.writer()

@@ -70,7 +70,7 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
 
 @pytest.mark.parametrize("version", [10, 14, 18])
 def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
-    """Nor is it if its WAL ends at a special position: at the beginning of a segment or of a page."""
+    """The same holds if its WAL ends at a special position: at the beginning of a segment or of a page."""
     pipeline = start(version=version)
     pipeline.write()
     with pipeline.database.connect() as admin:

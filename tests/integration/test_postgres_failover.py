@@ -210,7 +210,7 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
 
 
 def test_an_idle_standby_is_no_lag(start: Start) -> None:
-    """It is none if the standby's WAL ends at a special position.
+    """The same holds if the standby's WAL ends at a special position.
 
     The WAL that it keeps for the slot is known as well.
     """

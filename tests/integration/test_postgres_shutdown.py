@@ -14,7 +14,7 @@ from tests.support.weather import Start
 MODES: Sequence[StopMode] = ("fast", "immediate")
 
 UNREAD = {10: [500] * 8, 18: [4000]}
-"""The rows of the transactions that wait: whole transactions, or the rest of a partly received one."""
+"""The sizes of the waiting transactions, by server version: whole ones, or the rest of a partly received one."""
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
 """Small limits, so that the rest of the stream is not read while Kafka accepts nothing."""

@@ -371,7 +371,10 @@ class TestDaemon:
         assert "it knows our schemas" in capsys.readouterr().out
 
     def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
-        """The server is away at the start and later, then slower than PostgreSQL's time-out, then than our lifetime."""
+        """The server is away at the start and later, then slower than PostgreSQL's time-out.
+
+        At last, the daemon is killed while it waits for the server.
+        """
         secret = tmp_path / "password"
         secret.write_text("hunter2\n")
         server.authorization = "Basic dXM6aHVudGVyMg=="

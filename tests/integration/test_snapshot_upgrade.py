@@ -19,7 +19,7 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 ROWS = 10
-"""The number of rows before the pipeline exists, and again of later changes."""
+"""The number of rows before the pipeline exists. As many are written later, as changes."""
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.support.replay import row_fields
 from tests.support.scenario import Found, Scenario, quoted
 
 NAME_CHARACTERS = 60
-"""The characters of a scenario's name, which is also the name of a schema."""
+"""The length of a scenario's name, which is also the name of a schema."""
 
 TOUCH = "UPDATE t SET id = id;"
 """Writes rows, because a mirror learns the new shape only from rows. DDL itself is not sent."""
@@ -268,7 +268,7 @@ IDENTITY = (
     ),
 )
 
-# --- types that are not types of columns
+# --- ALTER TYPE
 
 TYPES = (
     Alteration(
@@ -353,7 +353,7 @@ class Retyping:
     fields: tuple[str, str]
     values: tuple[str, str]
     using: str = ""
-    """How PostgreSQL converts a column named ``{}`` if it needs to be told, and how it converts it back."""
+    """How to convert a column named ``{}``, if PostgreSQL needs to be told. ``back`` undoes it."""
     back: str = ""
 
     @property

@@ -6,7 +6,7 @@ COLUMNS = 1600
 """PostgreSQL's limit (MaxHeapAttributeNumber)."""
 
 A_VALUE = "of-no-concern-to-the-log"
-"""Check that the log contains no value of a row."""
+"""A value that the log must not contain."""
 
 LARGE_BYTES = 50_000_000
 

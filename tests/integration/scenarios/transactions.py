@@ -8,7 +8,7 @@ import psycopg
 from tests.support.scenario import Found, Place, Scenario
 
 LARGE_ROWS = 4000
-"""How many rows of 100 characters exceed delivery.cut_bytes."""
+"""This many rows of 100 characters exceed delivery.cut_bytes."""
 
 
 def _interleaved(place: Place) -> None:
