@@ -469,7 +469,7 @@ def _run_outcome(
 
 
 def run_whole(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` streams of small transactions. They are processed as wholes, and message by message."""
+    """Compare ``count`` streams of small transactions. They are taken as wholes, and message by message."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}

@@ -470,7 +470,7 @@ class TestLedger:
     def test_the_marker_of_the_cut_before_does_not_pass_for_a_record(
         self, kafka: Kafka, orders: Target, *, full: bool
     ) -> None:
-        """An outdated broker reports the same end with the marker as it would with our record instead."""
+        """An outdated broker reports the same end, whether the last record is the marker or our own."""
         topics, place = Stopped(kafka), (orders.topic, 0)
         known = Ledger(topics, Event(), accept=False)
         known.pin({orders.topic: topics.ensure(TopicSpec(orders.topic, 1))[0]})

@@ -195,7 +195,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
 
 
 async def test_sessions_go_on_behind_the_last_checkpoint(cluster: Cluster) -> None:
-    """Or they end, because the broker that was asked is outdated. They never begin too early."""
+    """They may also end, because the broker that was asked is outdated. They never begin too early."""
     prefix = f"shop-{uuid4().hex[:8]}"
     names = f"{prefix}.checkpoint", f"{prefix}.transactions"
     cluster.create(*names)

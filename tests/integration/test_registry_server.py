@@ -373,7 +373,7 @@ class TestDaemon:
     def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
         """The server is away at the start and later, then slower than PostgreSQL's time-out.
 
-        At last, the daemon is killed while it waits for the server.
+        Finally, the daemon is killed while it waits for the server.
         """
         secret = tmp_path / "password"
         secret.write_text("hunter2\n")

@@ -140,13 +140,13 @@ class Replay:
         self.problems.append(what)
 
     def apply_changes(self, events: Iterable[Event]) -> None:
-        """Apply changes of whole transactions, which no cut record describes; messages change nothing."""
+        """Apply changes of whole transactions that no cut record describes. Messages change nothing."""
         changes = (event for event in events if event.op != "m")
         for _, copies in groupby(sorted(changes, key=attrgetter("position")), attrgetter("position")):
             self._apply(list(copies))
 
     def table(self, name: str) -> Table:
-        """Return a table by ``schema.table``; empty if there were no events."""
+        """Return a table by ``schema.table``. It is empty if there were no events."""
         return self.tables.setdefault(name, Table(name))
 
     # --- cuts
@@ -196,7 +196,7 @@ class Replay:
         schemas: dict[str, dict[int | None, None]] = defaultdict(dict)
         for event in sorted(events, key=attrgetter("position")):
             counts[event.topic][event.op] += 1
-            schemas[event.topic].pop(event.schema_id, None)  # they stand in the order of their last use
+            schemas[event.topic].pop(event.schema_id, None)  # so that schemas are in the order of their last use
             schemas[event.topic][event.schema_id] = None
         for topic in cut.record["topics"]:
             name = topic["topic"]
@@ -333,7 +333,7 @@ class Replay:
         return old
 
     def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - hashable
-        """Remove and return the row that the event changes; empty if it is not known yet."""
+        """Remove and return the row that the event changes. Return an empty row if it is not known yet."""
         if key is None:
             assert before is not None, "a row without key is found by its old values"
             key = next((key for key, row in table.rows.items() if _agree(row, before)), None)

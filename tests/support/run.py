@@ -1,7 +1,7 @@
 """Carries out scenarios with PostgreSQL, the daemon, and a reader behind it, for one server version.
 
 All scenarios of a database share one daemon, which is restarted and stopped while they run. Afterwards, everything is
-read and replayed once, and each scenario is judged by its own tables.
+read and replayed once, and each scenario is checked by its own tables.
 """
 
 import time

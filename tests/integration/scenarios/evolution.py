@@ -2,7 +2,7 @@
 
 docs/evolution.md shows these tables, and ``python -m tests.integration.scenarios.evolution`` prints them. Each ALTER is
 carried out within a transaction that has rows before and after it. Servers that can stream do so. Then the daemon is
-killed, and more rows follow. At last, the ALTER is undone, and carried out once more on its own.
+killed, and more rows follow. Finally, the ALTER is undone, and carried out once more on its own.
 """
 
 import re

@@ -69,7 +69,7 @@ RELATION_HEAD = (
 )
 RELATION = RELATION_HEAD + (
     "01 696400 00000017 ffffffff"  # part of the key, id, int4, no typmod
-    "00 6e00 fffffffc 000a0006"  # column n, of a user-defined type, with a typmod
+    "00 6e00 fffffffc 000a0006"  # column n, of a type with a high OID, with a typmod
 )
 TYPE = "0001e240 00 6d6f6f6400"  # 123456, pg_catalog, mood
 INSERT = (

@@ -135,7 +135,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def fit_nowhere(found: Running) -> None:
-    """Let the first rows be read between a transaction that they do not include, and one that they include."""
+    """Read the rows of the first round between a transaction that they do not include and one that they include."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
     world.tells_position = False
