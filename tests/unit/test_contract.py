@@ -58,7 +58,7 @@ def test_fastavro_reads_the_golden_json(case: str, part: dict[str, Any]) -> None
 def test_every_opcode_has_its_values() -> None:
     fields = (*TYPES.fields(), *KEY_TYPES.key_fields())
     found = {kind.opcode for field in fields for kind in parts(field.type)}
-    assert found == set(Opcode) - {Opcode.MARKED}  # it writes no value of its own, because all such values are in raw
+    assert found == set(Opcode) - {Opcode.MARKED}  # it writes nothing, because all of its values are in raw
 
 
 def parts(kind: ColumnType) -> list[ColumnType]:

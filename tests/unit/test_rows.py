@@ -143,7 +143,7 @@ COMMON = {
     "update in binary format": ("f", Update(None, 7, None, OTHER_SENT, SENT)),
     "delete in binary format": ("d", Delete(None, 7, [SENT[0], *([None] * 12)], None)),
 }
-"""Typical changes, as most changes are."""
+"""Changes as most of them are."""
 
 INFINITE_DATE = BinaryValue(bytes.fromhex("7fffffff"))
 FALLBACK = {

@@ -70,7 +70,7 @@ def test_a_commit_that_is_not_delivered_is_as_old_as_it_is() -> None:
 
 
 def test_its_age_stays_known_when_the_session_ends() -> None:
-    """The lag does not become smaller between two sessions, before the second one has received something."""
+    """Between two sessions, and until the second one has received something, the lag does not fall."""
     lag = caught_up(5000.0)
     lag.hear(5001.0, 9000)
     lag.reach(2000, 2000)

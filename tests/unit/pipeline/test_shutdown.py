@@ -1,4 +1,4 @@
-"""A server that shuts down repeatedly requests a reply at the same position."""
+"""A server that is shutting down requests a reply again and again, at the same position."""
 
 import pytest
 
