@@ -1,4 +1,4 @@
-"""Properties of Avro: fastavro reads what psycopg reads, and any other bytes only lead to a marked value."""
+"""Properties of Avro: fastavro reads what psycopg reads, and other bytes lead at most to a marked value."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""Properties of values in binary format: bytes only cause a ProtocolError, and shortcuts do not change the result."""
+"""Properties of values in binary format: any bytes cause at most a ProtocolError, and shortcuts change nothing."""
 
 from functools import cache
 

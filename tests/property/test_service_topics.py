@@ -1,4 +1,4 @@
-"""Properties of records in service topics: whoever wrote them, they only have documented effects."""
+"""Properties of records in service topics: they have only documented effects, even if another program wrote them."""
 
 import json
 from dataclasses import asdict

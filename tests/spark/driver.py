@@ -29,7 +29,7 @@ CONTROL: Final = "_pgsluice_cuts"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The moment when a driver dies: ``before``, ``within`` or ``behind``, which is after, the commit of ``table``."""
+    """The moment when a driver dies: ``before``, ``within`` or after (``behind``) the commit of ``table``."""
 
     table: str
     when: str

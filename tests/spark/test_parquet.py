@@ -1,6 +1,6 @@
 """Change logs in Parquet files: they have each change once, whatever a killed driver has left.
 
-And what mirrors report.
+Some tests check what mirrors are told about a log.
 """
 
 from pathlib import Path

@@ -173,7 +173,7 @@ class Arrived:
 async def _arrived(database: Database, slot: str, publication: str, *, binary: bool) -> dict[str, Arrived]:
     """Read everything up to the commit, table by table.
 
-    It may follow empty transactions of autovacuum, which servers before 15 send as well.
+    Empty transactions of autovacuum may come before it, because servers before 15 send those as well.
     """
     cache, decoder, rows = RelationCache(), Decoder(), defaultdict[int, list[TupleData]](list)
     options = options_for(database)
@@ -255,7 +255,7 @@ def is_marked(schema: Any, text: str, delimiter: str) -> bool:  # noqa: ANN401 -
         return text == "24:00:00"
     if logical_type in ("date", "timestamp-micros", "local-timestamp-micros"):
         return _NOT_COMMON.fullmatch(text) is not None
-    if isinstance(schema, dict) and schema["type"] == "array" and schema["items"] != "float":  # vector is such an array
+    if isinstance(schema, dict) and schema["type"] == "array" and schema["items"] != "float":  # as a vector is
         if text[0] == "[" or text[:2] == "{{":
             return True
         return any(
