@@ -162,6 +162,7 @@ def test_check_names_the_tables_that_cannot_be_published(start: Start) -> None:
         pipeline,
         "CREATE TABLE orders (id int PRIMARY KEY, amount int)",
         "CREATE TABLE compacted (id int)",
+        "ALTER TABLE compacted REPLICA IDENTITY FULL",
         *(f"CREATE SCHEMA {schema}" for schema in ("a_b", "a", "eu")),
         "CREATE TABLE a_b.c (id int PRIMARY KEY)",
         "CREATE TABLE a.b_c (id int PRIMARY KEY)",

@@ -454,10 +454,10 @@ def test_only_the_pipeline_is_watched() -> None:
 
 
 def test_the_documented_values_are_taken(tmp_path: Path) -> None:
-    """docs/kubernetes.md shows the settings and values of an installation."""
+    """docs/kubernetes.md begins with the settings and values of an installation."""
     blocks = re.findall(r"^ *```(\w+)\n(.*?)^ *```", DOCUMENTATION.read_text(), re.MULTILINE | re.DOTALL)
     for kind in ("toml", "yaml"):
-        (text,) = (dedent(text) for shown, text in blocks if shown == kind)
+        text = next(dedent(text) for shown, text in blocks if shown == kind)
         (tmp_path / f"shop.{kind}").write_text(text)
     options = ["--values", str(tmp_path / "shop.yaml"), "--set-file", f"config={tmp_path / 'shop.toml'}"]
     found = manifests(*options)

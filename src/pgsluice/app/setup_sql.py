@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pgsluice.app.wiring import connection_options
 from pgsluice.config import Settings
 from pgsluice.errors import PgsluiceError, UsageError
-from pgsluice.postgres.catalog import Catalog, NamedTable
+from pgsluice.postgres.catalog import Catalog, NamedTable, Publication
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.printable import quoted, sql_identifier
 from pgsluice.tables import TablePattern
@@ -30,7 +30,7 @@ class _Present:
     wal_level: str = "logical"
     may_replicate: bool = False
     tables: Sequence[NamedTable] = ()
-    has_publication: bool = False
+    publication: Publication | None = None
     carried: Collection[tuple[str, str]] = ()
     """The tables that the publication carries."""
 
@@ -66,6 +66,7 @@ def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> l
 
 _UNKNOWN = (
     "-- wal_level has to be logical: ALTER SYSTEM SET wal_level = 'logical'; then restart the server.",
+    "-- The rows of partitions are read under their own names: GRANT SELECT on each of them.",
     "-- A published table without a primary key needs: ALTER TABLE ... REPLICA IDENTITY FULL;",
 )
 
@@ -83,7 +84,7 @@ def _name(table: str) -> tuple[str, str]:
 async def _look(options: ConnectionOptions, publication: str, names: Names) -> _Present:
     async with Catalog(options) as catalog:
         server, tables = await catalog.server(), await catalog.named_tables(names)
-        if missing := set(names) - {(table.schema, table.name) for table in tables}:
+        if missing := set(names) - {table.asked for table in tables}:
             listed = ", ".join(quoted(*name) for name in sorted(missing))
             raise UsageError(f"there is no table {listed} in database {quoted(server.database)}")
         return _Present(
@@ -93,7 +94,7 @@ async def _look(options: ConnectionOptions, publication: str, names: Names) -> _
             await catalog.setting("wal_level") or "",
             await catalog.may_replicate(),
             tables,
-            not await catalog.missing_publications([publication]),
+            next(iter(await catalog.publications([publication])), None),
             await catalog.carried_names([publication]),
         )
 
@@ -111,24 +112,29 @@ def _role(present: _Present) -> list[str]:
 
 
 def _reading(present: _Present, names: Names) -> list[str]:
-    """Return the rights to read rows that the tables already have."""
-    role, known = sql_identifier(present.role), {(table.schema, table.name): table for table in present.tables}
-    schemas = dict.fromkeys(name[0] for name in names if name not in known or not known[name].has_usage)
-    unread = [name for name in names if name not in known or not known[name].has_select]
+    """Return the rights to read rows that the tables already have. They are read under the names that are published."""
+    role = sql_identifier(present.role)
+    if present.version:
+        via_root = present.publication is not None and present.publication.via_root
+        read = [one for one in present.tables if ((one.schema, one.name) == one.asked if via_root else one.has_rows)]
+        schemas = dict.fromkeys(one.schema for one in read if not one.has_usage)
+        unread = list(dict.fromkeys((one.schema, one.name) for one in read if not one.has_select))
+    else:
+        schemas, unread = dict.fromkeys(schema for schema, _ in names), list(names)
     lines = [f"GRANT USAGE ON SCHEMA {sql_identifier(schema)} TO {role};" for schema in schemas]
     return [*lines, f"GRANT SELECT ON TABLE {_listed(unread)} TO {role};"] if unread else lines
 
 
 def _publication(present: _Present, publication: str, names: Names) -> list[str]:
     name = sql_identifier(publication)
-    if not present.has_publication:
+    if present.publication is None:
         return [f"CREATE PUBLICATION {name} FOR TABLE {_listed(names)};"]
     new = [one for one in names if one not in present.carried]
     return [f"ALTER PUBLICATION {name} ADD TABLE {_listed(new)};"] if new else []
 
 
 def _identities(present: _Present) -> list[str]:
-    lacking = dict.fromkeys(name for table in present.tables for name in table.without_identity)
+    lacking = dict.fromkeys((one.schema, one.name) for one in present.tables if one.has_rows and not one.has_identity)
     if not lacking:
         return []
     return [

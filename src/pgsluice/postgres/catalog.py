@@ -81,6 +81,8 @@ class Publication:
     update: bool
     delete: bool
     truncate: bool
+    via_root: bool = False
+    """Whether the rows of partitions are sent as those of their root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +121,19 @@ class LoadableTable:
 
 @dataclass(frozen=True, slots=True)
 class NamedTable:
-    """A table that somebody has named, whether it is published or not.
+    """A table that somebody has named, whether it is published or not, or one of its partitions.
 
-    ``has_usage`` and ``has_select``: the rights of the role on the schema, and on the table. ``without_identity``:
-    schema and name of each table that stores its rows (itself, or a partition) and has no replica identity.
+    ``asked``: schema and name of the table that was named. ``has_rows``: it is no partition root. ``has_usage`` and
+    ``has_select``: the rights of the role on its schema, and on itself.
     """
 
+    asked: tuple[str, str]
     schema: str
     name: str
+    has_rows: bool
+    has_identity: bool
     has_usage: bool
     has_select: bool
-    without_identity: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +292,10 @@ class Catalog:
         return await self._rows(queries.MAY_REPLICATE) == [(True,)]
 
     async def named_tables(self, names: Sequence[tuple[str, str]]) -> list[NamedTable]:
-        """Return those tables of these schemas and names that exist."""
-        rows = await self._rows(
-            published_queries.NAMED_TABLES, [[schema for schema, _ in names], [n for _, n in names]]
-        )
-        return [
-            NamedTable(schema, name, usage, select, tuple((space, table) for space, table in lacking))
-            for schema, name, usage, select, lacking in rows
-        ]
+        """Return those tables of these schemas and names that exist, each with all its partitions."""
+        schemas, tables = [schema for schema, _ in names], [table for _, table in names]
+        rows = await self._rows(published_queries.NAMED_TABLES, [schemas, tables])
+        return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
         """Return, for each root under whose name rows are sent, its identity with that of each of its partitions."""

@@ -12,10 +12,11 @@ from pgsluice.postgres.queries import ROW_FILTERS_SINCE
 
 GENERATED_COLUMNS_SINCE = 12_00_00
 
-# pubtruncate exists since version 11.
+# pubtruncate exists since version 11, and pubviaroot since 13.
 PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete,
-       coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false)
+       coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false),
+       coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false)
 FROM pg_publication p
 WHERE pubname = ANY (%s::text[])
 ORDER BY 1"""
@@ -73,32 +74,27 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 GROUP BY n.nspname, c.relname, c.relreplident, c.oid
 ORDER BY 1, 2""".replace("{has_identity}", _HAS_IDENTITY)
 
-# Tables by name, whether they are published or not: for each that exists, whether the role may read it, and the tables
-# with its rows that have no replica identity.
+# Tables by name, whether they are published or not, and the tables with the rows of each: itself, or its partitions.
 NAMED_TABLES = """
-WITH RECURSIVE named AS (
-    SELECT c.oid, c.relkind
+WITH RECURSIVE part AS (
+    SELECT c.oid AS root, c.oid, c.relkind
     FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
     JOIN pg_namespace n ON n.nspname = wanted.schema
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name AND c.relkind IN ('r', 'p')
-), part AS (
-    SELECT oid AS root, oid, relkind FROM named
     UNION
     SELECT part.root, p.oid, p.relkind
     FROM part
     JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
     JOIN pg_class p ON p.oid = i.inhrelid
 )
-SELECT n.nspname::text, t.relname::text, has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(t.oid, 'SELECT'),
-       (SELECT coalesce(json_agg(json_build_array(s.nspname, c.relname) ORDER BY s.nspname, c.relname), '[]')
-        FROM part
-        JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'r'
-        JOIN pg_namespace s ON s.oid = c.relnamespace
-        WHERE part.root = t.oid AND NOT ({has_identity}))
-FROM named
-JOIN pg_class t ON t.oid = named.oid
-JOIN pg_namespace n ON n.oid = t.relnamespace
-ORDER BY 1, 2""".replace("{has_identity}", _HAS_IDENTITY)
+SELECT rn.nspname::text, r.relname::text, n.nspname::text, c.relname::text, c.relkind = 'r', {has_identity},
+       has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
+FROM part
+JOIN pg_class r ON r.oid = part.root
+JOIN pg_namespace rn ON rn.oid = r.relnamespace
+JOIN pg_class c ON c.oid = part.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY 1, 2, 3, 4""".replace("{has_identity}", _HAS_IDENTITY)
 
 # The tables that a publication carries, roots and their partitions.
 _CARRIED_NAMES = """
