@@ -2,7 +2,7 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pgsluice.config import libpq
+from pgsluice.config.secret_file import read_token_file
 from pgsluice.config.section import Section
 from pgsluice.config.units import ListenAddress
 from pgsluice.config.values import HostName, Text
@@ -50,5 +50,5 @@ class Http(Section):
     @classmethod
     def _check_token_file(cls, file: str | None) -> str | None:
         if file is not None:
-            libpq.read_token_file(file)
+            read_token_file(file)
         return file

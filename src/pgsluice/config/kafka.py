@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from pgsluice.config import libpq, secret_command
-from pgsluice.config.section import Section
+from pgsluice.config import secret_command
+from pgsluice.config.secret_file import read_password_file
+from pgsluice.config.section import Section, keep_one
 from pgsluice.config.units import Duration, Size, Within
 from pgsluice.config.values import (
     COMPRESSION,
@@ -109,11 +110,9 @@ class Kafka(Section):
             return None
         if "sasl.password" in info.data.get("client", {}):
             raise ValueError('is set together with "sasl.password" under kafka.client: keep one of the two')
-        for other in ("password_file", "password_command"):
-            if info.data.get(other) is not None:
-                raise ValueError(f"is set together with kafka.{other}: keep one of the two")
+        keep_one(info, "kafka", "password_file", "password_command")
         if info.field_name == "password_file":
-            libpq.read_password_file(str(given))
+            read_password_file(str(given))
         return given
 
     def librdkafka_properties(self) -> dict[str, str]:
@@ -131,7 +130,7 @@ class Kafka(Section):
         if self.password_file is None:
             return None
         try:
-            return libpq.read_password_file(self.password_file)
+            return read_password_file(self.password_file)
         except ValueError as error:
             raise ConfigError(f"kafka.password_file: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Connection parameters of libpq: those that users may set, and the reading of passwords.
+"""Connection parameters of libpq: those that users may set.
 
 The settings model uses them. Parameters that are not set are left to libpq. Its PG* variables, password file and
 service file work as in every client, so all authentication methods are possible.
@@ -8,9 +8,8 @@ https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 
-from pgsluice.config.problems import did_you_mean, unreadable
+from pgsluice.config.problems import did_you_mean
 
 OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert", "sslcert", "sslkey")
 """Parameters that are keys of ``[postgres]`` under the same name."""
@@ -23,9 +22,6 @@ _OURS = {
 }
 
 _WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balance_hosts")
-
-PASSWORD_BYTES_MAX = 64 * 1024
-"""A password is shorter, because even tokens of clouds have only a few KiB. A file named by mistake may be longer."""
 
 
 def check_dsn(dsn: str) -> None:
@@ -97,39 +93,3 @@ def _known_parameters() -> frozenset[str]:
     from psycopg import pq  # noqa: PLC0415 - loads libpq: only where parameters are set
 
     return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())
-
-
-TOKEN_MIN_CHARACTERS = 16
-"""A shorter token of the HTTP server could be guessed."""
-
-
-def read_token_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError if it cannot be read, or is no safe token."""
-    token = read_password_file(name)
-    if len(token) < TOKEN_MIN_CHARACTERS:
-        raise ValueError(
-            f"the first line of {name} has fewer than {TOKEN_MIN_CHARACTERS} characters, so the token could be "
-            "guessed: openssl rand -hex 32 makes a safe one"
-        )
-    return token
-
-
-def read_password_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError if it cannot be read, or is no password."""
-    try:
-        with Path(name).open("rb") as file:
-            content = file.read(PASSWORD_BYTES_MAX)
-    except OSError as error:
-        raise ValueError(f"{name} {unreadable(error)}") from None
-    return first_line(content, name)
-
-
-def first_line(content: bytes, source: str) -> str:
-    """Return the first line of ``content``, which is from ``source``; ValueError without it if it is no password."""
-    try:
-        password = content.decode().split("\n", 1)[0].removesuffix("\r")
-    except UnicodeDecodeError:
-        raise ValueError(f"{source} is not UTF-8 text") from None
-    if not password or "\0" in password:
-        raise ValueError(f"the first line of {source} is not a password")
-    return password

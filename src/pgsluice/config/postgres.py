@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 
 from pgsluice.config import libpq, secret_command
-from pgsluice.config.section import Section
+from pgsluice.config.secret_file import read_password_file
+from pgsluice.config.section import Section, keep_one
 from pgsluice.config.units import Duration, Within
 from pgsluice.config.values import Command, Flag, Names, Parameters, Port, Secret, SlotName, Text, no_uri, reveal
 from pgsluice.errors import ConfigError, SourceUnavailable
@@ -138,17 +139,15 @@ class Postgres(Section):
     def _check_password_file(cls, password_file: str | None, info: ValidationInfo) -> str | None:
         if password_file is None:
             return None
-        if info.data.get("password") is not None:
-            raise ValueError("is set together with postgres.password: keep one of the two")
-        libpq.read_password_file(password_file)
+        keep_one(info, "postgres", "password")
+        read_password_file(password_file)
         return password_file
 
     @field_validator("password_command")
     @classmethod
     def _check_password_command(cls, command: list[str] | None, info: ValidationInfo) -> list[str] | None:
-        for other in ("password", "password_file"):
-            if command is not None and info.data.get(other) is not None:
-                raise ValueError(f"is set together with postgres.{other}: keep one of the two")
+        if command is not None:
+            keep_one(info, "postgres", "password", "password_file")
         return command
 
     @field_validator("status_interval")
@@ -185,6 +184,6 @@ class Postgres(Section):
         if self.password_file is None:
             return None
         try:
-            return libpq.read_password_file(self.password_file)
+            return read_password_file(self.password_file)
         except ValueError as error:
             raise ConfigError(f"postgres.password_file: {error}") from None

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from pgsluice.config import libpq
 from pgsluice.config.naming import check_address
-from pgsluice.config.section import Section
+from pgsluice.config.secret_file import read_password_file
+from pgsluice.config.section import Section, keep_one
 from pgsluice.config.units import Duration, Within
 from pgsluice.config.values import Secret, Text
 from pgsluice.errors import ConfigError
@@ -103,10 +103,8 @@ class SchemaRegistry(Section):
     def _check_file(cls, file: str | None, info: ValidationInfo) -> str | None:
         if file is None:
             return None
-        key = str(info.field_name).removesuffix("_file")
-        if info.data.get(key) is not None:
-            raise ValueError(f"is set together with schema_registry.{key}: keep one of the two")
-        libpq.read_password_file(file)
+        keep_one(info, "schema_registry", str(info.field_name).removesuffix("_file"))
+        read_password_file(file)
         return file
 
     @field_validator("key_file")
@@ -119,8 +117,8 @@ class SchemaRegistry(Section):
     @field_validator("token", "token_file")
     @classmethod
     def _check_token(cls, token: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
-        if token is not None and info.data.get("username") is not None:
-            raise ValueError("is set together with schema_registry.username: keep one of the two")
+        if token is not None:
+            keep_one(info, "schema_registry", "username")
         return token
 
     def secret(self, name: Literal["password", "token"]) -> str | None:
@@ -129,6 +127,6 @@ class SchemaRegistry(Section):
         if file is None:
             return None if value is None else str(value.get_secret_value())
         try:
-            return libpq.read_password_file(file)
+            return read_password_file(file)
         except ValueError as error:
             raise ConfigError(f"schema_registry.{name}_file: {error}") from None

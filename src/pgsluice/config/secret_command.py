@@ -13,7 +13,7 @@ from contextlib import suppress
 from select import select
 from typing import IO
 
-from pgsluice.config.libpq import PASSWORD_BYTES_MAX, first_line
+from pgsluice.config.secret_file import PASSWORD_BYTES_MAX, first_line
 from pgsluice.errors import ConfigError, RetryableError
 
 TIME_LIMIT_S = 30.0

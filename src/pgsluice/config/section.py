@@ -1,9 +1,16 @@
 """What all tables of the file have in common."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo
 
 
 class Section(BaseModel):
     """A table of the file. Unknown keys are errors, and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+
+
+def keep_one(info: ValidationInfo, section: str, *others: str) -> None:
+    """Raise ValueError if one of ``others`` is set, which are keys of the same section and exclude this one."""
+    for other in others:
+        if info.data.get(other) is not None:
+            raise ValueError(f"is set together with {section}.{other}: keep one of the two")

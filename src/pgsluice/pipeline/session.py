@@ -26,7 +26,6 @@ from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Limits, Outbox
 from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.rounds import Seams
-from pgsluice.pipeline.session_metrics import show_buffers
 from pgsluice.pipeline.session_status import SessionStatus
 from pgsluice.pipeline.shortcut import Shortcut
 from pgsluice.pipeline.shutdown import ShutdownWatch
@@ -425,7 +424,12 @@ class Session:
         if self._shutdown.overdue and self.progress.confirmable < self._shutdown.wal_end:
             self._stream.answer_shutdown(self._shutdown.wal_end)
         self._report()
-        show_buffers(self._metrics, self._outbox, self._transactions, self._spool)
+        metrics, transactions, spool = self._metrics, self._transactions, self._spool
+        metrics.buffered_bytes.set(self._outbox.size)
+        metrics.waiting_transactions.set(transactions.waiting)
+        metrics.prepared_transactions.set(len(transactions.prepared))
+        metrics.waiting_bytes.labels("memory").set(spool.memory)
+        metrics.waiting_bytes.labels("disk").set(spool.spilled)
 
     def _report(self) -> None:
         confirmable = self.progress.confirmable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pgsluice.config.libpq import PASSWORD_BYTES_MAX
 from pgsluice.config.secret_command import run
+from pgsluice.config.secret_file import PASSWORD_BYTES_MAX
 from pgsluice.errors import ConfigError, PgsluiceError, SourceUnavailable
 
 DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"

@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 
 import structlog
 
-from pgsluice.config import libpq
 from pgsluice.config.problems import unreadable
+from pgsluice.config.secret_file import read_token_file
 from pgsluice.errors import ConfigError
 
 LOOK_S: Final = 5.0
@@ -122,7 +122,7 @@ class Access:
     def _load_token(self) -> None:
         assert self._files.token_file is not None, "it is watched"
         try:
-            self._token = libpq.read_token_file(self._files.token_file).encode()
+            self._token = read_token_file(self._files.token_file).encode()
         except ValueError as error:
             raise ConfigError(f"http.token_file: {error}") from None
 

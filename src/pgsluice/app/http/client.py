@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
-from pgsluice.config import libpq
+from pgsluice.config.secret_file import read_token_file
 from pgsluice.errors import ConfigError, PermissionDenied, UnavailableError, UsageError
 from pgsluice.printable import without_url_secrets
 
@@ -87,6 +87,6 @@ def _headers(token_file: str | None) -> dict[str, str]:
     if token_file is None:
         return {}
     try:
-        return {"Authorization": f"Bearer {libpq.read_token_file(token_file)}"}
+        return {"Authorization": f"Bearer {read_token_file(token_file)}"}
     except ValueError as error:
         raise ConfigError(f"http.token_file: {error}") from None

@@ -1,0 +1,43 @@
+"""Reads secrets from files: passwords, and the token of the HTTP server."""
+
+from pathlib import Path
+
+from pgsluice.config.problems import unreadable
+
+PASSWORD_BYTES_MAX = 64 * 1024
+"""A password is shorter, because even tokens of clouds have only a few KiB. A file named by mistake may be longer."""
+
+TOKEN_MIN_CHARACTERS = 16
+"""A shorter token of the HTTP server could be guessed."""
+
+
+def read_token_file(name: str) -> str:
+    """Return the first line of file ``name``; ValueError if it cannot be read, or is no safe token."""
+    token = read_password_file(name)
+    if len(token) < TOKEN_MIN_CHARACTERS:
+        raise ValueError(
+            f"the first line of {name} has fewer than {TOKEN_MIN_CHARACTERS} characters, so the token could be "
+            "guessed: openssl rand -hex 32 makes a safe one"
+        )
+    return token
+
+
+def read_password_file(name: str) -> str:
+    """Return the first line of file ``name``; ValueError if it cannot be read, or is no password."""
+    try:
+        with Path(name).open("rb") as file:
+            content = file.read(PASSWORD_BYTES_MAX)
+    except OSError as error:
+        raise ValueError(f"{name} {unreadable(error)}") from None
+    return first_line(content, name)
+
+
+def first_line(content: bytes, source: str) -> str:
+    """Return the first line of ``content``, which is from ``source``; ValueError without it if it is no password."""
+    try:
+        password = content.decode().split("\n", 1)[0].removesuffix("\r")
+    except UnicodeDecodeError:
+        raise ValueError(f"{source} is not UTF-8 text") from None
+    if not password or "\0" in password:
+        raise ValueError(f"the first line of {source} is not a password")
+    return password
