@@ -31,8 +31,10 @@ Role = Literal["active", "any"]
 
 
 class Program:
-    """One pipeline's process, which can be started again and again."""
+    """One process, which can be started again and again: that of a pipeline, unless a subclass says otherwise."""
 
+    what = "pgsluice"
+    http_timeout_s = HTTP_TIMEOUT_S
     _server: Server | None = None
 
     def place(self, directory: Path, port: ReservedPort) -> None:
@@ -134,10 +136,15 @@ class Program:
         return "\n".join([found["reason"], *found.get("problems", [])])
 
     def _get(self, path: str) -> tuple[int, str]:
+        return self._ask("GET", path)
+
+    def _ask(
+        self, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
         """Return status code and body; 0 while nobody answers."""
-        connection = HTTPConnection(HOST, self._port.number, timeout=HTTP_TIMEOUT_S)
+        connection = HTTPConnection(HOST, self._port.number, timeout=self.http_timeout_s)
         try:
-            connection.request("GET", path)
+            connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             return response.status, response.read().decode()
         except (OSError, HTTPException):
@@ -147,7 +154,7 @@ class Program:
 
     def _running(self) -> Server:
         if self._server is None:
-            raise ServerError("pgsluice is not running")
+            raise ServerError(f"{self.what} is not running")
         return self._server
 
     def _forget(self) -> None:

@@ -11,8 +11,6 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any, Self
 
 from psycopg.conninfo import conninfo_to_dict
@@ -27,15 +25,15 @@ from sandbox.kafka import Kafka
 from sandbox.ports import ReservedPort
 from sandbox.postgres import Database
 from sandbox.prerequisites import java
-from sandbox.process import Server, make_directory
+from sandbox.process import make_directory
+from sandbox.program import HOST, HTTP_OK, Program
 
-HOST = "127.0.0.1"
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 180
-HTTP_TIMEOUT_S = 90
 RETRY_S = 0.2
+JSON = {"Content-Type": "application/json"}
 REBALANCING = (409, 500)
-"""What the worker answers while its group is not complete."""
+"""Status codes with which the worker answers while its group is incomplete."""
 
 JVM_OPTIONS = (
     "-Xms256m",
@@ -93,8 +91,11 @@ def _converters(registry_url: str) -> dict[str, str]:
     return {f"{part}.{name}": value for part in ("key", "value") for name, value in settings.items()}
 
 
-class Connect:
+class Connect(Program):
     """One worker and its one connector, called ``name`` as the topics' prefix; its directory goes with the context."""
+
+    what = "Kafka Connect"
+    http_timeout_s = 90
 
     def __init__(self, name: str, database: Database, kafka: Kafka, slot: str, registry_url: str) -> None:
         self.name = name
@@ -106,39 +107,34 @@ class Connect:
             "topic.prefix": name,
             "slot.name": slot,
         }
-        self._server: Server | None = None
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as context:
-            self._port = ReservedPort.any()
-            context.callback(self._port.release)
-            self._directory = make_directory(current_account())
-            context.callback(shutil.rmtree, self._directory)
-            context.callback(self._end)
-            plugins = self._directory / "plugins"  # a directory of plugins has one of jars for each
+            port = ReservedPort.any()
+            context.callback(port.release)
+            directory = make_directory(current_account())
+            context.callback(shutil.rmtree, directory)
+            self.place(directory, port)
+            context.callback(self.end)
+            plugins = directory / "plugins"  # a directory of plugins has one of jars for each
             plugins.mkdir()
             (plugins / "debezium").symlink_to(jars.connector())
             (plugins / "avro").symlink_to(jars.converter())
-            (self._directory / "worker.properties").write_text(_properties(self._worker()))
+            (directory / "worker.properties").write_text(_properties(self._worker()))
             self._context = context.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._context.close()
 
-    @property
-    def pid(self) -> int:
-        """The worker's pid; ServerError while it is down."""
-        return self._running().pid
-
     def first_start(self) -> None:
         """Start the worker, and give it the connector, which it keeps in Kafka."""
         self.start()
-        self._running().wait_until(lambda: self._ask("GET", "/connectors")[0] == 200, START_TIMEOUT_S)
+        self.wait_until(lambda: self._get("/connectors")[0] == HTTP_OK, START_TIMEOUT_S)
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            status, answer = self._ask("PUT", f"/connectors/{self.name}/config", self._settings)
+            status, answer = self._ask("PUT", f"/connectors/{self.name}/config", json.dumps(self._settings), JSON)
             if status in {200, 201}:
                 return
             if status not in REBALANCING or time.monotonic() > deadline:
@@ -149,26 +145,12 @@ class Connect:
 
     def start(self) -> None:
         """Start the worker, which goes on with its connector."""
-        self._server = Server(self._command(), self._directory, self._log, current_account(), signal.SIGKILL)
+        self.launch(self._command())
 
-    def stop(self) -> None:
-        """SIGTERM: an orderly end."""
-        self._running().send(signal.SIGTERM)
-        self._running().wait(STOP_TIMEOUT_S)
-        self._forget()
-
-    def kill(self) -> None:
-        """``kill -9``."""
-        self._running().kill()
-        self._forget()
-
-    def log_text(self) -> str:
-        """Return what the worker has logged."""
-        return self._log.read_text(errors="replace")
-
-    @property
-    def _log(self) -> Path:
-        return self._directory / "log"
+    def stop(self) -> int:
+        """SIGTERM: an orderly end, which takes the worker longer than a daemon."""
+        self.send(signal.SIGTERM)
+        return self.wait(STOP_TIMEOUT_S)
 
     def _worker(self) -> dict[str, str]:
         """Return the worker's settings; topics that begin with the name go with those of the tables."""
@@ -179,37 +161,12 @@ class Connect:
             "bootstrap.servers": self._kafka.bootstrap_servers,
             "group.id": f"{self.name}.connect",
             "listeners": f"http://{HOST}:{self._port.number}",
-            "plugin.path": str(self._directory / "plugins"),
+            "plugin.path": str(self.directory / "plugins"),
         }
 
     def _command(self) -> list[str]:
-        options = [*JVM_OPTIONS, f"-Djava.io.tmpdir={self._directory}", "-cp", class_path(fetch("kafka"))]
+        options = [*JVM_OPTIONS, f"-Djava.io.tmpdir={self.directory}", "-cp", class_path(fetch("kafka"))]
         return [java(), *options, "org.apache.kafka.connect.cli.ConnectDistributed", "worker.properties"]
-
-    def _ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
-        """Return the status code and the body of an answer of the worker's REST API; 0 while nobody answers."""
-        connection = HTTPConnection(HOST, self._port.number, timeout=HTTP_TIMEOUT_S)
-        try:
-            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        except (OSError, HTTPException):
-            return 0, ""
-        finally:
-            connection.close()
-
-    def _running(self) -> Server:
-        if self._server is None:
-            raise ServerError("Kafka Connect is not running")
-        return self._server
-
-    def _forget(self) -> None:
-        self._running().dismiss()
-        self._server = None
-
-    def _end(self) -> None:
-        if self._server is not None:
-            self.kill()
 
 
 def _place(database: Database) -> dict[str, Any]:
