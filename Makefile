@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium soak types fuzz memory-safety coverage lock dist clean
+.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick game-day spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium bench-spark soak types fuzz memory-safety coverage lock dist clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,11 +54,15 @@ define SIDE_BY_SIDE
 	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none || test $$? = 5
 endef
 
-faults-quick: setup ## Thirty random kills of everything: minutes
+faults-quick: setup ## Some twenty random kills of everything: minutes
 	$(PYTEST) tests/faults -q
 
 faults: setup ## The long run: make faults KILLS=500 [SEED=n [ROUND=n]] [VERSION=14|16|18]
 	$(BIN)/python -m tests.faults --kills $(or $(KILLS),500) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(VERSION),--version $(VERSION)) $(if $(WITHOUT),--without '$(WITHOUT)')
+
+game-day: setup ## Break a running pipeline in some twenty ways, and repair it as the runbook says: make game-day [SEED=n] [ONLY="walsender slot"]
+	$(BIN)/python -m sandbox fetch
+	$(BIN)/python -m tests.gameday $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 spark: setup ## Tests of the Spark side; what fails runs once more
 	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder || test $$? = 1
@@ -97,6 +101,9 @@ bench-report: setup ## All that docs/performance.md tells, which it writes: fift
 
 bench-pipelines: setup ## One pipeline beside two, each of half the tables
 	$(BIN)/python -m bench.pipelines
+
+bench-spark: setup ## The Spark side beside jobs by hand, audits, memory of the driver (ONLY="decode audit", RUNS=1, SCALE=0.1)
+	$(BIN)/python -m bench.spark $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE))
 
 soak: setup ## A mixed load for MINUTES=60; fails if memory, threads, file descriptors or tasks grow
 	$(BIN)/python -m bench.soak --minutes $(or $(MINUTES),60)

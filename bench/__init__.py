@@ -1,5 +1,7 @@
-"""How fast the daemon is, beside a client that only drains the same WAL. ``python -m bench --help``.
+"""Measures how fast the daemon is, compared with a client that only drains the same WAL.
 
-A change of the bench itself goes from ``loads`` (what is written) over ``contenders`` (who reads it) and ``rounds``
-(in which order) to ``results``, which ``report`` and ``plot`` turn into docs/performance.md.
+See ``python -m bench --help``.
+
+``loads`` defines the rows that are written, ``contenders`` the programs that read them, and ``rounds`` the order of the
+runs. ``report`` and ``plot`` turn the ``results`` into docs/performance.md.
 """

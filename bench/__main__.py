@@ -1,4 +1,4 @@
-"""The command line of the bench: what is measured, who takes part, how often, and where it is written.
+"""The command line of the bench: the choice of measurements and contenders, their number, and the report.
 
 https://docs.python.org/3/library/argparse.html
 """
@@ -33,22 +33,22 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""For loads that take long, or differ from others in a number only; those have the fastest encoder only."""
+"""The contenders for loads that take long, or differ from others only in a number: the fastest encoder alone."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""By the number of tables, it matters what is ours and what is Kafka's."""
+"""With many tables, the costs of pgsluice and of Kafka have to be told apart."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
 """Whether the tables are loaded or streamed."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
-"""What ``make bench`` does."""
+"""The measurements of ``make bench``."""
 
 WARM_UP = LOADS["orders-20"].scaled(0.2)
 TRANSACTIONS = 300
 
 
 class Bench:
-    """What one call of the command measures."""
+    """The choices of one call of the command."""
 
     def __init__(self, postgres: Postgres, kafka: Kafka, options: argparse.Namespace) -> None:
         self._postgres, self._kafka, self._options = postgres, kafka, options
@@ -56,11 +56,11 @@ class Bench:
         self._results = Results(machine.describe(postgres, RecvLogical.version()))
         kept = Results.read(RESULTS) if options.report else None
         if kept is not None and kept.machine == self._results.machine:
-            self._results = kept  # what is not measured now stays
+            self._results = kept  # results that are not measured now are kept
         self._results.left_out = _left_out(self._encoders)
 
     def run(self) -> None:
-        """Measure what was asked for; a report is written after each part, so that no part is lost."""
+        """Measure what was asked for. Write a report after each part, so that no part is lost."""
         self._warm_up()
         print(report.heading())
         for subject in self._options.only:
@@ -84,7 +84,7 @@ class Bench:
                 self._race(LOADS[load].scaled(self._options.scale))
 
     def _warm_up(self) -> None:
-        """Let the broker compile what it will need: its first thousand requests take longer than all later ones."""
+        """Warm up the broker's Java, because the first thousand requests take longer than later ones."""
         _, variables = self._fastest
         with course(self._postgres, self._kafka, WARM_UP) as on:
             Pgsluice("warm-up", variables=variables).run(on)
@@ -135,7 +135,7 @@ class Bench:
 
 
 def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
-    """Return who runs a load, of some kinds and with some encoders, fastest first."""
+    """Return the contenders of a load, by kind and encoder, the fastest encoder first."""
     fastest = dict([next(iter(variants.items()))])
     if load.loaded:
         return contenders([kind for kind in kinds if kind in LOADED_KINDS], fastest)
@@ -146,7 +146,7 @@ def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write the report if that is asked for."""
+    """Measure, print, and write the report if the options say so."""
     options = _parser().parse_args(arguments)
     if options.render:
         write_document(Results.read(RESULTS))
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write_document(results: Results | None) -> None:
-    """Write the report's part of docs/performance.md, and the picture beside it."""
+    """Write the generated part of docs/performance.md, and the picture."""
     DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), results))
     if results is not None:
         (DOCUMENT.parent / report.PLOT).write_text(plot.svg(results))
@@ -185,12 +185,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Throughput, latency and starts of pgsluice.")
     what = ", ".join(SUBJECTS)
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="WHAT", help=f"what to measure: {what}")
-    parser.add_argument(
-        "--contenders", nargs="+", choices=KINDS, metavar="WHO", help=f"who takes part: {', '.join(KINDS)}"
-    )
+    parser.add_argument("--contenders", nargs="+", choices=KINDS, metavar="WHO", help=f"contenders: {', '.join(KINDS)}")
     parser.add_argument("--runs", type=int, default=3, help="how often each contender runs (default: 3)")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="times the rows and seconds that are usual (default: 1)"
+        "--scale", type=float, default=1.0, help="factor for the usual numbers of rows and seconds (default: 1)"
     )
     parser.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, help="version of the server")
     parser.add_argument(

@@ -1,6 +1,8 @@
-"""Who reads a load: the bare drain, pg_recvlogical, and the daemon in its variants, each from a copy of one slot.
+"""The programs that read a load: the bare drain, pg_recvlogical, and the daemon in its variants.
 
-The clock starts when the walsender is there, and stops when the last commit has been delivered.
+Each reads from a copy of one slot.
+
+The clock starts when the walsender has started, and stops when the last commit has been delivered.
 """
 
 import os
@@ -25,10 +27,10 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 
 OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": "on"}
-"""What the daemon asks of pgoutput when nothing else is configured."""
+"""The options of pgoutput that the daemon uses by default."""
 
 PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
-"""One that does not wake up for every message: each time costs the walsender, too."""
+"""The pause of a drain that does not wake up for every message, because each wake-up also costs the walsender."""
 
 RECV_LOGICAL = "pg_recvlogical"
 
@@ -38,9 +40,10 @@ WATCH_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A load that stands in the WAL, behind its opening: positions, and how many row changes there are.
+    """A load in the WAL: its positions and its number of row changes.
 
-    ``opening_lsn`` and ``end_lsn`` are passed by one commit each: that of the opening, and that of the mark.
+    Before the load is the opening, and after it a marking row. The opening's commit is at ``opening_lsn``, and the
+    commit of the marking row at ``end_lsn``.
     """
 
     database: Database
@@ -48,45 +51,46 @@ class Course:
     kafka: Kafka
     rows: int
     extra_rows: int
-    """The opening, and the mark behind the end."""
+    """The rows of the opening, and the marking row after the end."""
     start_lsn: int
     opening_lsn: int
     opened_lsn: int
-    """Where the opening ends."""
+    """The position at which the opening ends."""
     end_lsn: int
     pipeline: str | None = None
-    """What all daemons are called, one after the other, so that they find each other's topics; None: each anew."""
+    """The pipeline's name for all daemons, so that a daemon finds the topics of the one before. None: a new name for
+    each."""
 
     def rows_at(self, lsn: int) -> float:
-        """Return how many of the rows lie before ``lsn``; their bytes are spread evenly."""
+        """Return how many of the rows come before ``lsn``, which assumes that their bytes are spread evenly."""
         share = (lsn - self.opened_lsn) / (self.end_lsn - self.opened_lsn)
         return self.rows * min(max(share, 0.0), 1.0)
 
 
 class Contender(Protocol):
-    """One that runs the course."""
+    """A program that reads the load."""
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
 
     def run(self, course: Course) -> Run:
-        """Read it all, once."""
+        """Read the whole load once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A client of libpq that does nothing with what it receives; ``pause_s``: after it found nothing to receive."""
+    """A client of libpq that discards what it receives. ``pause_s``: its pause when there is nothing to receive."""
 
     name: str = DRAIN
     pause_s: float = 0.0
 
     def run(self, course: Course) -> Run:
-        """Read it all, once."""
+        """Read the whole load once."""
         return self.measure(course)[0]
 
     def measure(self, course: Course) -> tuple[Run, int]:
-        """Read it all, and count the bytes of pgoutput's messages from the opening on."""
+        """Read the whole load, and count the bytes of pgoutput's messages from the opening on."""
         with copied_slot(course.connection) as slot:
             arguments = {
                 "conninfo": course.database.conninfo(replication="database"),
@@ -120,19 +124,19 @@ class RecvLogical:
 
     @staticmethod
     def version() -> str | None:
-        """Return the version of the program on the PATH, None when there is none."""
+        """Return the version of the program on the PATH; None if there is none."""
         if shutil.which(RECV_LOGICAL) is None:
             return None
         answer = subprocess.run([RECV_LOGICAL, "--version"], capture_output=True, text=True, check=True).stdout
         return answer.partition(")")[2].strip()
 
     def run(self, course: Course) -> Run:
-        """Read it all, once."""
+        """Read the whole load once."""
         with copied_slot(course.connection) as slot, subprocess.Popen(self._command(course, slot)) as process:
             sender, started = walsender(course.connection, slot)
             meter = Meter({"client": process.pid, "walsender": sender})
             cpu = meter.read()
-            # both processes end by themselves; the client can still be looked at then, as nobody has waited for it
+            # both processes end by themselves; /proc still shows the client, because nobody has waited for it
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 with suppress(FileNotFoundError):
                     cpu = meter.read()
@@ -150,7 +154,7 @@ class RecvLogical:
 
 @dataclass(frozen=True, slots=True)
 class Pgsluice:
-    """The daemon, as its operator starts it; ``discard``: with a sink that forgets everything."""
+    """The daemon, started as an operator starts it. ``discard``: with a sink that drops all records."""
 
     name: str
     mode: Mode = "exactly_once"
@@ -158,7 +162,7 @@ class Pgsluice:
     discard: bool = False
 
     def run(self, course: Course) -> Run:
-        """Read it all, once; RuntimeError if it delivered something else than what was written."""
+        """Read the whole load once; RuntimeError if the number of delivered events is wrong."""
         name = course.pipeline or new_name()
         with copied_slot(course.connection) as slot, self._daemon(course, name, slot) as process:
             process.start("--adopt-slot")
@@ -185,20 +189,20 @@ class Pgsluice:
         return Run(whole, opening, peak_mib(process.pid))
 
     def _until(self, course: Course, process: Daemon, started: float, meter: Meter, lsn: int) -> Part:
-        """Wait until the daemon has delivered up to ``lsn``; what was delivered by then."""
+        """Wait until the daemon has delivered everything up to ``lsn``. Return the number of delivered events."""
         now, reached = wait_delivered(process, started, course.start_lsn, lsn)
         return Part(now - started, course.rows_at(reached), meter.read())
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The daemon with a slot that begins behind all rows, so that it reads them from the tables instead."""
+    """The daemon with a slot that begins after all rows, so that it reads them from the tables instead."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, course: Course) -> Run:
-        """Load it all, once; RuntimeError if the daemon delivered more than is there."""
+        """Load all tables once; RuntimeError if the daemon delivered more rows than the tables have."""
         made = daemon(new_name(), course.database, course.kafka, "exactly_once", self.variables)
         made.settings["snapshot"] = {"mode": "initial"}
         with made as process:
@@ -217,10 +221,10 @@ class Loading:
         return Run(whole, opening, peak_mib(process.pid))
 
     def _until(self, course: Course, process: Daemon, started: float, meter: Meter, rows: int) -> Part:
-        """Wait until the daemon has delivered this many rows; what was delivered by then."""
+        """Wait until the daemon has delivered this many rows. Return the number of delivered rows."""
         while True:
             found = _read(process)
-            if found >= rows:  # the metrics of a thousand topics cost the daemon too much to ask for them all the time
+            if found >= rows:  # the metrics of a thousand topics cost the daemon too much to request them all the time
                 found = count_events(process.metrics())
             now = time.monotonic()
             if found >= rows:
@@ -231,32 +235,32 @@ class Loading:
         if found > course.rows + course.extra_rows:
             raise RuntimeError(f"the tables have {course.rows + course.extra_rows} rows, and the daemon counts {found}")
         cpu = meter.read()
-        used = sum(map(cpu_seconds, backends(course.connection)))  # they began with the daemon
+        used = sum(map(cpu_seconds, backends(course.connection)))  # the load began when the daemon started
         cpu["walsender"] += used
         cpu["others"] -= used
         return Part(now - started, min(found, course.rows), cpu)
 
 
 def wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) -> tuple[float, int]:
-    """Return when the daemon said that it has delivered up to ``lsn``, and how far it had come by then."""
+    """Return when the daemon reported that it had delivered up to ``lsn``, and the position that it reported."""
     while True:
         found = _delivered(process)
         now = time.monotonic()
         if found >= lsn:
             return now, found
         if now - started > TIMEOUT_S:
-            raise TimeoutError(f"the daemon does not get there:\n{process.log_text()[-2000:]}")
+            raise TimeoutError(f"the daemon does not reach the position:\n{process.log_text()[-2000:]}")
         time.sleep(pause_s(now - started, found - start_lsn, lsn - start_lsn))
 
 
 def pause_s(elapsed_s: float, done: int, total: int) -> float:
-    """Return how long not to ask: questions cost the daemon, so half of what is left, as far as that can be told."""
+    """Return how long to wait before the next request: half of the expected rest, because requests cost CPU time."""
     left_s = elapsed_s * (total - done) / done if done > 0 else elapsed_s / 50 + 0.1
     return min(max(left_s / 2, LEAST_PAUSE_S), GREATEST_PAUSE_S)
 
 
 def _read(process: Daemon) -> int:
-    """Return how many rows a daemon has read from tables, and put into cuts."""
+    """Return how many rows a daemon has read from tables and put into cuts."""
     report = process.status().get("snapshot") or {}
     return int(report.get("rows", 0))
 
@@ -279,11 +283,11 @@ def count_events(metrics: str) -> int:
 
 
 COMPILED, PURE = {"PGSLUICE_SPEEDUPS": "require"}, {"PGSLUICE_SPEEDUPS": "off"}
-"""Environments that choose an encoder."""
+"""The environment variables that choose each encoder."""
 
 
 def encoders() -> dict[str, Mapping[str, str]]:
-    """Return the encoders that can be had, fastest first, with the environment of each."""
+    """Return the available encoders, the fastest first, with the environment of each."""
     asked = subprocess.run(
         [sys.executable, "-m", "pgsluice", "version"],
         cwd=ROOT,
@@ -297,7 +301,7 @@ def encoders() -> dict[str, Mapping[str, str]]:
 
 
 def contenders(kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
-    """Return those of some kinds, the daemon's once for each encoder."""
+    """Return the contenders of these kinds, with the daemon once for each encoder."""
     daemons = {
         kind: [Pgsluice(f"{kind}, {name}", mode, chosen, discard) for name, chosen in variants.items()]
         for kind, mode, discard in DAEMONS
@@ -317,4 +321,4 @@ DAEMONS: Sequence[tuple[str, Mode, bool]] = (
     ("at least once", "at_least_once", False),
     ("discard", "exactly_once", True),
 )
-"""The kinds of contenders that are the daemon, with its mode, and whether it discards."""
+"""The kinds of contenders that are a daemon, with its mode, and whether it discards records."""

@@ -1,6 +1,7 @@
-"""``pgsluice`` with a sink that counts its records and forgets them: what the daemon costs without Kafka.
+"""``pgsluice`` with a sink that counts its records and drops them, to measure the daemon's cost without Kafka.
 
-All else is the product's own command line; the topic of schemas is the only one written. ``contenders`` starts it.
+Everything else is the product's own command line. The only topic that it writes is that of schemas. ``contenders``
+starts it.
 """
 
 import asyncio
@@ -26,35 +27,35 @@ class NoCommands:
         return state
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
-        """Wait in vain."""
+        """Wait for ever."""
         await asyncio.Future()
         return ()
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
 
 class Discard:
-    """Takes everything, and begins anew in each session."""
+    """Accepts everything, and starts empty in each session."""
 
     def __init__(self, _options: SinkOptions, _cut_format: CutFormat) -> None:
         pass
 
     async def prepare(self) -> None:
-        """There are no topics."""
+        """Do nothing, because there are no topics."""
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Nothing was ever committed."""
+        """Return nothing, because nothing was ever committed."""
         return None
 
     is_atomic = True
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Nothing was ever committed."""
+        """Return nothing, because nothing was ever committed."""
         return ()
 
     async def fence(self) -> None:
-        """There is nobody else."""
+        """Do nothing, because there is no other producer."""
 
     async def announce(self, checkpoint: Checkpoint) -> None:
         """Forget it."""
@@ -63,20 +64,23 @@ class Discard:
         """Forget it."""
 
     async def recorded(self) -> Recorded:
-        """No cut was ever recorded."""
+        """Return nothing, because no cut was ever recorded."""
         return Recorded()
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """There are none."""
+        """Do nothing, because there are no topics."""
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
+        """Accept every topic."""
+
+    async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
         """Every topic is as good as any."""
 
     async def begin(self) -> None:
-        """Nothing to begin."""
+        """Do nothing, because there are no transactions."""
 
     async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
-        """Forget the records: the outbox has counted them, and drops its list."""
+        """Drop the records. The outbox has counted them, and drops its list."""
 
     async def loaded(self) -> dict[tuple[str, str], Loaded]:
         """Return nothing: no table is loaded."""
@@ -87,20 +91,20 @@ class Discard:
         return NoCommands()
 
     async def commit(self, cut: Cut, _checkpoint: Checkpoint) -> None:
-        """Account for the events, for the metrics."""
+        """Count the events for the metrics."""
         cut.topics["discarded"] = TopicUse(counts={"discarded": cut.events})
 
     async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
-        """Forget all of it."""
+        """Do nothing, because nothing is kept."""
         cut.records.clear()
         await self.commit(cut, checkpoint)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
 
 MAKE: type[Sink] = Discard
-"""Lets the type checker compare it with what a pipeline expects."""
+"""Let the type checker compare the class with the protocol that a pipeline expects."""
 
 if __name__ == "__main__":
     vars(daemon)["KafkaSink"] = MAKE

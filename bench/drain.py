@@ -1,6 +1,6 @@
-"""The bare drain: a client that receives a slot's stream and looks at nothing but where transactions end.
+"""The bare drain: a client that receives a slot's stream and looks only at the ends of transactions.
 
-As little as a client can do with psycopg's C implementation of libpq, in a process of its own.
+It does as little as a client can do with psycopg's C implementation of libpq, in a separate process.
 """
 
 import time
@@ -14,16 +14,17 @@ from bench.processes import child_main, say, wait_for_word
 XLOG_DATA = 0x77
 COMMIT, STREAM_COMMIT = 0x43, 0x63
 MESSAGE = 25
-"""Where pgoutput's message begins in CopyData: after ``w`` and three numbers of eight bytes."""
+"""The offset of pgoutput's message in CopyData: after ``w`` and three numbers of eight bytes."""
 
 END_LSN = {COMMIT: MESSAGE + 10, STREAM_COMMIT: MESSAGE + 14}
-"""Where the end of the transaction stands: after flags and commit LSN, and in a stream after the xid."""
+"""The offset of the transaction's end LSN: after flags and commit LSN, and in a streamed transaction also after the
+xid."""
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Drain ``command``'s stream, and say when the commits with each of ``end_lsns`` have arrived.
+    """Drain ``command``'s stream, and report when the commits with each of ``end_lsns`` have arrived.
 
-    Whenever there is nothing to read, ``pause_s`` passes before the next look, if it is not 0.
+    If there is nothing to read and ``pause_s`` is not 0, wait for so long before the next read.
     """
     wire = pq.PGconn.connect(arguments["conninfo"].encode())
     result = wire.exec_(arguments["command"].encode())
@@ -32,7 +33,7 @@ def main(arguments: dict[str, Any]) -> None:
     for end_lsn in arguments["end_lsns"]:
         size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
-    wait_for_word()  # the walsender ends with us, and the bench wants to look at it first
+    wait_for_word()  # the walsender ends with us, and the bench has to read its CPU time first
     wire.finish()
 
 

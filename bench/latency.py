@@ -1,6 +1,6 @@
-"""From COMMIT to a read_committed consumer, while one-row transactions come at a given rate.
+"""Measures the latency from COMMIT to a read_committed consumer, while one-row transactions come at a given rate.
 
-Writer and reader are processes of their own; their clock, CLOCK_MONOTONIC, is that of the whole machine.
+Writer and reader are separate processes. Both use CLOCK_MONOTONIC, which is the same on the whole machine.
 """
 
 import time
@@ -20,11 +20,11 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
 SECONDS_AT = {100: 20, 1_000: 15, 5_000: 15}
-"""Transactions a second, and for how long."""
+"""The transactions per second, and the duration in seconds."""
 
 CONNECTIONS = 4
 WARM_UP_S = 2
-"""Rows of the first seconds do not count: connections are made, caches filled."""
+"""Rows of the first seconds do not count, because connections are still made and caches filled."""
 
 ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
 
@@ -32,15 +32,15 @@ LOADING_RATE = 100
 BESIDE = replace(ORDERS, tables=2)
 LOADED_TABLE = "orders_1"
 LOADED_PER_S = 200_000
-"""More rows than are loaded in a second, so that the load lasts until all latencies have been measured."""
+"""More rows than the daemon loads per second, so that the load lasts until all latencies have been measured."""
 START_S = 3
-"""How long a load may go on before the first row is written."""
+"""How long the load runs before the first row is written."""
 
 
 def measure(
     postgres: Postgres, kafka: Kafka, mode: Mode, variables: Mapping[str, str], seconds_at: Mapping[int, int]
 ) -> Iterator[Latency]:
-    """Give the latency at each rate, one after the other; one daemon for all of them."""
+    """Yield the latency at each rate, one after the other, with one daemon for all rates."""
     with pipeline(postgres, kafka, ORDERS, mode, variables) as (database, daemon):
         pids = _start(kafka, database, daemon)
         begin = 1
@@ -52,9 +52,9 @@ def measure(
 def measure_loading(
     postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], scale: float
 ) -> tuple[Latency, float]:
-    """Return the latency while another table is loaded, and the rows a second of that one.
+    """Return the latency while another table is loaded, and how many rows of that table are loaded per second.
 
-    RuntimeError if its load has ended before, so that not all latencies are those of loading.
+    RuntimeError if the load ended too early, so that not all latencies were measured during it.
     """
     seconds = max(1, round(SECONDS_AT[LOADING_RATE] * scale))
     rows = LOADED_PER_S * (START_S + WARM_UP_S + seconds)
@@ -73,14 +73,14 @@ def measure_loading(
 
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon) -> Mapping[str, int]:
-    """Start the daemon, and wait until it delivers; return the processes by role."""
+    """Start the daemon, and wait until it delivers. Return the processes by role."""
     daemon.start()
     daemon.wait_until_ready()
     with database.connect() as connection, reader(kafka, daemon.name, MARK_ID, 1) as first:
         slot = daemon.status()["slot"]
         pids = {"client": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
         connection.execute(ORDERS.mark())
-        first.read()  # the topic is there
+        first.read()  # the topic exists now
     return pids
 
 
@@ -94,7 +94,7 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
     seconds: int,
     begin: int,
 ) -> Latency:
-    """Return the latency of rows that are written at this rate, for so many seconds, with ids from ``begin`` on."""
+    """Return the latency of rows that are written at this rate for so many seconds, with ids from ``begin`` on."""
     count = rate * (WARM_UP_S + seconds)
     with reader(kafka, daemon.name, begin, count) as reading, writer(database, rate, begin, count) as writing:
         meter = Meter(pids)
@@ -117,7 +117,7 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
 
 
 def reader(kafka: Kafka, prefix: str, first: int, count: int, patience_s: float = PATIENCE_S) -> Child:
-    """Return a child that reads ``count`` rows of orders with ids from ``first`` on, and is ready to.
+    """Return a child that is ready to read ``count`` rows of orders with ids from ``first`` on.
 
     It gives up when nothing has come for ``patience_s``.
     """
@@ -134,7 +134,7 @@ def reader(kafka: Kafka, prefix: str, first: int, count: int, patience_s: float 
 
 
 def writer(database: Database, rate: float, first: int, count: int) -> Child:
-    """Return a child that writes rows when it is told to."""
+    """Return a child that writes rows on command."""
     arguments = {"conninfo": database.conninfo(), "rate": rate, "first": first, "count": count}
     child = Child("bench.writer", {**arguments, "connections": CONNECTIONS})
     child.read()
@@ -142,7 +142,7 @@ def writer(database: Database, rate: float, first: int, count: int) -> Child:
 
 
 def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[int, float]:
-    """Return when each row was seen first; RuntimeError if one that should be there once came again."""
+    """Return when each row was seen first; RuntimeError if a row was seen twice although it must come once."""
     repeated = [number for number, times_seen in Counter(ids).items() if times_seen > 1]
     if repeated and mode == "exactly_once":
         raise RuntimeError(f"{len(repeated)} rows were seen more than once, among them {repeated[0]}")
@@ -150,7 +150,7 @@ def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[i
 
 
 def milliseconds(mode: Mode, first: int, committed: Sequence[float], seen: Mapping[str, list[float]]) -> list[float]:
-    """Return what each row took, in the order in which they were to be written."""
+    """Return the latency of each row, in the order of the timetable."""
     found = first_seen(mode, [round(number) for number in seen["ids"]], seen["times"])
     missing = len(committed) - len(found)
     if missing:

@@ -1,6 +1,6 @@
-"""What is written for the contenders to read: each load with its tables, its rows, and its transactions. Pure SQL.
+"""The loads that contenders read, as SQL: the tables, rows and transactions of each.
 
-Used by ``rounds``, which runs ``setup``, makes the slot, and then writes the rest into the WAL.
+``rounds`` runs ``setup``, creates the slot, and then writes the rest into the WAL.
 """
 
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ VALUES = (
     ("paid", "boolean", "g % 2 = 0"),
     ("tag", "uuid", "md5(g::text)::uuid"),
 )
-"""The columns beside ``id``, their types, and their values in row ``g``; further ones begin from the front."""
+"""The columns beside ``id``, their types, and their values in row ``g``. Wider tables repeat them."""
 
 ORDERS_COLUMNS = 1 + len(VALUES)
 
 DIGITS = "(SELECT string_agg(encode(sha512((g || '.' || k)::text::bytea), 'hex'), '') FROM generate_series(1, {}) k)"
-"""Text that hardly compresses, in pieces of 128 bytes."""
+"""Text that hardly compresses, in parts of 128 bytes."""
 
 DIGITS_BYTES = 128
 
 OPENING_ID, MARK_ID = -1, -2
-"""Rows beside those that count: the first of each table, and one after all others."""
+"""Rows that do not count: the first of each table, and one after all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``rows`` row changes in transactions of ``per_transaction``, in turn over the ``tables``.
+    """``rows`` row changes in transactions of ``per_transaction`` rows, spread over the ``tables`` in turn.
 
-    ``columns`` are names, types and values as in VALUES. ``updates``: the rows are there before, and each is updated.
-    ``opened``: what is measured begins when the first row of each table was delivered. ``loaded``: the tables are also
-    loaded, that is, the same rows are read as rows that were there before.
+    ``columns`` are names, types and values as in VALUES. ``updates``: the rows exist before, and each is updated.
+    ``opened``: the measurement begins when the first row of each table was delivered. ``loaded``: a second measurement
+    reads the same rows from the tables.
     """
 
     key: str
@@ -51,18 +51,18 @@ class Load:
     opened: bool = False
     loaded: bool = False
     series: str = ""
-    """What it is one of, with others that differ in a number."""
+    """The name of the series that it belongs to: loads that differ only in a number."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with fewer rows, or more: whole transactions, one at least."""
+        """Return the load with fewer or more rows, in whole transactions, with at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
     def setup(self) -> list[str]:
-        """Return what comes before the slot: tables, rows to update, the publication."""
+        """Return the statements that run before the slot is created: tables, rows to update, the publication."""
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
         made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
-        # a text as long as it looks, inside the row and in the WAL
+        # without compression, so the text has its full length in the row and in the WAL
         plain = [name for name, kind, value in self.columns if kind == "text" and "sha512" in value]
         made += [f"ALTER TABLE orders ALTER {name} SET STORAGE EXTERNAL" for name in plain]
         if self.updates:
@@ -70,11 +70,11 @@ class Load:
         return [*made, f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {', '.join(self.table_names)}"]
 
     def opening(self) -> list[str]:
-        """Return what is one transaction, with one row of each table."""
+        """Return the statements of the opening: one transaction with one row of each table."""
         return [self._insert(table, OPENING_ID, OPENING_ID) for table in self.table_names]
 
     def write(self) -> str:
-        """Return the statement that writes all rows that count, and commits each transaction."""
+        """Return the statement that writes all counted rows, and commits each transaction."""
         if self.tables > 1:
             return self._round_robin()
         change = self._update if self.updates else self._insert
@@ -82,11 +82,11 @@ class Load:
         return f"DO $$ BEGIN FOR i IN 0..{last} LOOP {change('orders', f'i * {per} + 1', f'(i + 1) * {per}')}; COMMIT; END LOOP; END $$"  # noqa: E501 - one statement
 
     def mark(self) -> str:
-        """Return what writes one more row, whose commit comes after all others."""
+        """Return the statement that writes the marking row, whose commit comes after all others."""
         return self.row(MARK_ID)
 
     def row(self, number: int) -> str:
-        """Return what writes a single row."""
+        """Return the statement that writes a single row."""
         return self._insert("orders", number, number)
 
     @property
@@ -95,7 +95,7 @@ class Load:
         return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
 
     def fill(self, table: str, rows: int) -> str:
-        """Return what writes this many rows into a table at once."""
+        """Return the statement that writes this many rows into a table at once."""
         return self._insert(table, 1, rows)
 
     def _insert(self, table: str, first: int | str, last: int | str) -> str:
@@ -106,7 +106,7 @@ class Load:
         return f"UPDATE {table} SET quantity = quantity + 1 WHERE id BETWEEN {first} AND {last}"
 
     def _round_robin(self) -> str:
-        """Return a loop whose body goes once through all tables: each row is another table's."""
+        """Return a loop that writes into all tables in turn, so that consecutive rows belong to different tables."""
         values = ", ".join(value for _, _, value in self.columns)
         step = f"g := g + 1; IF g % {self.per_transaction} = 0 THEN COMMIT; END IF; EXIT WHEN g > {self.rows};"
         turns = "\n".join(f"INSERT INTO {table} SELECT g, {values}; {step}" for table in self.table_names)
@@ -114,7 +114,7 @@ class Load:
 
 
 def columns(count: int) -> list[tuple[str, str, str]]:
-    """Return the columns of a table that has ``count`` of them, the id included."""
+    """Return the columns of a table with ``count`` columns, the id included."""
     turns = ((number // len(VALUES), *VALUES[number % len(VALUES)]) for number in range(count - 1))
     return [(f"{name}_{turn}" if turn else name, kind, value) for turn, name, kind, value in turns]
 

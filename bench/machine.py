@@ -1,4 +1,4 @@
-"""The machine and the versions that results were measured with."""
+"""The machine and the versions with which the results were measured."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ from sandbox.prerequisites import java
 
 
 def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
-    """Return what the report says about the machine; ``recv_logical``: what that program says of its version."""
+    """Return the report's facts about the machine. ``recv_logical``: the version of pg_recvlogical."""
     with postgres.connect() as connection:
         server = connection.execute("SHOW server_version").fetchone()
     assert server is not None
@@ -43,15 +43,15 @@ def _in_words(settings: Mapping[str, str]) -> str:
 
 
 def processor(cpuinfo: str) -> str:
-    """Return the model out of /proc/cpuinfo."""
+    """Return the processor's model from /proc/cpuinfo."""
     found = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
     return found[1] if found else platform.machine()
 
 
 def memory_gib(meminfo: str) -> float:
-    """Return the size of memory out of /proc/meminfo."""
+    """Return the size of memory from /proc/meminfo."""
     found = re.search(r"^MemTotal:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    assert found, "every Linux says so"
+    assert found, "every Linux has this line"
     return int(found[1]) / 1024**2
 
 
@@ -64,16 +64,16 @@ def java_version() -> str:
     """Return the version of the Java that runs the broker."""
     asked = subprocess.run([java(), "-version"], capture_output=True, text=True, check=True)
     found = re.search(r'version "(.+?)"', asked.stderr)
-    assert found, "every Java says so"
+    assert found, "every Java prints this"
     return found[1]
 
 
 def begin() -> Moment:
-    """Return the moment in which something begins."""
+    """Return the current moment, at which a measurement begins."""
     average = os.getloadavg()[0]
     return Moment(datetime.now(UTC).isoformat(timespec="seconds"), (average, average))
 
 
 def end(moment: Moment) -> Moment:
-    """Return the moment with the load average at the end."""
+    """Return ``moment`` with the load average at the end of the measurement."""
     return Moment(moment.begun, (moment.load_average[0], os.getloadavg()[0]))

@@ -1,7 +1,8 @@
-"""How much memory the daemon takes while transactions wait for their commit.
+"""Measures how much memory the daemon takes while transactions wait for their commit.
 
-One transaction of some gigabytes, which is streamed, waits on disk, and becomes one Kafka transaction; and many of
-some megabytes that are open at once. The resident set is sampled from /proc; the daemon has its default settings.
+There are two loads. One is a single transaction of some gigabytes, which is streamed, waits on disk, and becomes one
+Kafka transaction. The other has many transactions of some megabytes that are open at once. The resident set is sampled
+from /proc. The daemon has its default settings.
 """
 
 import time
@@ -23,7 +24,7 @@ MIB = 1024 * 1024
 GIGABYTES = 5.0
 """The size of the large transaction."""
 TRANSACTIONS, MEGABYTES = 200, 20.0
-"""How many are open at once, and the size of each of them."""
+"""How many transactions are open at once, and the size of each."""
 
 ROW_BYTES = 1000
 SAMPLE_S = 0.1
@@ -36,7 +37,7 @@ FILL = "INSERT INTO wide SELECT g, repeat(md5(g::text), {times}) FROM generate_s
 
 
 class Sampler:
-    """Watches the daemon in a thread of its own."""
+    """Watches the daemon in a separate thread."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.resident_kib = 0
@@ -69,7 +70,7 @@ def one_large(postgres: Postgres, gigabytes: float) -> None:
 
 
 def many_open(postgres: Postgres, transactions: int, megabytes: float) -> None:
-    """Write transactions of this size side by side, and commit them when all of them are open."""
+    """Write transactions of this size in parallel, and commit them when all of them are open."""
     rows = int(megabytes * MIB / ROW_BYTES)
     pieces = 10
     with ExitStack() as stack:
@@ -89,7 +90,7 @@ def _fill(first: int, last: int) -> str:
 
 
 def measure(version: int, variables: Mapping[str, str], scale: float) -> Iterator[tuple[str, Waiting]]:
-    """Give each load's name and what was seen of it; ``scale``: times the usual sizes."""
+    """Yield the name and the result of each load. ``scale``: a factor for the sizes."""
     gigabytes, megabytes = GIGABYTES * scale, MEGABYTES * scale
     yield f"one of {gigabytes:g} GB", _watch(version, variables, lambda server: one_large(server, gigabytes))
     yield (
@@ -99,7 +100,7 @@ def measure(version: int, variables: Mapping[str, str], scale: float) -> Iterato
 
 
 def _watch(version: int, variables: Mapping[str, str], work: Callable[[Postgres], None]) -> Waiting:
-    """Run ``work`` on servers of its own, and watch the daemon until everything is delivered."""
+    """Run ``work`` with its own servers, and watch the daemon until everything is delivered."""
     with Postgres(version, SERVER) as postgres, Kafka(settings=BROKER) as kafka, postgres.connect() as connection:
         connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
         connection.execute("ALTER TABLE wide ALTER v SET STORAGE PLAIN")

@@ -1,6 +1,6 @@
-"""One pipeline of two tables beside two pipelines of one table each: ``python -m bench.pipelines``.
+"""Compares one pipeline of two tables with two pipelines of one table each: ``python -m bench.pipelines``.
 
-Both read the same WAL, from copies of one slot; what it says about scaling stands in docs/scaling.md.
+All pipelines read the same WAL, from copies of one slot. docs/scaling.md has the conclusions.
 """
 
 import argparse
@@ -21,21 +21,24 @@ HALVES = {"half_1": "orders", "half_2": "orders_1"}
 
 
 class TwoTables(Load):
-    """Rows of two tables, in turn; each has a publication of its own besides that of both."""
+    """Rows of two tables in turn. Each table has its own publication, and there is one of both."""
 
     def setup(self) -> list[str]:
-        """Return what comes before the slot, the publications included: they have to be older than the rows."""
+        """Return the statements before the slot's creation.
+
+        They include the publications, which must be older than the rows.
+        """
         return [*Load.setup(self), *(f"CREATE PUBLICATION {name} FOR TABLE {table}" for name, table in HALVES.items())]
 
 
 def load(rows: int) -> Load:
-    """Return it with so many rows."""
+    """Return the load with so many rows."""
     example = LOADS["tables-10"]
     return TwoTables("tables-2", example.title, rows, example.per_transaction, example.columns, tables=len(HALVES))
 
 
 def measure(on: Course, publications: Sequence[str]) -> tuple[float, dict[str, float]]:
-    """Return events a second and CPU microseconds per event, of a pipeline for each publication, all at once."""
+    """Run a pipeline for each publication at the same time. Return events per second and CPU microseconds per event."""
     _, variables = next(iter(encoders().items()))
     with ExitStack() as stack:
         found = []
@@ -75,7 +78,7 @@ def main() -> None:
         course(postgres, kafka, load(options.rows)) as on,
     ):
         on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the mark of the other half
-        measure(on, [PUBLICATION])  # warms what is cold
+        measure(on, [PUBLICATION])  # warms up caches, and does not count
         for title, publications in (("one pipeline", [PUBLICATION]), ("two pipelines", list(HALVES))):
             runs = [measure(on, publications) for _ in range(options.runs)]
             rates = sorted(rate for rate, _ in runs)

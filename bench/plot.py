@@ -1,4 +1,4 @@
-"""The ratios to the bare drain as a picture: one group of bars for each load. Pure; SVG by hand.
+"""Draws the ratios to the bare drain as SVG: one group of bars for each load. No I/O.
 
 https://www.w3.org/TR/SVG2/
 """
@@ -8,12 +8,12 @@ from xml.sax.saxutils import escape
 
 from bench.results import DRAIN, LOADING, LoadResult, Results
 
-TITLE = "Events a second, measured by the bare drain of the same WAL"
+TITLE = "Events per second, relative to the bare drain of the same WAL"
 
 WIDTH = 960
 LEFT = 230
 SCALE = 280
-"""Pixels of a bar as fast as the drain."""
+"""The length in pixels of a bar that is as fast as the drain."""
 
 BAR, GAP, HEAD = 16, 5, 30
 TOP = 58
@@ -28,7 +28,7 @@ COLOURS = {
     "discard": "#d08c3f",
     LOADING: "#7a5ea8",
 }
-"""By the kind of contender; encoders that are not compiled are paler."""
+"""The colour of each kind of contender. Encoders that are not compiled are paler."""
 
 FADED = 0.55
 
@@ -86,5 +86,5 @@ def _bar(load: LoadResult, name: str, y: int) -> Iterator[str]:
 
 
 def _x(ratio: float) -> float:
-    """Return the length of a bar; one that is much faster than the drain ends at the margin."""
+    """Return the length of a bar. A bar that is much faster than the drain ends at the margin."""
     return min(ratio, SCALE_MAX) * SCALE

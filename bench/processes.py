@@ -1,4 +1,4 @@
-"""What Linux says about processes: CPU time, peak memory. And children of the bench, which answer in lines of JSON.
+"""CPU time and peak memory of processes, from /proc; and children of the bench, which answer in lines of JSON.
 
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
 """
@@ -18,19 +18,19 @@ END_TIMEOUT_S = 10
 
 
 def cpu_ticks(stat: str) -> int:
-    """Return utime + stime out of ``/proc/PID/stat``: all threads, those that ended included."""
-    fields = stat.rpartition(")")[2].split()  # the name of the program, in brackets, may hold anything
+    """Return utime + stime from ``/proc/PID/stat``, of all threads including ended ones."""
+    fields = stat.rpartition(")")[2].split()  # the name of the program, in brackets, may contain any character
     return int(fields[11]) + int(fields[12])
 
 
 def peak_kib(status: str) -> int:
-    """Return the largest resident set out of ``/proc/PID/status``."""
+    """Return the largest resident set from ``/proc/PID/status``."""
     (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak)
 
 
 def busy_ticks(stat: str) -> tuple[int, int]:
-    """Return what all processors did for somebody, and what the hypervisor kept from them, out of ``/proc/stat``."""
+    """Return the busy time of all processors, and the time stolen by the hypervisor, from ``/proc/stat``."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in stat.split()[1:9])
     return user + nice + system + irq + softirq, steal
 
@@ -41,20 +41,23 @@ def cpu_seconds(pid: int) -> float:
 
 
 def peak_mib(pid: int) -> float:
-    """Return the most memory that a process has had."""
+    """Return the peak memory of a process."""
     return peak_kib(Path(f"/proc/{pid}/status").read_text()) / 1024
 
 
 class Meter:
-    """CPU seconds since it was made: of some processes, of all others together, and stolen by the hypervisor."""
+    """Measures CPU seconds: of some processes, of all others together, and those that the hypervisor stole."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        """Take the processes by role."""
+        """Begin to measure. ``processes``: the pids by role."""
         self._pids = dict(pids)
         self._before = self._now()
 
     def read(self) -> dict[str, float]:
-        """Return the seconds by role, ``others`` and ``stolen`` among them; of one that has ended, its last reading."""
+        """Return the seconds by role, with ``others`` and ``stolen``.
+
+        A process that has ended keeps its last reading.
+        """
         now = self._now()
         used = {role: value - self._before[role] for role, value in now.items()}
         busy = used.pop("busy")
@@ -68,10 +71,10 @@ class Meter:
 
 
 class Child:
-    """A module of the bench in a process of its own; the context ends it."""
+    """A module of the bench in a separate process, which ends with the context."""
 
     def __init__(self, module: str, arguments: Mapping[str, Any]) -> None:
-        """Start ``module`` with ``arguments``, which it gets as JSON."""
+        """Start ``module``, which gets its ``arguments`` as JSON."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(arguments)],
             cwd=ROOT,
@@ -101,7 +104,7 @@ class Child:
         return self._process.pid
 
     def read(self) -> dict[str, Any]:
-        """Return its next line; RuntimeError when it has ended instead."""
+        """Return its next line; RuntimeError if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -110,7 +113,7 @@ class Child:
         return found
 
     def tell(self, word: str = "") -> None:
-        """Send it a line."""
+        """Send a line to it."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
@@ -122,11 +125,11 @@ def child_main(run: Callable[[dict[str, Any]], None]) -> None:
 
 
 def say(**values: object) -> None:
-    """Answer, from within a child."""
+    """Write an answer. Runs in the child."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 
 
 def wait_for_word() -> None:
-    """Wait, within a child, for a line from the bench, or for its end."""
+    """Wait for a line from the bench, or for its end. Runs in the child."""
     sys.stdin.readline()

@@ -1,6 +1,6 @@
-"""A read_committed consumer with its client's own settings, which says when it saw each row.
+"""A read_committed consumer with default settings, which reports when it saw each row.
 
-In a process of its own. Rows are told apart by their keys: Confluent's five bytes, then the id as an Avro long.
+It is a separate process. It identifies rows by their keys: Confluent's five bytes, then the id as an Avro long.
 """
 
 import time
@@ -15,11 +15,11 @@ KEY_HEADER = 5
 POLL_S = 0.5
 APPEAR_S = 0.01
 PATIENCE_S = 15.0
-"""How long nothing may come: what is missing then is lost."""
+"""If no record comes for so long, the missing rows count as lost."""
 
 
 def decode_long(data: bytes, at: int) -> int:
-    """Return the zigzag number that begins at ``at``."""
+    """Return the zigzag number at offset ``at``."""
     found = shift = 0
     while True:
         found |= (data[at] & 0x7F) << shift
@@ -29,9 +29,9 @@ def decode_long(data: bytes, at: int) -> int:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Read ``topic`` until ``count`` rows with ids from ``first`` on were seen; say their ids and times, in order.
+    """Read ``topic`` until ``count`` rows with ids from ``first`` on were seen. Report their ids and times, in order.
 
-    A topic that does not exist is waited for, and read from its begin, else from its end.
+    If the topic does not exist yet, wait for it and read it from its beginning. Otherwise read it from its end.
     """
     servers, topic = arguments["bootstrap_servers"], arguments["topic"]
     known = _partitions(servers, topic)

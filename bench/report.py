@@ -1,6 +1,6 @@
-"""Results as text: lines for the terminal, and the part of docs/performance.md that is generated. Pure.
+"""Turns results into text: lines for the terminal, and the generated part of docs/performance.md. No I/O.
 
-What is good enough (``goals``) is judged by the fastest encoder that was measured.
+The ``goals`` are compared with the fastest encoder that was measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ ROLES = ("client", "walsender", "broker", "others")
 BEGIN = "<!-- written by `make bench-report` from bench/results.json; a test keeps it so. -->\n"
 END = "<!-- end of what is written -->\n"
 
-NOTHING = "Nothing has been measured yet: `make bench-report` does, and writes it here.\n"
+NOTHING = "Nothing has been measured yet. `make bench-report` measures, and writes the results here.\n"
 
 PLOT = "performance.svg"
 
@@ -33,7 +33,7 @@ HEAD = (
 
 
 def heading() -> str:
-    """Return the line above :func:`lines`."""
+    """Return the heading of :func:`lines`."""
     return (
         f"{'load':<13} {'contender':<24} {'events/s':>10} {'of drain':>9} {'later':>6} {'MB/s':>7}   "
         f"{'CPU µs per event: client':>24} {'walsender':>10} {'broker':>7} {'others':>7} {'MiB':>6}"
@@ -41,7 +41,7 @@ def heading() -> str:
 
 
 def lines(key: str, result: LoadResult) -> list[str]:
-    """Return one line for each contender: median, and what lies between the least and the greatest."""
+    """Return one line for each contender: the median, the least and the greatest value."""
     return [_line(key, name, result) for name in result.runs]
 
 
@@ -56,7 +56,7 @@ def _line(key: str, name: str, result: LoadResult) -> str:
 
 
 def latency_line(latency: Latency) -> str:
-    """Return one line about a rate."""
+    """Return one line about the latency at a rate."""
     return (
         f"{latency.mode} {latency.rate:,}/s (achieved {latency.achieved:,.0f}): p50 {latency.p50:.1f} ms, "
         f"p95 {latency.p95:.1f}, p99 {latency.p99:.1f}, greatest {latency.greatest:.1f}"
@@ -67,11 +67,11 @@ def latency_line(latency: Latency) -> str:
 
 
 def replaced(document: str, results: Results | None) -> str:
-    """Return the document with the part between the marks written anew."""
+    """Return the document with a new part between the markers."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError("the marks that the report is written between are missing")
+        raise ValueError("the markers around the report are missing")
     return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
 
 
@@ -83,7 +83,7 @@ def markdown(results: Results | None) -> str:
         [
             *_machine(results),
             *_goals(results),
-            *(["![Throughput, measured by the bare drain](performance.svg)\n"] if results.loads else []),
+            *(["![Throughput relative to the bare drain](performance.svg)\n"] if results.loads else []),
             *_loads(results),
             *_latency(results),
             *_loading_latency(results),
@@ -107,10 +107,10 @@ def _goals(results: Results) -> Iterator[str]:
 
 
 def goals(results: Results) -> Iterator[tuple[str, str, str]]:
-    """Give what is aimed at, and what was measured of it."""
+    """Yield each goal with its measured value."""
     for key, goal in (("orders-20", 0.9), ("orders-1", 0.8)):
         if (load := results.loads.get(key)) and (name := fastest(load)):
-            yield f"{load.title}: {name}, measured by the drain", f"{goal}", f"{load.ratio(name):.2f}"
+            yield f"{load.title}: {name} relative to the drain", f"{goal}", f"{load.ratio(name):.2f}"
     if (load := results.loads.get("orders-20")) and (name := fastest(load)):
         cpu = _number(load.cpu_us(name, "client"), ".1f")
         yield f"{load.title}: {name}, CPU of the daemon", "6 µs an event", f"{cpu} µs"
@@ -150,7 +150,7 @@ def _goals_of_loading(results: Results) -> Iterator[tuple[str, str, str]]:
         peaks.append(load.peak_mib(name) or 0.0)
         if key == "snapshot" and streaming:
             ratio = load.rate(name).median / load.rate(streaming).median
-            yield f"{load.rows:,} rows of 10 columns: {name}, measured by {streaming}", "0.8", f"{ratio:.2f}"
+            yield f"{load.rows:,} rows of 10 columns: {name}, relative to {streaming}", "0.8", f"{ratio:.2f}"
         elif key == "snapshot-tables":
             seconds = max(part.seconds for part in load.parts(name))
             yield f"1,000 tables of {load.rows // 1000:,} rows: {name}", "120 s", f"{seconds:.0f} s at most"
@@ -174,7 +174,7 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def fastest(load: LoadResult, kind: str = "exactly once") -> str | None:
-    """Return the contender of a kind with the fastest encoder there is: they stand in that order."""
+    """Return the contender of a kind with the fastest encoder. Contenders are in this order."""
     return next((name for name in load.runs if name.startswith(kind)), None)
 
 
@@ -293,13 +293,13 @@ def _memory(results: Results) -> Iterator[str]:
 
 
 def said(moment: Moment) -> str:
-    """Return the sentence about when something was measured, and under which load."""
+    """Return a sentence about the time of a measurement, and the load average."""
     before, after = moment.load_average
     return f"Begun {moment.begun[:16].replace('T', ' ')} UTC; load average {before:.1f} before, {after:.1f} after.\n"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown, with numbers to the right of the first column."""
+    """Return a table in Markdown. All columns except the first are aligned to the right."""
     right = ["---", *("--:" for _ in head[1:])]
     body = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return "\n".join([body[0], f"|{'|'.join(right)}|", *body[1:], ""])

@@ -1,4 +1,4 @@
-"""What was measured, as it stands in bench/results.json. Written by the rounds, read by report and plot."""
+"""The results, as bench/results.json has them. The rounds write it. The report and the plot read it."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from typing import Self
 from pydantic import TypeAdapter
 
 OPENED_MAX = 0.9
-"""The part of a load that may have been delivered when the opening was seen to be."""
+"""The largest part of a load that may be delivered when the delivery of the opening is noticed."""
 
 DRAIN = "drain"
-"""The contender that all others are measured by."""
+"""The contender that all others are compared with."""
 
 LOADING = "loading"
-"""The daemon, reading the rows from the tables."""
+"""The daemon that reads the rows from the tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a load: ``rows`` row changes in ``seconds``, and the CPU seconds by role."""
+    """A part of a load: ``rows`` row changes in ``seconds``, and the CPU seconds by role."""
 
     seconds: float
     rows: float
@@ -28,11 +28,11 @@ class Part:
 
     @property
     def rate(self) -> float:
-        """Row changes a second."""
+        """Row changes per second."""
         return self.rows / self.seconds
 
     def cpu_us(self, role: str) -> float | None:
-        """Microseconds of CPU time for each row change; what others used may come out less than nothing."""
+        """Microseconds of CPU time for each row change. The value of ``others`` may be negative."""
         return max(0.0, self.cpu[role] / self.rows * 1e6) if role in self.cpu else None
 
     def __sub__(self, begin: "Part") -> "Part":
@@ -42,9 +42,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One contender's way through a load, from the begin of its walsender.
+    """One contender's run through a load, from the start of its walsender.
 
-    ``opening``: up to the moment when the first row of each table was seen delivered.
+    ``opening``: the part until the delivery of the first row of each table was noticed.
     """
 
     whole: Part
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def afterwards(self) -> Part:
-        """What came after the opening; all of it, if nearly nothing was left by then."""
+        """The part after the opening, or the whole load if hardly anything was left after the opening."""
         if self.opening is None or self.opening.rows > OPENED_MAX * self.whole.rows:
             return self.whole
         return self.whole - self.opening
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and greatest of some runs."""
+    """The median, least and greatest value of some runs."""
 
     median: float
     least: float
@@ -69,13 +69,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Summarise ``values``, at least one."""
+        """Summarise ``values``, of which there must be at least one."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(slots=True)
 class Moment:
-    """When something was measured, and the load average of the last minute, before and after."""
+    """The time of a measurement, and the load average of the last minute before and after it."""
 
     begun: str
     load_average: tuple[float, float]
@@ -83,45 +83,45 @@ class Moment:
 
 @dataclass(slots=True)
 class LoadResult:
-    """All runs over one load; ``bytes_per_row`` of pgoutput's messages, as the server sends them."""
+    """All runs over one load. ``bytes_per_row``: the size of pgoutput's messages, as the server sends them."""
 
     title: str
     rows: int
     bytes_per_row: float
     opened: bool
-    """Whether only what comes after the opening counts."""
+    """Whether only the part after the opening counts."""
     series: str
     moment: Moment
     runs: dict[str, list[Run]]
 
     def parts(self, contender: str) -> list[Part]:
-        """Return what counts of a contender's runs."""
+        """Return the counted parts of a contender's runs."""
         return [run.afterwards if self.opened else run.whole for run in self.runs[contender]]
 
     def rate(self, contender: str) -> Spread:
-        """Return row changes a second."""
+        """Return row changes per second."""
         return Spread.of([part.rate for part in self.parts(contender)])
 
     def ratio(self, contender: str) -> float:
-        """Return the median rate, measured by that of the bare drain."""
+        """Return the median rate, relative to that of the bare drain."""
         return self.rate(contender).median / self.rate(DRAIN).median
 
     def later_ratio(self, contender: str) -> float:
-        """Return the same for what comes after the opening: without the time that a start takes."""
+        """Return the same ratio for the part after the opening, which excludes the time of the start."""
         later = {name: Spread.of([run.afterwards.rate for run in self.runs[name]]) for name in (contender, DRAIN)}
         return later[contender].median / later[DRAIN].median
 
     def megabytes(self, contender: str) -> float:
-        """Return megabytes a second of pgoutput's messages."""
+        """Return megabytes of pgoutput's messages per second."""
         return self.rate(contender).median * self.bytes_per_row / 1e6
 
     def peak_mib(self, contender: str) -> float | None:
-        """Return the most memory that any run took, None where that is not known."""
+        """Return the peak memory of all runs; None if it is not known."""
         return max((run.peak_mib for run in self.runs[contender] if run.peak_mib is not None), default=None)
 
     def cpu_us(self, contender: str, role: str) -> float | None:
-        """Return the median of the CPU time for each row change, None where the role does not take part."""
-        # the walsender works ahead during the opening, as far as buffers reach
+        """Return the median CPU time for each row change; None if there is no such role."""
+        # during the opening, the walsender works ahead until the buffers are full
         parts = [run.whole for run in self.runs[contender]] if role == "walsender" else self.parts(contender)
         found = [value for part in parts if (value := part.cpu_us(role)) is not None]
         return Spread.of(found).median if found else None
@@ -129,9 +129,10 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds from COMMIT to the consumer; ``rate``: what was asked for, ``achieved``: what the writer could do.
+    """Milliseconds from COMMIT to the consumer.
 
-    ``cores``: how many processors each role kept busy.
+    ``rate``: the intended rate. ``achieved``: the writer's real rate. ``cores``: how many processors each role kept
+    busy.
     """
 
     mode: str
@@ -147,7 +148,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Seconds: from the first start to the first event, from a later one, from ``kill -9`` to streaming again."""
+    """Seconds from the first start to the first event, from a later start, and from ``kill -9`` to streaming again."""
 
     first: list[float]
     again: list[float]
@@ -166,7 +167,7 @@ class LatencyResult:
 
 @dataclass(slots=True)
 class LoadingLatencyResult:
-    """The latency of changes while another table was loaded, and rows of that one in a second."""
+    """The latency of changes while another table was loaded, and the loaded rows per second."""
 
     encoder: str
     moment: Moment
@@ -176,7 +177,7 @@ class LoadingLatencyResult:
 
 @dataclass(slots=True)
 class StartsResult:
-    """Starts of one encoder."""
+    """The start times of one encoder."""
 
     encoder: str
     moment: Moment
@@ -185,7 +186,7 @@ class StartsResult:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waited for its commit: seconds until the last commit, and until all of it was in Kafka; MiB at most."""
+    """A test of waiting transactions: seconds until the last commit and until all was in Kafka, and peak MiB."""
 
     written_s: float
     delivered_s: float
@@ -195,7 +196,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class MemoryResult:
-    """Transactions that wait, by what they are, with one encoder."""
+    """The tests of waiting transactions, by name, with one encoder."""
 
     encoder: str
     moment: Moment
@@ -213,13 +214,13 @@ class Results:
     starts: StartsResult | None = None
     memory: MemoryResult | None = None
     left_out: list[str] = field(default_factory=list)
-    """Contenders that could not be had."""
+    """Contenders that were not available."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read what ``write`` wrote; None when there is nothing."""
+        """Read results from a file; None if there are none."""
         return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON."""
+        """Write the results as JSON."""
         path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

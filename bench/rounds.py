@@ -1,6 +1,8 @@
-"""Every contender over the WAL of one slot, round after round, the drain first in each and last of all.
+"""Runs every contender over the WAL of one slot, in rounds.
 
-Used by the command line. A load has a database of its own, which is gone when its rounds are over.
+The drain is first in each round, and runs once more at the end.
+
+The command line uses it. Each load has its own database, which is dropped after its rounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +20,16 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 Say = Callable[[str], None]
-"""Gets a line about each run when it is there."""
+"""Called with a line about each run."""
 
 
 def race(
     postgres: Postgres, kafka: Kafka, load: Load, contenders: Sequence[Contender], runs: int, say: Say
 ) -> LoadResult:
-    """Write the load, and let all contenders run it ``runs`` times."""
+    """Write the load, and let each contender read it ``runs`` times."""
     with course(postgres, kafka, load) as on:
         moment = machine.begin()
-        _, size = Drain().measure(on)  # warms what is cold, and counts
+        _, size = Drain().measure(on)  # this run warms up caches, and counts as well
         found: dict[str, list[Run]] = {}
         for contender in [*(one for _ in range(runs) for one in contenders), Drain()]:
             run = contender.run(on)
@@ -38,7 +40,7 @@ def race(
 
 @contextmanager
 def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
-    """Write a load behind a slot, in a new database."""
+    """Write a load after creating a slot, in a new database."""
     with postgres.database() as database, database.connect() as connection:
         for statement in load.setup():
             connection.execute(statement)

@@ -1,6 +1,6 @@
-"""What the bench asks of the servers and of the daemon around them: settings, slots, walsenders, topics.
+"""The bench's servers and daemons: their settings, slots, walsenders and topics.
 
-Used by contenders, latency and startup.
+``contenders``, ``latency`` and ``startup`` use it.
 """
 
 import itertools
@@ -26,14 +26,14 @@ SERVER = {
     "autovacuum": "off",
     "wal_sender_timeout": "0",  # the drain sends no status updates
 }
-"""Settings of PostgreSQL: nothing of its own accord while something is measured."""
+"""Settings of PostgreSQL that prevent background work during a measurement."""
 
 BROKER = {"log.segment.delete.delay.ms": "1000", "log.index.size.max.bytes": "262144"}
-"""Settings of the broker. Its indexes are files with holes, 10 MB for each partition, which the first entry makes some
-file systems fill: 12 ms and 7 MB of memory for each of thousands of partitions."""
+"""Settings of the broker. By default, its indexes are sparse files of 10 MB for each partition, which some file systems
+allocate at the first entry. This would take 12 ms and 7 MB of memory for each of thousands of partitions."""
 
 SLOT = "origin"
-"""The slot that all contenders copy."""
+"""The slot of which each contender gets a copy."""
 
 TIMEOUT_S = 600
 POLL_S = 0.005
@@ -46,14 +46,14 @@ _numbers = itertools.count(1)
 
 
 def new_name() -> str:
-    """Return a name for a pipeline that none has had."""
+    """Return a new name for a pipeline."""
     return f"bench{next(_numbers)}"
 
 
 def daemon(
     name: str, database: Database, kafka: Kafka, mode: Mode, variables: Mapping[str, str], slot: str | None = None
 ) -> Daemon:
-    """Return a daemon, which its context makes and ``start`` starts."""
+    """Return a daemon whose ``start`` has yet to be called."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"publications": [PUBLICATION], **({"slot": slot} if slot else {})},
         "delivery": {"mode": mode},
@@ -69,7 +69,7 @@ def daemon(
 def pipeline(
     postgres: Postgres, kafka: Kafka, load: Load, mode: Mode, variables: Mapping[str, str]
 ) -> Iterator[tuple[Database, Daemon]]:
-    """Give a database with the load's tables, and a daemon for it that was not started yet."""
+    """Yield a database with the load's tables, and a daemon that has not been started."""
     with postgres.database() as database:
         with database.connect() as connection:
             for statement in load.setup():
@@ -82,7 +82,7 @@ def pipeline(
 
 @contextmanager
 def copied_slot(connection: psycopg.Connection) -> Iterator[str]:
-    """Give a slot that stands where the original stands."""
+    """Yield a copy of the original slot, at the same position."""
     name = f"copy_{next(_numbers)}"
     connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [SLOT, name])
     try:
@@ -92,7 +92,7 @@ def copied_slot(connection: psycopg.Connection) -> Iterator[str]:
 
 
 def drop_slot(connection: psycopg.Connection, slot: str) -> None:
-    """Drop a slot that nobody streams from any more."""
+    """Drop a slot as soon as no process streams from it."""
     wait_until(lambda: _is_free(connection, slot))
     connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
 
@@ -103,7 +103,7 @@ def _is_free(connection: psycopg.Connection, slot: str) -> bool:
 
 
 def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
-    """Return the server's process that streams from ``slot``, and when it was first seen."""
+    """Return the walsender of ``slot``, and when it was first seen."""
     sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
@@ -111,11 +111,11 @@ def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
         if row is not None:
             return int(row[0]), time.monotonic()
         time.sleep(POLL_S)
-    raise TimeoutError(f"nobody streams from slot {slot}")
+    raise TimeoutError(f"no process streams from slot {slot}")
 
 
 def backends(connection: psycopg.Connection) -> list[int]:
-    """Return the server's processes behind the ordinary connections of others to this database."""
+    """Return the backends of all other ordinary connections to this database."""
     sql = (
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' "
         "AND pid <> pg_backend_pid()"
@@ -128,12 +128,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("what the bench waits for does not happen")
+            raise TimeoutError("the bench has waited too long for a condition")
         time.sleep(POLL_S)
 
 
 def delete_topics(kafka: Kafka, name: str) -> None:
-    """Delete the topics of a pipeline, and wait until the broker has done with them."""
+    """Delete the topics of a pipeline, and wait until the broker has removed them."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
 
     def left() -> list[str]:
@@ -146,7 +146,7 @@ def delete_topics(kafka: Kafka, name: str) -> None:
 
 
 def _wait_until_quiet(pid: int) -> None:
-    """Wait until a process has little to do, such as a broker that removes files; not for ever."""
+    """Wait, for a limited time, until a process is nearly idle, such as a broker that removes files."""
     deadline = time.monotonic() + QUIET_TIMEOUT_S
     while time.monotonic() < deadline:
         before = cpu_seconds(pid)

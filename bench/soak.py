@@ -1,4 +1,4 @@
-"""``python -m bench.soak --minutes 60``: whether a daemon that has much to do takes more and more of the machine.
+"""``python -m bench.soak --minutes 60``: tests whether a busy daemon leaks memory or other resources.
 
 The load is mixed: transactions of every size, tables that are altered, created and dropped, loads by command,
 connections that are cut, and a broker that restarts. Meanwhile the daemon's memory, threads, file descriptors and
@@ -41,7 +41,7 @@ CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9
 COLUMNS_MAX = 30
-"""After so many, the altered table is dropped and created again: its history would be growth by design."""
+"""After so many alterations, the table is dropped and created again, because its history grows by design."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"status_interval": "1s"},
@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the daemon has at one moment."""
+    """The daemon's resources at one moment."""
 
     resident_kib: int
     threads: int
@@ -62,7 +62,7 @@ class Sample:
 
 
 def sample(pid: int, tasks: Path) -> Sample | None:
-    """Return what the process has; None while it has not counted its tasks."""
+    """Return the resources of the process; None while it has not counted its tasks."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     counted = tasks.read_text() if tasks.exists() else ""
@@ -73,7 +73,7 @@ def sample(pid: int, tasks: Path) -> Sample | None:
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """Return a line for everything of which the last third of ``samples`` has more than the first third."""
+    """Return a line for each resource that has grown from the first third of ``samples`` to the last."""
     third = len(samples) // 3
     first, last = samples[:third], samples[-third:]
     found = []
@@ -93,7 +93,7 @@ def _prepare(database: Database) -> None:
 
 
 def _work(connection: psycopg.Connection, number: int) -> None:
-    """Do a round of transactions: small ones, one of some thousand rows, and one that is rolled back."""
+    """Run a round of transactions: small ones, one of some thousand rows, and one that is rolled back."""
     for _ in range(20):
         connection.execute("INSERT INTO orders (note) VALUES (repeat('x', 200))")
     with connection.transaction():
@@ -175,7 +175,7 @@ def _wait_until_delivered(connection: psycopg.Connection, daemon: Daemon) -> Non
 
 
 def main() -> int:
-    """Soak; exit code 1 if something has grown, or if the daemon has ended."""
+    """Run the soak test. Return exit code 1 if a resource has grown, or if the daemon has ended."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Look for what grows.")
     parser.add_argument("--minutes", type=float, default=60)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""``python bench/soaked.py run ...``: the command line of pgsluice, which also tells how many asyncio tasks it has.
+"""``python bench/soaked.py run ...``: the command line of pgsluice, which also reports its number of asyncio tasks.
 
 :mod:`.soak` starts it. Each second, the number is written into the file that ``SOAK_TASKS`` names.
 """

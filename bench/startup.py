@@ -1,6 +1,6 @@
-"""How long it takes from the start of the process to the first event, and from ``kill -9`` to streaming again.
+"""Measures the time from the start of the process to the first event, and from ``kill -9`` to streaming again.
 
-What counts is what a read_committed consumer sees.
+An event counts when a read_committed consumer sees it.
 """
 
 import time
@@ -15,7 +15,7 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 100
 BEFORE_S, AFTER_S = 2, 6
-"""How long rows are written before the kill, and go on after it."""
+"""How long rows are written before the kill, and how long after it."""
 
 
 def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs: int) -> Starts:
@@ -35,7 +35,7 @@ def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs
 
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *arguments: str) -> float:
-    """Return the seconds until a row is seen that waits for the daemon."""
+    """Return the seconds from the daemon's start until an existing row is seen."""
     with database.connect() as connection, reader(kafka, daemon.name, row, 1) as reading:
         connection.execute(ORDERS.row(row))
         daemon.start(*arguments)
@@ -44,7 +44,10 @@ def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *argument
 
 
 def _kill(kafka: Kafka, database: Database, daemon: Daemon, first: int) -> float:
-    """Return the seconds from the kill to the first row that was committed after it, when it starts again at once."""
+    """Kill the daemon and start it again at once.
+
+    Return the seconds until a row that was committed after the kill is seen.
+    """
     count = RATE * (BEFORE_S + AFTER_S)
     with reader(kafka, daemon.name, first, count) as reading, writer(database, RATE, first, count) as writing:
         writing.tell()

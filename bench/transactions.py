@@ -1,6 +1,6 @@
-"""A bare loop of Kafka transactions through confluent-kafka: what an exactly-once cut costs at least.
+"""A bare loop of Kafka transactions through confluent-kafka, which measures the least cost of an exactly-once cut.
 
-One data record, one for the cut, one checkpoint, as the daemon writes them for a small cut.
+Each transaction has one data record, one cut record and one checkpoint, as the daemon writes them for a small cut.
 """
 
 import time
@@ -19,7 +19,7 @@ WARM_UP = 50
 
 
 def measure(kafka: Kafka, count: int) -> dict[str, float]:
-    """Return the median milliseconds of each step, and of all of them, over ``count`` transactions."""
+    """Return the median milliseconds of each step and of the whole, over ``count`` transactions."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     for made in admin.create_topics([NewTopic(topic, 1) for topic in TOPICS], operation_timeout=TIMEOUT_S).values():
         made.result()

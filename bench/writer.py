@@ -1,6 +1,6 @@
-"""Writes one-row transactions at a rate, whether or not anybody keeps up, and says when each COMMIT had returned.
+"""Writes one-row transactions at a fixed rate, even if consumers do not keep up, and reports when each COMMIT returned.
 
-Each of some connections has its share of a common timetable; one that is late does not wait. In a process of its own.
+The connections share a common timetable. A connection that is late does not wait. The writer is a separate process.
 """
 
 import time
@@ -17,7 +17,7 @@ STATEMENT = b"insert"
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Write ``count`` rows from ``first`` on, at ``rate`` a second; say the times of their commits, in order."""
+    """Write ``count`` rows from ``first`` on, at ``rate`` per second. Report the times of their commits, in order."""
     count, connections = arguments["count"], arguments["connections"]
     wires = [_connect(arguments["conninfo"]) for _ in range(connections)]
     times = array("d", bytes(8 * count))

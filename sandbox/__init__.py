@@ -1,5 +1,5 @@
 """Real servers on this machine for the tests, the demo and the benchmarks: PostgreSQL, Kafka, Spark's jars.
 
-Plain processes from binaries that ``pom.xml`` pins; none of them outlives the process that asked for it.
-``python -m sandbox --help`` is the same from the command line.
+They are plain processes, from binaries that ``pom.xml`` pins. No server outlives the process that started it. ``python
+-m sandbox --help`` is the same from the command line.
 """

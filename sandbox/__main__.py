@@ -1,4 +1,4 @@
-"""``python -m sandbox``: looks at the machine first, for the commands need what may be missing."""
+"""``python -m sandbox``: checks the prerequisites on this machine, and then runs the command."""
 
 import sys
 
@@ -7,10 +7,10 @@ from sandbox.prerequisites import require
 
 
 def main() -> int:
-    """Run the command line; an error is its message and exit code 1."""
+    """Run the command line. An error prints its message, and gives exit code 1."""
     try:
         require(fetching=False)
-        from sandbox.cli import run  # noqa: PLC0415 - needs what require() looks for
+        from sandbox.cli import run  # noqa: PLC0415 - needs the modules that require() checks for
 
         run(sys.argv[1:])
     except SandboxError as error:

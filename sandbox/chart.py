@@ -1,4 +1,4 @@
-"""The Helm chart, rendered for its tests; and what is made of it or for it: plain manifests, its README, copies.
+"""Renders the Helm chart for its tests, and makes the files derived from it: plain manifests, README, copies.
 
     python -m sandbox.chart        # what `make manifests` does
 
@@ -27,24 +27,24 @@ COPIES = {
     CHART / "files" / "alerts.yaml": ROOT / "deploy" / "prometheus" / "alerts.yaml",
     CHART / "files" / "pgsluice.json": ROOT / "deploy" / "grafana" / "pgsluice.json",
 }
-"""Files of the chart that are copies: Helm reads nothing outside of it."""
+"""Files of the chart that are copies, because Helm reads no files outside the chart."""
 
 RELEASE = "pgsluice"
 
 _HEADER = "# Rendered from the chart by `make manifests`; docs/kubernetes.md says what to change in it.\n"
 _OF_HELM = re.compile(r"^ *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
 _CHECKSUM = re.compile(r"^ *annotations:\n *checksum/config: .*\n", re.MULTILINE)
-"""It restarts the pods when Helm changes the settings; nobody would keep it right by hand."""
+"""The checksum restarts the pods when Helm changes the settings. In a plain manifest, it would soon be outdated."""
 
 
 class HelmError(SandboxError):
-    """Helm refused; the message is what it said."""
+    """Helm failed. The message is Helm's."""
 
 
 def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm") -> str:
-    """Return what a command of Helm prints; HelmError if it fails. ``program`` is the tool that it is run with."""
+    """Return the output of a Helm command; HelmError if it fails. ``program``: the version of Helm."""
     access = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
-    # What Helm learns of a server is kept beside its kubeconfig: another server may have the same port some day.
+    # Helm's cache about a server is beside its kubeconfig, because a later server may have the same port.
     environ = os.environ if kubeconfig is None else {**os.environ, "KUBECACHEDIR": str(kubeconfig.parent / "cache")}
     command = [str(tools.program(program)), *arguments, *access]
     found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -54,12 +54,12 @@ def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm")
 
 
 def render(*options: str, release: str = RELEASE, kubernetes: str = OLDEST) -> str:
-    """Return all manifests of the chart, as one text, with ``options`` of ``helm template``."""
+    """Return all manifests of the chart as one text. ``options`` are those of ``helm template``."""
     return helm("template", release, str(CHART), "--kube-version", kubernetes, *options)
 
 
 def plain_manifests() -> dict[str, str]:
-    """Return the files of ``deploy/kubernetes``: what the chart renders, without what concerns Helm only."""
+    """Return the files of ``deploy/kubernetes``: the rendered chart without metadata for Helm."""
     rendered = render("--values", str(VALUES), "--skip-tests")
     documents = [document for document in re.split(r"^---\n", rendered, flags=re.MULTILINE) if document.strip()]
     return dict(_plain(document) for document in documents)
@@ -83,7 +83,7 @@ def readme() -> str:
 
 
 def write() -> list[Path]:
-    """Write the README, the copies and the plain manifests; return the files."""
+    """Write the README, the copies and the plain manifests. Return the files."""
     for copy, original in COPIES.items():
         copy.write_text(original.read_text())
     for former in MANIFESTS.glob("*.yaml"):

@@ -19,7 +19,7 @@ CLUSTER_SIZES = (1, 3)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Do what the command line says; SandboxError if that cannot be done."""
+    """Run the command; SandboxError if it fails."""
     options = _parser().parse_args(arguments)
     options.command(options)
 
@@ -36,17 +36,19 @@ def _parser() -> argparse.ArgumentParser:
         starting.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, metavar="VERSION")
         starting.add_argument("--brokers", type=int, choices=CLUSTER_SIZES, default=1)
     commands.add_parser("down", help="stop them").set_defaults(command=_down)
-    commands.add_parser("status", help="print what is up").set_defaults(command=_status)
-    psql = commands.add_parser("psql", help="SQL on the PostgreSQL that is up")
+    commands.add_parser("status", help="print which servers run").set_defaults(command=_status)
+    psql = commands.add_parser("psql", help="run SQL on the running PostgreSQL")
     psql.set_defaults(command=_psql)
     psql.add_argument("--dbname", default="postgres")
-    psql.add_argument("statement", nargs="?", help="without one, a prompt")
-    fetching = commands.add_parser("fetch", help="download what the others need, or only some of it")
+    psql.add_argument("statement", nargs="?", help="the statement; without it, a prompt")
+    fetching = commands.add_parser("fetch", help="download what the other commands need, or only some of it")
     fetching.set_defaults(command=_fetch)
-    fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(targets())}; default: all")
-    making = commands.add_parser("tools", help="build what tests/platform needs: Helm, a Kubernetes API server, images")
+    fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(targets())}; default: all")
+    making = commands.add_parser(
+        "tools", help="build the tools of tests/platform: Helm, a Kubernetes API server, images"
+    )
     making.set_defaults(command=_tools)
-    possible = f"of {', '.join(tools.names())}; default: all that can be made here in a few minutes"
+    possible = f"one of {', '.join(tools.names())}; default: all that can be built here in a few minutes"
     making.add_argument("tools", nargs="*", metavar="TOOL", help=possible)
     return parser
 
@@ -60,7 +62,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _down(_: argparse.Namespace) -> None:
-    print("down" if session.down() else "nothing was up")
+    print("down" if session.down() else "nothing was running")
 
 
 def _status(_: argparse.Namespace) -> None:
@@ -87,11 +89,11 @@ def _tools(options: argparse.Namespace) -> None:
     for tool in tools.all_tools():
         if not tool.optional:
             _make(tool.name, tools.lacking(tool.name), partial(tools.directory, tool.name))
-    _make("what containers need", containers.missing(), containers.prepare)
+    _make("the programs for containers", containers.missing(), containers.prepare)
 
 
 def _make(name: str, lacking: str | None, make: Callable[[], Path]) -> None:
-    """Make something into the cache, or say why not: the tests that need it say it, too."""
+    """Build a tool into the cache, or print why that is not possible. The tests that need it report this as well."""
     try:
         print(make() if lacking is None else f"{name} cannot be made here: {lacking}", flush=True)
     except SandboxError as error:
@@ -110,5 +112,5 @@ def _prepare(name: str) -> Path:
 def _current() -> session.State:
     state = session.current()
     if state is None:
-        raise SandboxError("nothing is up")
+        raise SandboxError("nothing is running")
     return state

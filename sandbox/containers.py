@@ -1,7 +1,7 @@
 """Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
 
-Nothing is installed. The official images of Python cannot be had offline, so stand-ins with the same names are made of
-Debian's packages. podman answers Docker's API, so that the commands of the documentation run as they are.
+Nothing is installed. The official images of Python are not available offline, so stand-ins with the same names are made
+of Debian's packages. podman answers Docker's API, so that the commands of the documentation run unchanged.
 
 https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
 """
@@ -23,23 +23,23 @@ from sandbox.errors import FetchError, ServerError
 PACKAGES = ("buildah", "podman", "runc", "mmdebstrap")
 
 NETWORK_PACKAGES = ("netavark", "aardvark-dns")
-"""What makes networks for containers, and answers for their names there."""
+"""The packages for networks between containers, and for their name resolution."""
 
 SUITE = "trixie"
 PYTHON = "3.13"
-"""The Python of that Debian."""
+"""The version of Python in that Debian."""
 
 BASES = {
     f"python:{PYTHON}-slim": ("ca-certificates", "python3", "python3-venv"),
     f"python:{PYTHON}": ("ca-certificates", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev"),
 }
-"""The images that a Dockerfile may begin with, and what is in them."""
+"""The base images for Dockerfiles, with their packages."""
 
 STAND_INS = "stand-ins"
-"""What the images of servers begin with that cannot be had offline."""
+"""The base image of the server images that are not available offline."""
 
 SYSTEMD = "systemd"
-"""A host under systemd, which is no image: :mod:`sandbox.host` starts it."""
+"""The packages of a host under systemd. It is not an image: :mod:`sandbox.host` starts it."""
 
 _OTHERS = {
     STAND_INS: ("openjdk-21-jre-headless", "postgresql-client"),
@@ -47,17 +47,18 @@ _OTHERS = {
 }
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-"""The certificates that this machine trusts. The images get them too: there may be a proxy before the package index."""
+"""The certificates that this machine trusts. The images get them as well, because a proxy may be in front of the
+package index."""
 
 START_S = 120.0
 
 PARENT = Path("/tmp")  # noqa: S108 - see there
-"""Where engines have their directories. The path has to be short: with more than some fifty bytes, those who wait for a
-container are not told that it ended, because the paths of its sockets do not fit into a socket's address."""
+"""The directory of the engines. Its path has to be short. With more than some fifty bytes, the paths of a container's
+sockets do not fit into a socket's address, and processes that wait for the container do not learn that it ended."""
 
 
 def missing() -> str | None:
-    """Return why there can be no containers here, or None."""
+    """Return why containers cannot run here, or None."""
     if os.geteuid() != 0:
         return "only root can make the base images"
     if platform.machine() != "x86_64":
@@ -67,23 +68,26 @@ def missing() -> str | None:
 
 
 def tools() -> Path:
-    """Return the directory with the programs, fetched if need be."""
+    """Return the directory with the programs. Fetch them if necessary."""
     return make_entry(cache_root(), "containers", _unpack_tools)
 
 
 def network_tools() -> Path:
-    """Return the directory with what makes networks, fetched if need be."""
+    """Return the directory with the programs for networks. Fetch them if necessary."""
     return make_entry(cache_root(), "container-networks", _unpack_network_tools)
 
 
 def base(image: str) -> Path:
-    """Return the root file system of a stand-in, made if need be."""
+    """Return the root file system of a stand-in. Make it if necessary."""
     make = _make_base if image in BASES else _make_other
     return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: make(image, entry))
 
 
 def prepare() -> Path:
-    """Make all that engines and hosts need, which takes longer than a test may; return where the programs are."""
+    """Make everything that engines and hosts need, because this takes too long for a test.
+
+    Return the programs' directory.
+    """
     network_tools()
     for image in (*BASES, *_OTHERS):
         base(image)
@@ -91,7 +95,7 @@ def prepare() -> Path:
 
 
 class Engine:
-    """podman with images and containers of its own, and Docker's API on a socket."""
+    """podman with its own images and containers, and Docker's API on a socket."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="engine-", dir=PARENT))
@@ -106,7 +110,7 @@ class Engine:
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and images, and end. A build that was interrupted leaves mounts."""
+        """Remove all containers and images, and end. Also unmount what an interrupted build left mounted."""
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
@@ -118,10 +122,10 @@ class Engine:
 
     @contextmanager
     def isolated(self) -> Iterator["Isolated"]:
-        """Answer Docker's API at a second place.
+        """Answer Docker's API on a second socket.
 
-        Containers that are made there may have networks and publish ports. All of that lies in a network namespace of
-        its own, so the machine's ports and firewall stay as they are.
+        Containers that are made there may have networks and publish ports. They are in a separate network namespace, so
+        the machine's ports and firewall do not change.
         """
         socket = self._directory / "isolated.sock"
         service = self._serve(socket, "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -142,7 +146,7 @@ class Engine:
         return service
 
     def why_not(self) -> str | None:
-        """Return why a container cannot run to its end here, or None: one was started, which takes a second."""
+        """Return why a container cannot run to its end here, or None. This starts one, which takes a second."""
         command = ["docker", "run", "--network", "host", next(iter(BASES)), "sleep", "1"]
         variables = {**os.environ, **self.client_variables}
         try:
@@ -160,24 +164,24 @@ class Engine:
         self._run([*command, "--tag", image, "."], cwd=directory)
 
     def podman(self, *arguments: str) -> str:
-        """Return what podman prints."""
+        """Return podman's output."""
         return self._run(["podman", *arguments])
 
     def copy_from(self, image: str, path: str, directory: Path) -> None:
-        """Copy what lies under ``path`` in an image into ``directory``."""
+        """Copy ``path`` from an image into ``directory``."""
         directory.mkdir(parents=True, exist_ok=True)
         container = self.podman("create", image).strip()
         self.podman("cp", f"{container}:{path}", str(directory))
         self.podman("rm", container)
 
     def succeeds(self, *arguments: str) -> bool:
-        """Tell whether a command of podman ends with exit code 0."""
+        """Return whether a podman command ends with exit code 0."""
         command = ["podman", *arguments]
         return subprocess.run(command, env=self._variables, capture_output=True, check=False).returncode == 0
 
     @property
     def client_variables(self) -> dict[str, str]:
-        """What Docker's own client needs in its environment."""
+        """The environment variables for Docker's own client."""
         return {"DOCKER_HOST": f"unix://{self.socket}", "DOCKER_CONFIG": str(self._directory)}
 
     def import_base(self, image: str) -> None:
@@ -195,21 +199,21 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """``variables`` for clients, and a process in the network namespace that published ports belong to."""
+    """``variables``: for clients. The process is in the network namespace of the published ports."""
 
     variables: Mapping[str, str]
     pid: int
 
 
 def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str]:
-    """Write the files that podman and buildah read, and return the variables that name them."""
+    """Write the configuration files of podman and buildah. Return the variables that name them."""
     policy = directory / ".config" / "containers" / "policy.json"  # of $HOME
     policy.parent.mkdir(parents=True)
     policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
-    (directory / "registries.conf").touch()  # short names are those of local images
+    (directory / "registries.conf").touch()  # short names mean local images
     (directory / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
-        # Otherwise every program that looks at the images mounts their directory on itself, and leaves it so.
+        # Otherwise every program that reads the images mounts their directory on itself, and leaves this mount behind.
         '[storage.options.overlay]\nskip_mount_home = "true"\n'
     )
     runc = f"{programs}/usr/sbin/runc"
@@ -225,13 +229,13 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
-    # What cleans up after a container is podman again, started by conmon, with these variables only.
+    # conmon starts podman again to clean up after a container, with these variables only.
     inherited = ", ".join(f'"{name}={value}"' for name, value in variables.items())
     (directory / "containers.conf").write_text(
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
         'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-        # Engines side by side have nothing in common: neither locks nor what they know of containers that ended.
+        # Engines that run at the same time share nothing: neither locks nor the state of ended containers.
         f'tmp_dir = "{directory}/libpod"\nlock_type = "file"\n'
         f'conmon_path = ["{programs}/usr/bin/conmon"]\nconmon_env_vars = [{inherited}]\n'
         f'helper_binaries_dir = ["{networks}/usr/lib/podman"]\n'
@@ -285,7 +289,7 @@ def _make_other(image: str, entry: Path) -> None:
 
 
 def _link_python(entry: Path) -> None:
-    """Put Python where the official images have it."""
+    """Put Python at its path in the official images."""
     for name in ("python3", "python"):
         (entry / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{PYTHON}")
 

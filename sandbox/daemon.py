@@ -1,8 +1,8 @@
-"""The daemon as its operator sees it: ``pgsluice run``, a process of its own with a configuration file.
+"""The daemon as an operator runs it: ``pgsluice run``, a separate process with a configuration file.
 
     with Daemon("shop", database.conninfo(), kafka.bootstrap_servers) as daemon: print(daemon.status())
 
-Used by every suite that needs the whole path.
+All suites that need the whole path use it.
 """
 
 import json
@@ -12,11 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from sandbox.account import current_account
+from sandbox.fork_server import fork_server
 from sandbox.ports import ReservedPort
-from sandbox.process import make_directory
+from sandbox.process import make_directory, start_script
 from sandbox.program import HOST, Program, Role
 
 PROGRAM = ("-m", "pgsluice")
@@ -24,6 +25,9 @@ PROGRAM = ("-m", "pgsluice")
 
 class Daemon(Program):
     """One pipeline; its directory is gone when the context ends, slot and topics stay."""
+
+    forks: ClassVar = False
+    """Whether daemons are forked by ``fork_server.py``, unless their environment or their program is a special one."""
 
     def __init__(
         self,
@@ -85,7 +89,8 @@ class Daemon(Program):
         """
         self.config_file.write_text(self.configuration())
         command = [self.interpreter, *self.program, "run", "-c", str(self.config_file), *arguments]
-        self.launch(command, self.variables)
+        ordinary = self.program == PROGRAM and self.interpreter == sys.executable and not self.variables
+        self.launch(command, self.variables, fork_server().start if self.forks and ordinary else start_script)
         if wait and self._wait_for is not None:
             self.wait_until_ready(self._wait_for)
 

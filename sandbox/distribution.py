@@ -1,7 +1,7 @@
-"""What a release consists of: the source distribution, and a wheel for each version of Python. ``make dist`` builds it.
+"""Builds a release: the source distribution, and a wheel for each version of Python. ``make dist`` uses it.
 
-Wheels are built from the source distribution in an empty directory, so it is known to be complete. Two builds of one
-commit give the same bytes: times come from ``SOURCE_DATE_EPOCH``, which is that of the commit unless it is set.
+Wheels are built from the source distribution in an empty directory, which proves that it is complete. Two builds of one
+commit give the same bytes: times come from ``SOURCE_DATE_EPOCH``, by default the time of the commit.
 """
 
 import gzip
@@ -27,7 +27,7 @@ BUILD_LOCK = ROOT / "deploy/image/build.lock"
 RUNTIME_LOCK = ROOT / "deploy/image/runtime.lock"
 
 COMPILED = ("copy", "rows", "runs")
-"""The modules that have to be compiled. Setuptools leaves out those that do not compile, and only logs that."""
+"""The modules that have to be compiled. If one does not compile, setuptools leaves it out, and only logs this."""
 
 _PYTHON = "Programming Language :: Python :: 3."
 _UNSHIPPED = {"tests", "sandbox", "bench", "contract", ".git", ".venv", "build"}
@@ -42,7 +42,7 @@ class Python:
 
 
 def interpreters() -> Iterator[tuple[str, Python | None]]:
-    """Yield the versions that pyproject.toml claims, each with the interpreter on PATH; None if there is none."""
+    """Yield the versions that pyproject.toml claims, each with its interpreter on PATH, or None."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for version in [name.rpartition(" ")[2] for name in project["classifiers"] if name.startswith(_PYTHON)]:
         yield version, _interpreter(version)
@@ -59,7 +59,7 @@ def _interpreter(version: str) -> Python | None:
 
 
 def run(command: Sequence[str | Path], variables: Mapping[str, str] | None = None, where: Path | None = None) -> str:
-    """Return what a command prints; SandboxError, with all its output, if it fails."""
+    """Return a command's output; SandboxError with this output if it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PGSLUICE_"))}
     ended = subprocess.run(
         [str(part) for part in command],
@@ -76,13 +76,13 @@ def run(command: Sequence[str | Path], variables: Mapping[str, str] | None = Non
 
 
 def commit_time() -> str:
-    """Return ``SOURCE_DATE_EPOCH``, which is the time of the last commit unless the environment has it."""
+    """Return ``SOURCE_DATE_EPOCH`` from the environment, or else the time of the last commit."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     return given or run(["git", "-C", ROOT, "log", "-1", "--format=%ct"]).strip()
 
 
 def make_environment(python: str, where: Path, *locks: Path) -> Path:
-    """Return the interpreter of a new virtual environment with what the lock files list."""
+    """Return the interpreter of a new virtual environment with the packages of the lock files."""
     run([python, "-m", "venv", where])
     interpreter = where / "bin/python"
     for lock in locks:
@@ -109,7 +109,7 @@ _BESIDE = ("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py")
 
 
 def _with_fixed_times(built: Path, target: Path, epoch: int) -> Path:
-    """Write the archive again with the owner, the times and the order that do not depend on the machine."""
+    """Write the archive again with an owner, times and an order that do not depend on the machine."""
     found = target / built.name
     with (
         tarfile.open(built) as old,
@@ -132,8 +132,8 @@ def build_wheel(python: Path, sdist: Path, target: Path, epoch: str) -> Path:
         with tarfile.open(sdist) as archive:
             archive.extractall(tree, filter="data")
         (source,) = (found for found in tree.iterdir() if found.is_dir())
-        # No symbols for debuggers, and no paths, of sources or of the interpreter's libraries.
-        # The flags replace those of the interpreter, so they have its -O3, -DNDEBUG and -fwrapv.
+        # The modules get no debugging symbols, and no paths of sources or of the interpreter's libraries. These flags
+        # replace those of the interpreter, so they repeat its -O3, -DNDEBUG and -fwrapv.
         variables = {
             "SOURCE_DATE_EPOCH": epoch,
             "CFLAGS": f"-O3 -DNDEBUG -fwrapv -g0 -ffile-prefix-map={directory}=.",
@@ -151,7 +151,7 @@ def build_wheel(python: Path, sdist: Path, target: Path, epoch: str) -> Path:
 
 
 def problems(archive: Path) -> list[str]:
-    """Return what is wrong with a wheel or a source distribution."""
+    """Return the problems of a wheel or a source distribution."""
     members = _members(archive)
     is_wheel = archive.suffix == ".whl"
     found = [*_missing(members, is_wheel=is_wheel), *_surplus(members, is_wheel=is_wheel), *_paths(members)]
@@ -169,7 +169,7 @@ def problems(archive: Path) -> list[str]:
 
 
 def _members(archive: Path) -> dict[str, bytes]:
-    """Return the files by their names. Those of a source distribution are without its directory."""
+    """Return the files by their names. Names in a source distribution are without its top directory."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             return {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/")}
@@ -201,7 +201,7 @@ def _surplus(members: Mapping[str, bytes], *, is_wheel: bool) -> Iterator[str]:
 
 
 def _paths(members: Mapping[str, bytes]) -> Iterator[str]:
-    """Complain of paths of the machine on which it was built: the clone, the interpreter, the home directory."""
+    """Yield a problem for each path of the build machine: the clone, the interpreter, the home directory."""
     local = {str(ROOT), sys.base_prefix, str(Path.home())} - {"/", "/usr", "/usr/local"}
     for name, data in members.items():
         yield from (f"{name} has the path {path}" for path in sorted(local) if f"{path}/".encode() in data)

@@ -1,16 +1,16 @@
-"""What can go wrong in the sandbox, apart from bugs; ``python -m sandbox`` prints the message alone."""
+"""The errors of the sandbox. ``python -m sandbox`` prints only the message."""
 
 
 class SandboxError(Exception):
-    """Root of the others; the message is for people."""
+    """The base class of the other errors. The message is for users."""
 
 
 class MissingPrerequisites(SandboxError):
-    """This machine lacks something; the message lists all that it lacks, each with what to install."""
+    """This machine lacks a prerequisite. The message lists all missing ones, each with what to install."""
 
 
 class FetchError(SandboxError):
-    """Maven could not get what the POM names; the message is Maven's."""
+    """Maven could not fetch the artifacts of the POM. The message is Maven's."""
 
 
 class NoFreePort(SandboxError):
@@ -18,4 +18,4 @@ class NoFreePort(SandboxError):
 
 
 class ServerError(SandboxError):
-    """A server or one of its tools failed; the message ends with the last lines of its log."""
+    """A server or one of its tools failed. The message ends with the last lines of its log."""

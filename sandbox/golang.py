@@ -1,7 +1,7 @@
-"""Programs that are built from Go modules, and files out of modules. Used by tools.
+"""Builds programs from Go modules, and finds files in modules. ``tools`` uses it.
 
-Go fetches the modules through its own proxy settings, checks them against its checksum database, and keeps them and
-what it compiled in its own caches.
+Go fetches modules through its own proxy settings, and checks them against its checksum database. It keeps modules and
+compiled packages in its own caches.
 
 https://go.dev/ref/mod
 """
@@ -17,11 +17,11 @@ from typing import Any
 from sandbox.errors import FetchError
 
 BUILD_FLAGS = "-ldflags=-s -w"
-"""Without debugging symbols a program is a third smaller."""
+"""Without debugging symbols, a program is a third smaller."""
 
 
 def missing() -> str | None:
-    """Return why nothing can be built here, or None."""
+    """Return why Go programs cannot be built here, or None."""
     return None if shutil.which("go") else "Go is not on the PATH: install it (https://go.dev/dl)"
 
 
@@ -31,30 +31,30 @@ def install(package: str, version: str, directory: Path) -> None:
 
 
 def module_directory(module: str, version: str) -> Path:
-    """Return the directory with the sources of a module, fetched if need be; it is read-only."""
+    """Return the read-only directory with the sources of a module. Fetch it if necessary."""
     return Path(json.loads(_go("mod", "download", "-json", f"{module}@{version}"))["Dir"])
 
 
 def requirements(module: Path) -> list[dict[str, str]]:
-    """Return what ``go.mod`` in the directory ``module`` requires: a Path and a Version each."""
+    """Return the requirements of ``go.mod`` in the directory ``module``, each with Path and Version."""
     found: dict[str, Any] = json.loads(_go("mod", "edit", "-json", str(module / "go.mod")))
     return [{"Path": entry["Path"], "Version": entry["Version"]} for entry in found["Require"]]
 
 
 def build(package: str, flags: str, directory: Path, program: Path) -> None:
-    """Build ``package`` as the module in ``directory`` chooses its dependencies."""
+    """Build ``package`` with the dependencies of the module in ``directory``."""
     _go("build", f"-ldflags=-s -w {flags}", "-o", str(program), package, directory=directory)
 
 
 def tidy(directory: Path) -> None:
-    """Complete the requirements of the module in ``directory``; packages that only tests need may be missing."""
+    """Complete the requirements of the module in ``directory``. Packages that only tests need may be missing."""
     _go("mod", "tidy", "-e", directory=directory)
 
 
 def _go(*arguments: str, directory: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
     if reason := missing():
         raise FetchError(reason)
-    # The toolchain that is here is used: none is fetched, whatever a module asks for.
+    # Use the installed toolchain. Do not fetch another one, even if a module asks for it.
     environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", **(variables or {})}
     command = ["go", *arguments]
     found = subprocess.run(command, cwd=directory or "/", env=environ, capture_output=True, text=True, check=False)

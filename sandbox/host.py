@@ -1,7 +1,7 @@
-"""A host under systemd: a Debian with namespaces of its own on this machine, in which systemd is the first process.
+"""A host under systemd: a Debian in its own namespaces on this machine, in which systemd is the first process.
 
-It shares the machine's network, and nothing else that it could change: its root file system is an overlay, it has a few
-devices only, and the kernel's settings are read-only.
+It shares only the network with the machine. Its root file system is an overlay, it has only a few devices, and the
+kernel's settings are read-only.
 
 https://systemd.io/CONTAINER_INTERFACE/
 """
@@ -53,18 +53,18 @@ exec env -i container=sandbox PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/system
 
 
 def missing() -> str | None:
-    """Return why there can be no host here, or None."""
+    """Return why a host cannot run here, or None."""
     if os.geteuid() != 0:
         return "only root can make a host"
     return None if _cgroups() else "there is no cgroup2 file system"
 
 
 class Host:
-    """A host whose own files lie below ``directory``; everything is gone when the context ends."""
+    """A host whose own files are below ``directory``. They are removed at the end of the context."""
 
     def __init__(self, directory: Path) -> None:
         self.files = directory / "upper"
-        """What it has in addition to Debian, by paths from the root; for those who fill it before it starts."""
+        """The directory of files in addition to Debian's, by their paths from the root. Fill it before the start."""
         self.files.mkdir()
         self._directory = directory
         self._group = Path(_cgroups() or "") / f"pgsluice-host-{os.getpid()}"
@@ -103,7 +103,7 @@ class Host:
         return subprocess.run([*inside, *command], capture_output=True, text=True, check=False)
 
     def property_of(self, unit: str, name: str) -> str:
-        """Return what systemd knows of a unit."""
+        """Return a property of a unit from systemd."""
         return self.run("systemctl", "show", "--value", "--property", name, unit).stdout.strip()
 
     def _wait_until_up(self, process: "subprocess.Popen[bytes]") -> None:
@@ -121,13 +121,13 @@ class Host:
 
 
 def _cgroups() -> str | None:
-    """Return where cgroups of version 2 are mounted."""
+    """Return the mount point of cgroups version 2."""
     mounts = (line.split() for line in _MOUNTS.read_text().splitlines())
     return next((place for _, place, kind, *_ in mounts if kind == "cgroup2"), None)
 
 
 def _remove_groups(group: Path) -> None:
-    """Remove a group and those in it, once their processes are gone."""
+    """Remove a group and its subgroups when their processes have ended."""
     deadline = time.monotonic() + STOP_S
     while group.exists() and time.monotonic() < deadline:
         for directory, _, _ in os.walk(group, topdown=False):
@@ -138,7 +138,7 @@ def _remove_groups(group: Path) -> None:
 
 
 def copy(source: Path, target: Path, mode: int) -> None:
-    """Copy a file of root's, and make the directories around it."""
+    """Copy a file as root, and make the directories around it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)

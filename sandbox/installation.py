@@ -1,6 +1,6 @@
-"""PostgreSQL's programs and fresh data directories, made once for each version. Used by postgres.
+"""PostgreSQL's programs and new data directories, made once for each version. ``postgres`` uses it.
 
-Both lie where the account that runs the server can read them, see ``artifacts.server_root``.
+The account that runs the server can read both (see ``artifacts.server_root``).
 
 https://www.postgresql.org/docs/current/app-initdb.html
 """
@@ -25,12 +25,12 @@ INCLUDED = "sandbox.conf"
 
 
 def target(version: int) -> str:
-    """Return what ``pom.xml`` calls the programs of a version."""
+    """Return the name of a version's programs in ``pom.xml``."""
     return f"{TARGET_PREFIX}{version}"
 
 
 def prepare(version: int, account: Account) -> Path:
-    """Make all that the first start of a version would have to make."""
+    """Prepare everything that the first start of a version needs."""
     template(version, account)
     return installation(version, account)
 
@@ -41,13 +41,13 @@ def installation(version: int, account: Account) -> Path:
 
 
 def template(version: int, account: Account) -> Path:
-    """Return a fresh data directory to copy; all of one version have the same system identifier."""
+    """Return a new data directory to copy. All copies of one version have the same system identifier."""
     name = f"{target(version)}-data-{account.uid}"
     return make_entry(server_root(account), name, lambda entry: initdb(version, account, entry))
 
 
 def initdb(version: int, account: Account, directory: Path) -> None:
-    """Make a data directory with a system identifier of its own; to copy ``template`` takes less time."""
+    """Make a data directory with its own system identifier. Copying ``template`` takes less time."""
     directory.mkdir(exist_ok=True)
     shutil.chown(directory, account.uid, account.gid)
     options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
@@ -57,7 +57,7 @@ def initdb(version: int, account: Account, directory: Path) -> None:
 
 
 def copy_data(source: Path, copy: Path) -> None:
-    """Copy the data directory of a server that is down, with owners, sharing blocks where that works."""
+    """Copy the data directory of a stopped server, with owners. Share blocks if the file system can."""
     run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, copy])
 
 

@@ -1,4 +1,4 @@
-"""The Java that runs Kafka, and small Java programs against a set of jars. Used by kafka and by tests.
+"""Runs small Java programs with a set of jars, with the Java that also runs Kafka. ``kafka`` and tests use it.
 
 https://openjdk.org/jeps/330 (single-file source programs)
 """
@@ -20,13 +20,13 @@ def class_path(libraries: Path) -> str:
 
 @cache
 def build_id() -> str:
-    """Return a word that differs between builds of Java, because none can read class archives of another."""
+    """Return a digest of the build of Java, because a build cannot read class archives of another one."""
     said = subprocess.run([java(), "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
     return hashlib.sha256(said.stdout).hexdigest()[:16]
 
 
 def run_program(source: Path, libraries: Path, arguments: Sequence[str] = (), stdin: str = "") -> str:
-    """Compile and run one source file with ``libraries`` on its class path; return what it prints."""
+    """Compile and run one source file with ``libraries`` on its class path. Return its output."""
     command = [java(), "-cp", class_path(libraries), str(source), *arguments]
     ended = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if ended.returncode != 0:

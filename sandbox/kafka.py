@@ -40,17 +40,17 @@ SETTINGS: Mapping[str, str] = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
-    "log.retention.ms": "-1",  # records with old timestamps are here to stay
-    # a dead broker is noticed in seconds
+    "log.retention.ms": "-1",  # records with old timestamps must not be deleted
+    # a dead broker is noticed within seconds
     "broker.heartbeat.interval.ms": "1000",
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "5000",
 }
-"""Limits of size are Kafka's own: a topic's ``max.message.bytes`` may go up to 100 MB."""
+"""Size limits have Kafka's defaults. A topic's ``max.message.bytes`` may be up to 100 MB."""
 
 
 class Kafka:
-    """A cluster; everything it stored is gone when the context ends. Brokers are numbered from 1."""
+    """A cluster, which is removed at the end of the context. Brokers are numbered from 1."""
 
     def __init__(
         self,
@@ -62,11 +62,12 @@ class Kafka:
         java_options: Sequence[str] = (),
         forward: Callable[[Sequence[Link]], AbstractContextManager[object]] | None = None,
     ) -> None:
-        """Choose the size; ``settings`` add to ``SETTINGS`` or override them.
+        """Choose the size.
 
-        ``listeners`` come beside the plain one; ``format_options`` go to ``StorageTool format``, and
-        ``java_options`` to Java. With ``forward`` the brokers reach one another only by links, which it has to serve as
-        long as its context lasts. So it can cut off a broker from the others, and clients do not notice.
+        ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are in addition to the plain one.
+        ``format_options`` go to ``StorageTool format``, and ``java_options`` to Java. With ``forward``, the brokers
+        reach one another only by links, which ``forward`` serves as long as its context lasts. So it can cut off a
+        broker from the others without its clients noticing.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}
@@ -102,7 +103,7 @@ class Kafka:
         return self.addresses(PLAIN.name)
 
     def addresses(self, listener: str) -> str:
-        """Return the addresses of all brokers for a listener, whatever they advertise."""
+        """Return the addresses of all brokers for a listener, even if they advertise others."""
         return ",".join(broker.address(listener) for broker in self._brokers.values())
 
     def pid(self, node: int = 1) -> int:
@@ -110,9 +111,9 @@ class Kafka:
         return self._brokers[node].pid
 
     def start(self, *nodes: int) -> None:
-        """Start brokers, all that are down unless told which; a client sees them when this returns.
+        """Start these brokers, or all that are down. A client sees them when this returns.
 
-        After ``kill`` this takes ``broker.session.timeout.ms`` longer: the cluster waits for the dead.
+        After ``kill``, this takes ``broker.session.timeout.ms`` longer, because the cluster waits for the dead brokers.
         """
         chosen = self._chosen(nodes, running=False)
         for broker in chosen:
@@ -123,7 +124,7 @@ class Kafka:
             broker.wait_until(self._is_complete)
 
     def stop(self, *nodes: int) -> None:
-        """Stop brokers in good order, all that run unless told which."""
+        """Stop these brokers in an orderly way, or all that run."""
         chosen = self._chosen(nodes, running=True)
         for broker in chosen:
             broker.send(signal.SIGTERM)
@@ -136,12 +137,12 @@ class Kafka:
             broker.kill()
 
     def pause(self, *nodes: int) -> None:
-        """Freeze brokers: connections stay open, and nothing answers."""
+        """Freeze brokers: connections stay open, but the brokers do not answer."""
         for broker in self._chosen(nodes, running=True):
             broker.send(signal.SIGSTOP)
 
     def resume(self, *nodes: int) -> None:
-        """Let frozen brokers go on."""
+        """Continue frozen brokers."""
         for broker in self._chosen(nodes, running=True):
             broker.send(signal.SIGCONT)
 
@@ -150,12 +151,12 @@ class Kafka:
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return how many partitions a broker believes to lead while another broker believes otherwise."""
+        """Return how many partitions a broker believes to lead although another broker disagrees."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 
     def wait_until_in_sync(self, timeout_s: float = SYNC_TIMEOUT_S) -> None:
-        """Return once all replicas of each partition are in sync, and all brokers know the same leaders."""
+        """Return when all replicas of each partition are in sync, and all brokers know the same leaders."""
         deadline = time.monotonic() + timeout_s
         while not self._is_in_sync():
             if time.monotonic() > deadline:
@@ -167,7 +168,7 @@ class Kafka:
         return self._brokers[node].log_text()
 
     def _link(self) -> list[Link]:
-        """Tell each broker how it reaches the others, and return all ways between them."""
+        """Tell each broker how to reach the others, and return all links between them."""
         links = []
         for node, broker in self._brokers.items():
             ours = [link for peer in self._brokers.values() if peer is not broker for link in peer.links_from(node)]
@@ -187,14 +188,14 @@ class Kafka:
         return [broker for broker in self._brokers.values() if broker.running == running]
 
     def _is_complete(self) -> bool:
-        """Whether a client sees every broker that runs."""
+        """Whether a client sees every running broker."""
         running = {broker.node for broker in self._brokers.values() if broker.running}
         with suppress(KafkaException):
             return running.issubset(_metadata(self.bootstrap_servers).brokers)
         return False
 
     def _is_in_sync(self) -> bool:
-        """Whether no broker knows of a partition that lacks replicas, or of another leader."""
+        """Whether all brokers agree on the leaders, and no partition lacks replicas."""
         with suppress(KafkaException):
             views = [_partitions(self._metadata_of(node)) for node in self._brokers]
             complete = all(set(one.isrs) == set(one.replicas) for view in views for one in view.values())
@@ -203,13 +204,16 @@ class Kafka:
         return False
 
     def _leaders(self, node: int) -> dict[Place, int]:
-        """Return the leader of each partition, as a broker knows it; nothing if it does not answer."""
+        """Return the leader of each partition according to a broker, or nothing if it does not answer."""
         with suppress(KafkaException):
             return {place: one.leader for place, one in _partitions(self._metadata_of(node)).items()}
         return {}
 
     def _metadata_of(self, node: int) -> ClusterMetadata:
-        """Return what a broker knows. A client that has learnt of the others may ask one of them, so this repeats."""
+        """Return a broker's metadata.
+
+        Try repeatedly, because a client that knows the other brokers may ask one of them.
+        """
         for _ in range(METADATA_ATTEMPTS):
             found = _metadata(self._brokers[node].address(PLAIN.name))
             if found.orig_broker_id == node:
@@ -218,7 +222,7 @@ class Kafka:
 
 
 def class_archive() -> Path:
-    """Return the classes of a broker as Java has them in memory, made if need be: a start takes half the time.
+    """Return an archive of a broker's Java classes, which halves the time of a start. Make it if necessary.
 
     Java ignores an archive that it cannot use.
 
@@ -228,7 +232,7 @@ def class_archive() -> Path:
 
 
 def _archive_classes(entry: Path) -> None:
-    """Let a broker start and stop; Java writes the archive when it ends."""
+    """Start and stop a broker. Java writes the archive at its end."""
     broker = Broker(1, (), fetch("kafka"), java_options=[f"-XX:ArchiveClassesAtExit={entry / ARCHIVE}"])
     try:
         broker.format({"controller.quorum.voters": broker.voter, **SETTINGS, **_replication(1)}, ())

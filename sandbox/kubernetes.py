@@ -1,4 +1,4 @@
-"""A Kubernetes API server with etcd behind it, and nothing else: objects are checked and kept, but no pod ever runs.
+"""A Kubernetes API server with etcd, and nothing else. It validates and stores objects, but no pod ever runs.
 
     with ApiServer() as server: server.request("GET", "/version")
 
@@ -27,7 +27,7 @@ START_TIMEOUT_S: Final = 120
 HTTP_TIMEOUT_S: Final = 30
 HTTP_OK: Final = 200
 
-TOKEN: Final = "sandbox"  # noqa: S105 - of a server that only this machine can reach
+TOKEN: Final = "sandbox"  # noqa: S105 - for a server that only this machine can reach
 """The bearer token of its administrator."""
 
 RESTRICTED: Final = {
@@ -38,14 +38,14 @@ RESTRICTED: Final = {
 
 
 def missing() -> str | None:
-    """Return why there can be no API server here, or None."""
+    """Return why an API server cannot run here, or None."""
     if shutil.which("openssl") is None:
         return "openssl not found"
     return tools.missing("kube-apiserver") or tools.missing("etcd")
 
 
 class ApiServer:
-    """One server whose data are gone when the context ends."""
+    """One server, whose data are removed at the end of the context."""
 
     def __init__(self) -> None:
         self._servers: list[Server] = []
@@ -80,7 +80,7 @@ class ApiServer:
         return code, found
 
     def serves(self, path: str) -> bool:
-        """Return whether it answers at ``path``: a kind that was just defined takes a moment."""
+        """Return whether the server answers at ``path``. A kind that was just defined takes a moment."""
         return self._request("GET", path)[0] == HTTP_OK
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class ApiServer:
         self.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
-        # The server makes its own certificate; nobody but this process knows where it listens.
+        # The server makes its own certificate. Only this process knows its port.
         context = ssl._create_unverified_context()  # noqa: S323, SLF001
         connection = HTTPSConnection(HOST, self._ports[0].number, timeout=HTTP_TIMEOUT_S, context=context)
         try:
@@ -163,7 +163,7 @@ class ApiServer:
             "service-account-issuer": "https://kubernetes.default.svc",
             "token-auth-file": f"{self._directory}/tokens.csv",
             "authorization-mode": "RBAC",
-            "disable-admission-plugins": "ServiceAccount",  # no controller would make the accounts that it asks for
+            "disable-admission-plugins": "ServiceAccount",  # no controller creates the accounts that it requires
         }
 
     def _end(self) -> None:

@@ -1,8 +1,8 @@
-"""Free TCP ports that stay ours, also when several runs share the machine. Used by postgres and kafka.
+"""Reserves free TCP ports, even if several runs share the machine. ``postgres`` and ``kafka`` use it.
 
-Ports come from below the range that the kernel hands to clients: a client socket of any process could sit
-on the others by the time the server binds. Between looking and binding, an abstract Unix socket named
-after the port keeps other sandboxes away; it needs no file and vanishes with this process.
+Ports come from below the range that the kernel assigns to client sockets, because another process could get such a port
+before the server binds to it. Until the server binds, an abstract Unix socket named after the port keeps other
+sandboxes away. Such a socket needs no file, and disappears with this process.
 
 https://man7.org/linux/man-pages/man7/unix.7.html
 """
@@ -21,10 +21,10 @@ ATTEMPTS = 1000
 
 
 class ReservedPort:
-    """One port of 127.0.0.1 that no other sandbox takes until ``release``."""
+    """One port of 127.0.0.1 that no other sandbox uses until ``release``."""
 
     def __init__(self, number: int) -> None:
-        """Reserve ``number``; OSError if something has it."""
+        """Reserve ``number``; OSError if it is in use."""
         self.number = number
         self._reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -36,7 +36,7 @@ class ReservedPort:
 
     @classmethod
     def any(cls) -> Self:
-        """Reserve some free port."""
+        """Reserve any free port."""
         ceiling = max(ephemeral_start(), LOWEST + ATTEMPTS)
         candidates = random.SystemRandom()
         for _ in range(ATTEMPTS):
@@ -45,17 +45,17 @@ class ReservedPort:
         raise NoFreePort(f"{ATTEMPTS} ports between {LOWEST} and {ceiling} are taken")
 
     def release(self) -> None:
-        """Let others have the port."""
+        """Release the port for others."""
         self._reservation.close()
 
 
 def ephemeral_start() -> int:
-    """Return the lowest port that the kernel hands to clients."""
+    """Return the lowest port that the kernel assigns to client sockets."""
     return int(EPHEMERAL_RANGE.read_text().split()[0])
 
 
 def _bind_once(number: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as servers do: connections of a former server in TIME_WAIT are no obstacle
+        # as servers do, so that connections of a former server in TIME_WAIT do not matter
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", number))

@@ -1,4 +1,4 @@
-"""PostgreSQL servers, versions 10 to 18, with everything on that logical replication needs.
+"""PostgreSQL servers of versions 10 to 18, with the settings for logical replication.
 
     with Postgres(17) as server, server.connect() as connection: ...
 
@@ -39,17 +39,17 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "20",
     "max_replication_slots": "20",
     "max_prepared_transactions": "20",
-    "fsync": "off",  # a killed server loses nothing by that, only a machine that crashes
+    "fsync": "off",  # this loses data only if the machine crashes, and not if a server is killed
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # files in the data directory, where the default leaves some in /dev/shm when a server is killed
+    # these are files in the data directory; with the default, a killed server leaves files in /dev/shm
     "dynamic_shared_memory_type": "mmap",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
 }
 
 SLOT_SYNC_VERSION = 17
-"""The first whose standbys can synchronise logical slots."""
+"""The first version whose standbys can synchronise logical slots."""
 
 TERMINATE_CONNECTIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
 DROP_SLOTS = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s"
@@ -60,11 +60,11 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 QUOTE = "'"
 
 STATE_LINE = 7
-"""Where postmaster.pid, whose first line is the pid, says how far the start has come."""
+"""The line of postmaster.pid that has the state of the start. (The first line is the pid.)"""
 
 
 class Postgres:
-    """One server with its own data directory, which is gone when the context ends."""
+    """One server with its own data directory, which is removed at the end of the context."""
 
     host = "127.0.0.1"
     user = SUPERUSER
@@ -76,13 +76,13 @@ class Postgres:
         *,
         own_identifier: bool = False,
     ) -> None:
-        """Choose the major version; ``settings`` add to ``SETTINGS`` or override them.
+        """Choose the major version. ``settings`` add to ``SETTINGS`` or override them.
 
-        Servers of a version share one system identifier, for they are copies, unless ``own_identifier``.
+        Servers of a version are copies, so they share one system identifier, unless ``own_identifier``.
         """
         self.version = version
         self.settings = {**SETTINGS, **(settings or {})}
-        """What ``postgresql.conf`` sets; a change counts from the next ``start``."""
+        """The settings in ``postgresql.conf``. A change takes effect with the next ``start``."""
         self._own_identifier = own_identifier
         self._server: Server | None = None
         self._context = ExitStack()
@@ -107,12 +107,12 @@ class Postgres:
 
     @property
     def port(self) -> int:
-        """The TCP port, the same as long as the context lasts."""
+        """The TCP port. It stays the same as long as the context lasts."""
         return self._port.number
 
     @property
     def data_directory(self) -> Path:
-        """Where the server keeps its data."""
+        """The data directory."""
         return self._directory / "data"
 
     @property
@@ -140,7 +140,7 @@ class Postgres:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def drop_database(self, name: str) -> None:
-        """Drop a database with all that holds on to it: prepared transactions, connections, slots."""
+        """Drop a database with everything that would prevent it: prepared transactions, connections, slots."""
         database = sql.Identifier(name)
         with self.connect(name) as connection:
             _roll_back_prepared(connection)
@@ -152,7 +152,7 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator["Database"]:
-        """Create a database with a name of its own; drop it at the end."""
+        """Create a database with a unique name. Drop it at the end."""
         database = Database(self, f"test_{uuid.uuid4().hex[:12]}")
         self.create_database(database.name)
         try:
@@ -161,7 +161,7 @@ class Postgres:
             self.drop_database(database.name)
 
     def standby(self, settings: Mapping[str, str] | None = None) -> "Standby":
-        """Return a standby of this server, for a ``with`` of its own; this server restarts for it."""
+        """Return a standby of this server, which is a context manager. This server restarts."""
         return Standby(self, settings)
 
     def write_file(self, name: str, text: str) -> None:
@@ -172,7 +172,7 @@ class Postgres:
         shutil.chown(path, self._account.uid, self._account.gid)
 
     def start(self) -> None:
-        """Start the server; it accepts connections when this returns."""
+        """Start the server. It accepts connections when this returns."""
         settings = {**self.settings, "port": str(self.port)}
         lines = (f"{name} = '{value.replace(QUOTE, 2 * QUOTE)}'\n" for name, value in settings.items())
         self.write_file(INCLUDED, "".join(lines))
@@ -197,21 +197,21 @@ class Postgres:
         self.start()
 
     def kill(self) -> None:
-        """``kill -9``, for the postmaster and all its children."""
+        """``kill -9`` the postmaster and all its children."""
         self._running().kill()
         self._forget()
 
     def take_snapshot(self) -> None:
-        """Keep a copy of the data directory, in place of a former one; the server is stopped for it and started."""
+        """Stop the server, copy its data directory in place of an earlier copy, and start the server."""
         self.stop()
         shutil.rmtree(self._snapshot, ignore_errors=True)
         copy_data(self.data_directory, self._snapshot)
         self.start()
 
     def restore_snapshot(self) -> None:
-        """Kill the server, put the snapshot in place of its data, which takes the snapshot away, and start.
+        """Kill the server, move the snapshot into the place of its data, and start.
 
-        The timeline stays, so the server gives out again the LSNs that it has given out since the snapshot.
+        The timeline stays the same, so the server uses LSNs again that it has used since the snapshot.
         """
         self.kill()
         shutil.rmtree(self.data_directory)
@@ -246,12 +246,12 @@ class Postgres:
         self._server = None
 
     def _end(self) -> None:
-        # its data are about to be removed: no reason to let it write a checkpoint
+        # its data are about to be removed, so it need not write a checkpoint
         if self._server is not None:
             self.kill()
 
     def _is_ready(self) -> bool:
-        """Look where ``pg_ctl -w`` looks."""
+        """Return whether the start has finished, as ``pg_ctl -w`` finds out."""
         try:
             lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -261,13 +261,13 @@ class Postgres:
 
 
 class Standby(Postgres):
-    """A streaming copy of a primary, in step with its slots too (from 17); promote it with ``pg_promote()``.
+    """A streaming standby of a primary, which synchronises its slots (from 17). Promote it with ``pg_promote()``.
 
     https://www.postgresql.org/docs/current/logicaldecoding-explanation.html#LOGICALDECODING-REPLICATION-SLOTS-SYNCHRONIZATION
     """
 
     def __init__(self, primary: Postgres, settings: Mapping[str, str] | None = None) -> None:
-        """Follow ``primary`` through a physical slot ``standby_<port>`` of its own; needs PostgreSQL 12."""
+        """Follow ``primary`` through a physical slot ``standby_<port>``. This needs PostgreSQL 12."""
         super().__init__(primary.version, {**primary.settings, **(settings or {})})
         self._primary = primary
 
@@ -309,12 +309,12 @@ class Database:
 def _roll_back_prepared(connection: psycopg.Connection) -> None:
     prepared = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     for (gid,) in prepared.fetchall():
-        with suppress(psycopg.errors.UndefinedObject):  # whoever prepared it may end it at this moment
+        with suppress(psycopg.errors.UndefinedObject):  # its owner may end it at this moment
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
 
 def _retried(action: Callable[[], object]) -> None:
-    """Repeat what is refused while a terminated process has not yet let go."""
+    """Repeat a command that the server refuses until terminated processes are gone."""
     for _ in range(RELEASE_ATTEMPTS):
         with suppress(psycopg.errors.ObjectInUse):
             action()

@@ -1,6 +1,6 @@
-"""What the sandbox needs of this machine, looked at all at once. Used before anything is fetched or started.
+"""Checks the prerequisites on this machine, all at once, before anything is fetched or started.
 
-This module and what it imports run on every Python 3 since 3.7, to be able to say that it is too old.
+This module and its imports run on every Python since 3.7, so that it can report a Python that is too old.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ JAVA_MINIMUM = 17
 """What Kafka 4 and Spark 4 need."""
 
 POSTGRES_PLATFORMS = {"x86_64": "linux-amd64", "aarch64": "linux-arm64v8"}
-"""What the PostgreSQL binaries call the machines that ``uname`` knows."""
+"""The names of machines in the PostgreSQL binaries, by those of ``uname``."""
 
 SERVER_ACCOUNTS = ("postgres", "nobody")
-"""Who runs PostgreSQL when root asks for it: the first that exists."""
+"""The accounts for PostgreSQL if root starts it. The first one that exists is used."""
 
 PYTHON_MODULES = {
     "psycopg": "pip install 'psycopg[binary]'",
@@ -35,11 +35,11 @@ PYTHON_MODULES = {
 }
 
 
-@functools.lru_cache(maxsize=None)  # noqa: UP033 - functools.cache is younger than what this must run on
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - functools.cache does not exist in the oldest Python on which this must run
 def require(*, fetching: bool) -> None:
-    """Raise MissingPrerequisites, with the whole list, unless everything is there.
+    """Raise MissingPrerequisites with the whole list, unless everything is available.
 
-    Maven belongs to the list; but without ``fetching``, its absence alone is no reason to raise.
+    Maven is on the list, but without ``fetching``, missing Maven alone is not an error.
     """
     found = [*_platform_problems(), *_python_problems(), *_java_problems(), *_account_problems()]
     only_for_fetching = _maven_problems()
@@ -49,7 +49,7 @@ def require(*, fetching: bool) -> None:
 
 
 def java() -> str:
-    """Return the Java to use: that of ``JAVA_HOME``, else the one on the PATH."""
+    """Return the Java to use: that of ``JAVA_HOME``, or else the one on the PATH."""
     home = os.environ.get("JAVA_HOME")
     return os.path.join(home, "bin", "java") if home else "java"  # noqa: PTH118 - a word of a command
 
@@ -71,7 +71,7 @@ def _python_problems() -> list[str]:
         if importlib.util.find_spec(name) is None:
             found.append(f"Python module {name} is missing: {remedy}")
     if sys.platform == "linux" and recent and not _has_pidfd():
-        found.append("the kernel has no pidfd_open: use Linux 5.3 or newer, in a container one that allows it")
+        found.append("the kernel has no pidfd_open: use Linux 5.3 or newer, or allow the call in the container")
     return found
 
 
@@ -90,7 +90,7 @@ def _java_problems() -> list[str]:
     said = subprocess.run([java(), "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     version = re.search(r'version "(?:1\.)?(\d+)', said.stdout.decode(errors="replace"))
     if version is None:
-        return [f"{java()} does not tell its version: {remedy}"]
+        return [f"{java()} does not print its version: {remedy}"]
     if int(version[1]) < JAVA_MINIMUM:
         return [f"Java {version[1]} is too old: {remedy}"]
     return []

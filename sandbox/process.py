@@ -1,6 +1,6 @@
-"""A server process as its owner sees it: started, signalled, waited for. Used by postgres and kafka.
+"""A server process, as its owner sees it: start, signal, wait. ``postgres`` and ``kafka`` use it.
 
-The other half is ``supervisor.py``, which keeps the promise that no server outlives its owner.
+The other half is ``supervisor.py``, which makes sure that no server outlives its owner.
 """
 
 import contextlib
@@ -22,10 +22,28 @@ from sandbox.errors import ServerError
 POLL_INTERVAL_S = 0.02
 
 
+StartSupervisor = Callable[[supervisor.Task, int, int], Callable[[], object]]
+"""Starts a supervisor with a task, the descriptor of its end of the channel, and that of its standard error.
+
+It returns a function that waits until the supervisor has ended.
+"""
+
+
+def start_script(task: supervisor.Task, channel: int, errors: int) -> Callable[[], object]:
+    """Start a supervisor as a script."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", supervisor.__file__, task.to_json()],
+        stdin=channel,
+        stdout=channel,
+        stderr=errors,
+        start_new_session=True,
+    ).wait
+
+
 class Server:
     """One running server under its own supervisor."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - a command, and what it gets
         self,
         command: Sequence[str],
         directory: Path,
@@ -33,6 +51,7 @@ class Server:
         account: Account,
         death_signal: signal.Signals,
         variables: Mapping[str, str] | None = None,
+        start: StartSupervisor = start_script,
     ) -> None:
         """Start ``command`` in ``directory``, which is removed if this process ends without ``dismiss``.
 
@@ -51,13 +70,7 @@ class Server:
         )
         self._channel, theirs = socket.socketpair()
         with theirs, log.open("ab") as errors:
-            self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", supervisor.__file__, task.to_json()],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=errors,
-                start_new_session=True,
-            )
+            self._wait_for_supervisor = start(task, theirs.fileno(), errors.fileno())
         self.pid = self._read_pid()
 
     def _read_pid(self) -> int:
@@ -73,36 +86,36 @@ class Server:
         return not self._said_something(timeout_s=0)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the server; nothing happens if it has ended."""
-        # pids go round in a circle: this one is not reused before the supervisor says that the server ended
+        """Send a signal to the server. Nothing happens if it has ended."""
+        # this pid is not reused before the supervisor reports that the server has ended
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> int:
-        """Return the exit status once the server and all its children have ended.
+        """Return the exit status when the server and all its children have ended; ServerError if that takes too long.
 
-        ServerError if that takes too long. A signal that ended the server is a negative status.
+        A signal that ended the server is a negative status.
         """
         if not self._said_something(timeout_s):
             raise ServerError(self._with_log(f"the server still runs after {timeout_s:g} s"))
-        status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)  # stays there, for ``alive``
-        return int(status or -signal.SIGKILL)  # a supervisor that was killed says nothing
+        status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)  # the file stays for ``alive``
+        return int(status or -signal.SIGKILL)  # a killed supervisor reports nothing
 
     def kill(self) -> None:
-        """``kill -9``, for the server and all its children."""
+        """``kill -9`` the server and all its children."""
         self.send(signal.SIGKILL)
         self.wait(timeout_s=30)
 
     def dismiss(self) -> None:
-        """Let the supervisor go; what is left of the server is killed."""
+        """End the supervisor, which kills all remaining processes of the server."""
         with contextlib.suppress(BrokenPipeError):
             self._channel.send(supervisor.DISMISS)
-        self._supervisor.wait()
+        self._wait_for_supervisor()
         self._channel.close()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return once ``ready()``; ServerError if the server ends before, or takes too long."""
+        """Return when ``ready()`` is true; ServerError if the server ends before, or takes too long."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.alive:

@@ -1,6 +1,6 @@
-"""A process of pgsluice: started, asked over HTTP, signalled, waited for. Used by daemon and by the demo.
+"""A process of pgsluice: start it, query it over HTTP, signal it, wait for it. ``daemon`` and the demo use it.
 
-Who uses it chooses the directory, the configuration file and the command.
+The caller chooses the directory, the configuration file and the command.
 """
 
 import json
@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sandbox.account import current_account
 from sandbox.errors import ServerError
 from sandbox.ports import ReservedPort
-from sandbox.process import Server
+from sandbox.process import Server, StartSupervisor, start_script
 
 HOST = "127.0.0.1"
 
@@ -27,25 +27,25 @@ HTTP_OK = 200
 LOG_SHOWN = 2000
 
 Role = Literal["active", "any"]
-"""What a start waits for: the owner of the slot, or any process that does its part, as a standby does."""
+"""The condition for which a start waits: the process owns the slot, or it is ready in any role, such as a standby."""
 
 
 class Program:
-    """One process, which can be started again and again: that of a pipeline, unless a subclass says otherwise."""
+    """One process, which can be started repeatedly. It runs a pipeline, unless a subclass says otherwise."""
 
     what = "pgsluice"
     http_timeout_s = HTTP_TIMEOUT_S
     _server: Server | None = None
 
     def place(self, directory: Path, port: ReservedPort) -> None:
-        """Choose where its files are and where it listens for HTTP; comes first."""
+        """Set the directory of its files and its HTTP port. Call this first."""
         self.directory = directory
         self._port = port
         self._log = directory / "pgsluice.log"
 
     @property
     def url(self) -> str:
-        """Where health, metrics, status and the schema registry are served."""
+        """The base URL of health, metrics, status and the schema registry."""
         return f"http://{HOST}:{self._port.number}"
 
     @property
@@ -58,17 +58,23 @@ class Program:
         """Whether the process runs."""
         return self._server is not None and self._server.alive
 
-    def launch(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-        """Start the process, with ``variables`` in its environment; it need not be ready when this returns."""
-        self._server = Server(command, self.directory, self._log, current_account(), signal.SIGKILL, variables)
+    def launch(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        start: StartSupervisor = start_script,
+    ) -> None:
+        """Start the process, with ``variables`` in its environment. It may not be ready when this returns."""
+        account = current_account()
+        self._server = Server(command, self.directory, self._log, account, signal.SIGKILL, variables, start)
 
     def stop(self) -> int:
-        """SIGTERM: an orderly end; returns the exit code."""
+        """Send SIGTERM, wait for the orderly end, and return the exit code."""
         self.send(signal.SIGTERM)
         return self.wait()
 
     def stop_well(self) -> None:
-        """As :meth:`stop`; ServerError, with the end of the log, unless the exit code is 0."""
+        """Do the same as :meth:`stop`; ServerError with the end of the log unless the exit code is 0."""
         status = self.stop()
         if status != 0:
             raise ServerError(f"pgsluice ended with exit code {status}:\n{self.log_text()[-LOG_SHOWN:]}")
@@ -79,46 +85,46 @@ class Program:
         self._forget()
 
     def end(self) -> None:
-        """``kill -9``, if it runs."""
+        """``kill -9`` the process if it runs."""
         if self._server is not None:
             self.kill()
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Return the exit code once the process has ended by itself; negative: the signal that ended it."""
+        """Return the exit code when the process has ended by itself. A negative one is the signal that ended it."""
         status = self._running().wait(timeout_s)
         self._forget()
         return status
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, such as SIGSTOP and SIGCONT to freeze it."""
+        """Send a signal to the process, such as SIGSTOP to freeze it."""
         self._running().send(number)
 
     def wait_until_ready(self, role: Role = "active", timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once ``/readyz`` says so; ServerError, with the log, if the process ends before."""
+        """Return when ``/readyz`` reports it; ServerError with the log if the process ends before."""
         self.wait_until(lambda: self.readiness(role) == HTTP_OK, timeout_s)
 
     def wait_until(self, reached: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once ``reached`` says so; ServerError, with the log, if the process ends before."""
+        """Return when ``reached`` is true; ServerError with the log if the process ends before."""
         self._running().wait_until(reached, timeout_s)
 
     def readiness(self, role: Role = "any") -> int:
-        """Return the status code of ``/readyz``; 0 while nobody answers."""
+        """Return the status code of ``/readyz``; 0 while there is no answer."""
         return self._get(f"/readyz?role={role}")[0]
 
     def status(self) -> dict[str, Any]:
-        """Return what ``/status`` says."""
+        """Return the content of ``/status``."""
         code, body = self._get("/status")
         if code != HTTP_OK:
-            raise ServerError(f"the daemon answers {code} to a question for its status")
+            raise ServerError(f"the daemon answers {code} to a request for its status")
         found: dict[str, Any] = json.loads(body)
         return found
 
     def metrics(self) -> str:
-        """Return what ``/metrics`` says; nothing while nobody answers."""
+        """Return the content of ``/metrics``; empty while there is no answer."""
         return self._get("/metrics")[1]
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """Return the value of a metric with these labels, beside that of the pipeline; None: it is not known."""
+        """Return the value of a metric with these labels besides the pipeline's; None if it is not known."""
         text = "\n".join(line for line in self.metrics().splitlines() if line.startswith(name))
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -127,11 +133,11 @@ class Program:
         return None
 
     def log_text(self) -> str:
-        """Return what the process has logged, over all its starts."""
+        """Return the process's log, over all its starts."""
         return self._log.read_text(errors="replace")
 
     def why_it_stopped(self) -> str:
-        """Return the reason that the process logged when it ended by itself last."""
+        """Return the reason that the process logged when it last ended by itself."""
         found: dict[str, Any] = json.loads(self.log_text().splitlines()[-1])
         return "\n".join([found["reason"], *found.get("problems", [])])
 
@@ -141,7 +147,7 @@ class Program:
     def _ask(
         self, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Return status code and body; 0 while nobody answers."""
+        """Return status code and body; 0 while there is no answer."""
         connection = HTTPConnection(HOST, self._port.number, timeout=self.http_timeout_s)
         try:
             connection.request(method, path, body, headers or {})

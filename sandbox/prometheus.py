@@ -2,7 +2,7 @@
 
     with Prometheus("shop", [daemon.url], rules=ALERTS) as prometheus: print(prometheus.query("pgsluice_lag_seconds"))
 
-Used by the tests of the alerts and of the dashboard.
+The tests of the alerts and of the dashboard use it.
 
 https://prometheus.io/docs/prometheus/latest/querying/api/
 """
@@ -32,11 +32,11 @@ START_TIMEOUT_S = 120
 HTTP_TIMEOUT_S = 10
 HTTP_OK = 200
 INTERVAL_S = 1
-"""Between two scrapes, and two evaluations of rules: tests do not want to wait for a minute."""
+"""The interval of scrapes, and of the evaluation of rules. It is short, so that tests need not wait for a minute."""
 
 
 def missing() -> str | None:
-    """Return why there can be no Prometheus here, or None; it is fetched if need be."""
+    """Return why Prometheus cannot run here, or None. Fetch it if necessary."""
     absent = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} not found"
@@ -48,24 +48,24 @@ def missing() -> str | None:
 
 
 def tools() -> Path:
-    """Return the directory with the programs, fetched if need be."""
+    """Return the directory with the programs. Fetch them if necessary."""
     return make_entry(cache_root(), "prometheus", _unpack)
 
 
 def promtool(*arguments: str) -> str:
-    """Return what promtool prints; ServerError, with that, if it finds fault."""
+    """Return promtool's output; ServerError with this output if it reports a problem."""
     command = [str(tools() / "usr/bin/promtool"), *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode != 0:
-        raise ServerError(f"promtool {' '.join(arguments)} found fault:\n{found.stdout}{found.stderr}")
+        raise ServerError(f"promtool {' '.join(arguments)} reports a problem:\n{found.stdout}{found.stderr}")
     return found.stdout
 
 
 class Prometheus:
-    """A server that scrapes ``urls`` as ``job``; it and what it has stored are gone when the context ends."""
+    """A server that scrapes ``urls`` as ``job``. Its data are removed at the end of the context."""
 
     def __init__(self, job: str, urls: Sequence[str], rules: Path | None = None) -> None:
-        """Choose what to scrape, and the file of ``rules`` that are evaluated."""
+        """Choose the URLs to scrape, and the file of ``rules``."""
         self._job = job
         self._urls = urls
         self._rules = rules
@@ -101,7 +101,7 @@ class Prometheus:
 
     def _start(self, directory: Path) -> Server:
         configuration = directory / "prometheus.yml"
-        configuration.write_text(json.dumps(self._configuration()))  # JSON is YAML, too
+        configuration.write_text(json.dumps(self._configuration()))  # JSON is also YAML
         command = [
             str(tools() / "usr/bin/prometheus"),
             f"--config.file={configuration}",

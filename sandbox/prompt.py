@@ -1,4 +1,4 @@
-"""SQL from the command line: through psql where it is installed, else a few lines of Python. Used by cli."""
+"""Runs SQL from the command line: with psql if it is installed, or else in Python. ``cli`` uses it."""
 
 import os
 import shutil
@@ -8,16 +8,16 @@ import psycopg
 
 
 def run(conninfo: str, statement: str | None) -> None:
-    """Run one statement, or ask for statements until end of file."""
+    """Run one statement, or prompt for statements until the end of the input."""
     if shutil.which("psql"):
         command = ["psql", conninfo, *(["-c", statement] if statement else [])]
-        os.execvp(command[0], command)  # noqa: S606 - psql takes the place of this process
+        os.execvp(command[0], command)  # noqa: S606 - psql replaces this process
     else:
         run_in_python(conninfo, [statement] if statement else _ask())
 
 
 def run_in_python(conninfo: str, statements: Iterator[str] | list[str]) -> None:
-    """Print what each statement answers, columns separated by tabs."""
+    """Print the result of each statement, with columns separated by tabs."""
     with psycopg.connect(conninfo, autocommit=True) as connection:
         for statement in statements:
             try:
@@ -36,7 +36,7 @@ def _print_result(cursor: psycopg.Cursor[tuple[object, ...]]) -> None:
 
 
 def _ask() -> Iterator[str]:
-    """Yield what is typed, up to each line that ends in a semicolon."""
+    """Yield each typed statement. A line that ends with a semicolon ends a statement."""
     lines: list[str] = []
     while True:
         try:

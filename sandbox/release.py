@@ -1,4 +1,4 @@
-"""``python -m sandbox.release``: build what a release consists of into ``dist/``, check it, install it and run it.
+"""``python -m sandbox.release``: build a release into ``dist/``, check it, install it and run it.
 
 Every archive is installed into an empty environment. There, the daemon has to deliver a row from a real PostgreSQL to
 a real Kafka, with its compiled modules.
@@ -35,11 +35,11 @@ EXIT_TERMINATED = 143
 
 
 def main() -> int:
-    """Build, check and try; an error is its message and exit code 1."""
+    """Build, check and try a release. An error prints its message, and gives exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.release", description="Build and check a release.")
     parser.add_argument("--twice", action="store_true", help="build each archive twice; both have to be equal")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # on the way out the servers are stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the servers are stopped on the way out
     try:
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
@@ -84,7 +84,7 @@ def _build(builders: dict[Python, Path], target: Path) -> Path:
 def _check(archive: Path) -> None:
     wrong = problems(archive)
     if wrong:
-        raise SandboxError("\n".join([f"{archive.name} is not as it should be:", *wrong]))
+        raise SandboxError("\n".join([f"{archive.name} has problems:", *wrong]))
     print(f"{archive.name}: {archive.stat().st_size // 1024} KiB, content and metadata are right", flush=True)
 
 
@@ -94,7 +94,7 @@ def _try_all(work: Path, sdist: Path, wheels: dict[Python, Path]) -> None:
     with ExitStack() as stack:
         postgres, kafka = stack.enter_context(Postgres()), stack.enter_context(Kafka())
         for number, (python, archive) in enumerate(archives):
-            # What an archive needs to be built is in the environment only if it has to be built.
+            # The environment has the build requirements only if the archive has to be built.
             locks = [RUNTIME_LOCK] if archive.suffix == ".whl" else [BUILD_LOCK, RUNTIME_LOCK]
             installed = make_environment(python.path, work / f"run-{number}", *locks)
             options = ("-q", "--no-deps", "--no-build-isolation", "--no-cache-dir")
@@ -111,9 +111,9 @@ def _try_commands(programs: Path, work: Path) -> None:
     config.write_text(example)
     version = run([programs / "pgsluice", "version"], {"PGSLUICE_SPEEDUPS": "require"})
     if "compiled" not in version:
-        raise SandboxError(f"pgsluice version does not tell of compiled modules:\n{version}")
+        raise SandboxError(f"pgsluice version does not report compiled modules:\n{version}")
     run([programs / "pgsluice", "config", "show", "-c", config])
-    # Its environment would need PySpark, which this one has.
+    # Its environment would need PySpark, so use this environment's PySpark.
     site = run([programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
     run([sys.executable, "-c", "from pgsluice_spark.cli import main; main(['--help'])"], {"PYTHONPATH": site})
 

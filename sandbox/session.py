@@ -1,7 +1,7 @@
-"""The servers of ``python -m sandbox up``: they stay until ``down``, in a process in the background.
+"""The servers of ``python -m sandbox up``. They run until ``down``, under a background process.
 
-That process owns them like any other owner: whatever ends it, they end with it. It answers on an abstract
-Unix socket, so what is said about the sandbox comes from the sandbox, and no file can be out of date.
+If that process ends for any reason, the servers end as well. It answers on an abstract Unix socket, so information
+about the sandbox comes from the running process, and no file can be out of date.
 
 https://man7.org/linux/man-pages/man7/unix.7.html
 """
@@ -31,7 +31,7 @@ STATE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is up: connection string of PostgreSQL, addresses of Kafka."""
+    """The running servers: the connection string of PostgreSQL, the addresses of Kafka."""
 
     pid: int
     postgres_version: int
@@ -44,15 +44,15 @@ class State:
 
 
 def up(postgres_version: int, brokers: int) -> State:
-    """Start the servers unless they are up; they serve when this returns."""
+    """Start the servers unless they run. They are ready when this returns."""
     state = current() or _start_in_background(postgres_version, brokers)
     if (state.postgres_version, state.brokers) != (postgres_version, brokers):
-        raise SandboxError(f"another sandbox is up, take it down first:\n{state}")
+        raise SandboxError(f"another sandbox is running, stop it first with `down`:\n{state}")
     return state
 
 
 def down() -> bool:
-    """Stop the servers and return once they are gone; False if none were up."""
+    """Stop the servers, and return when they are gone; False if none ran."""
     state = current()
     if state is None:
         return False
@@ -66,7 +66,7 @@ def down() -> bool:
 
 
 def current() -> State | None:
-    """Return what is up, if anything is."""
+    """Return the running servers, or None."""
     with socket.socket(socket.AF_UNIX) as question:
         try:
             question.connect(_address())
@@ -76,7 +76,7 @@ def current() -> State | None:
 
 
 def serve(postgres_version: int, brokers: int) -> None:
-    """Hold the servers until SIGTERM."""
+    """Keep the servers running until SIGTERM."""
     signal.signal(signal.SIGTERM, _exit)
     with _bound_socket() as listener, Postgres(postgres_version) as postgres, Kafka(brokers) as kafka:
         state = State(os.getpid(), postgres_version, postgres.conninfo(), brokers, kafka.bootstrap_servers)
@@ -107,18 +107,18 @@ def _start_in_background(postgres_version: int, brokers: int) -> State:
 
 
 def _bound_socket() -> socket.socket:
-    """Return a socket that nobody can reach yet, but whose name is taken."""
+    """Return a socket that reserves the name, but does not accept connections yet."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(_address())
     except OSError as error:
         listener.close()
-        raise SandboxError("a sandbox is up, or starting") from error
+        raise SandboxError("a sandbox is running or starting") from error
     return listener
 
 
 def _address() -> str:
-    # a path may be longer than an address
+    # a path may be too long for an address
     cache = hashlib.sha256(str(cache_root()).encode()).hexdigest()[:32]
     return f"\0pgsluice-sandbox-{os.geteuid()}-{cache}"
 

@@ -1,4 +1,4 @@
-"""The jars that Spark needs beside PySpark's own, for ``spark.jars``. Used by Spark's tests and the demo."""
+"""The jars that Spark needs besides PySpark's own, for ``spark.jars``. Spark's tests and the demo use it."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ FLOOR = "4.0.0"
 
 
 def jars(version: str = NEWEST) -> list[Path]:
-    """Return the jars for a version of PySpark: Kafka source, Avro, Delta, and what only these need."""
+    """Return the jars for a version of PySpark: Kafka source, Avro, Delta, and their dependencies."""
     return sorted(fetch(f"spark-{version}").glob("*.jar"))

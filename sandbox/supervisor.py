@@ -1,13 +1,13 @@
-"""A supervisor stands beside each server: it starts it, and ends it when the process that wanted it is gone.
+"""The supervisor of a server: it starts the server, and ends it when the process that owns the server is gone.
 
-Run as a script of its own, standard library only, by ``process.py``. It is the server's parent and adopts
-what the server leaves behind, so nothing that a server forks can escape it. Should the supervisor itself be
-killed, the kernel signals the server.
+``process.py`` runs it as a separate script, which uses only the standard library, and ``fork_server.py`` forks it. It
+is the server's parent and adopts orphaned children of the server, so no process that the server forks can escape it. If
+the supervisor itself is killed, the kernel signals the server.
 
-An unwanted server is killed, and its directory removed: nobody will read its data.
+When the owner is gone, the supervisor kills the server and removes its directory, because nobody will read its data.
 
-Over its standard output it says the server's pid, and later its exit status. It waits for
-``DISMISS`` on its standard input; end of file there, or the owner's end, means that the owner is gone.
+On its standard output, it writes the server's pid, and later its exit status. It waits for ``DISMISS`` on its standard
+input. The end of the input, or of the owner's process, means that the owner is gone.
 
 https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
 https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
@@ -22,13 +22,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 DISMISS = b"d"
 
 LINE_BYTES = 16
-"""Both answers have this length, so that they stay apart in the stream."""
+"""Both answers have this length, so that they can be separated in the stream."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to run, for whom, and what the kernel signals to it if the supervisor dies."""
+    """The server's command, its owner, and the signal that it gets from the kernel if the supervisor dies."""
 
     owner: int
     command: list[str]
@@ -51,34 +52,46 @@ class Task:
     environment: dict[str, str]
 
     def to_json(self) -> str:
-        """Return what ``main`` takes as its argument."""
+        """Return the text that ``main`` takes as its argument."""
         return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Task":
+        """Return the task that ``to_json`` has written."""
+        return cls(**json.loads(text))
 
 
 def main(argument: str) -> None:
-    """Start the server, then wait until it is not wanted any more."""
-    task = Task(**json.loads(argument))
+    """Supervise one server. The argument is a task as JSON. The parent of this process is the owner."""
+    task = Task.from_json(argument)
     owner = os.pidfd_open(task.owner)
-    if os.getppid() != task.owner:
-        return
+    if os.getppid() == task.owner:
+        supervise(task, owner, _execute)
+
+
+def supervise(task: Task, owner: int, start: Callable[[Task], int]) -> None:
+    """Start the server, and wait until its owner does not need it any more.
+
+    ``owner`` is a pidfd. ``start`` returns the pid of the server, which is a child of this process.
+    """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    server = _start(task)
-    _say(server.pid)
+    server = start(task)
+    _say(server)
     dismissed = _wait_until_dismissed(server, owner)
-    _end_descendants(server.pid)
+    _end_descendants(server)
     if not dismissed:
         shutil.rmtree(task.directory, ignore_errors=True)
 
 
-def _start(task: Task) -> subprocess.Popen[bytes]:
+def die_with(supervisor: int, task: Task) -> None:
+    """Have the kernel signal this process when its parent, the supervisor, ends."""
+    _prctl(PR_SET_PDEATHSIG, task.death_signal)
+    if os.getppid() != supervisor:
+        os._exit(1)
+
+
+def _execute(task: Task) -> int:
     supervisor = os.getpid()
-
-    def die_with_supervisor() -> None:
-        # after the change of user, which would clear it
-        _prctl(PR_SET_PDEATHSIG, task.death_signal)
-        if os.getppid() != supervisor:
-            os._exit(1)
-
     change_user = os.geteuid() != task.uid
     with Path(task.log).open("ab") as log:
         return subprocess.Popen(
@@ -92,13 +105,14 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
             group=task.gid if change_user else None,
             extra_groups=() if change_user else None,
             umask=0o077,
-            preexec_fn=die_with_supervisor,  # noqa: PLW1509 - this process has one thread
-        )
+            # This runs after the change of user, which would undo it. This process has one thread.
+            preexec_fn=lambda: die_with(supervisor, task),  # noqa: PLW1509
+        ).pid
 
 
-def _wait_until_dismissed(server: subprocess.Popen[bytes], owner: int) -> bool:
+def _wait_until_dismissed(server: int, owner: int) -> bool:
     """Return True when the owner says so, False when the owner is gone."""
-    running = os.pidfd_open(server.pid)
+    running = os.pidfd_open(server)
     waiting = select.poll()
     for descriptor in (running, owner, sys.stdin.fileno()):
         waiting.register(descriptor, select.POLLIN)
@@ -106,9 +120,9 @@ def _wait_until_dismissed(server: subprocess.Popen[bytes], owner: int) -> bool:
         ready = {descriptor for descriptor, _ in waiting.poll()}
         if running in ready:
             waiting.unregister(running)
-            status = server.wait()
-            _end_descendants(server.pid)
-            _say(status)
+            _, status = os.waitpid(server, 0)
+            _end_descendants(server)
+            _say(os.waitstatus_to_exitcode(status))
         if sys.stdin.fileno() in ready:
             return _dismissed()
         if owner in ready:
@@ -118,12 +132,12 @@ def _wait_until_dismissed(server: subprocess.Popen[bytes], owner: int) -> bool:
 def _dismissed() -> bool:
     try:
         return os.read(sys.stdin.fileno(), 1) == DISMISS
-    except ConnectionResetError:  # the owner ended before it read all that we said
+    except ConnectionResetError:  # the owner ended before it read all answers
         return False
 
 
 def _end_descendants(server: int) -> None:
-    """Kill and reap all that still runs below this process, then remove the server's shared memory."""
+    """Kill and reap all remaining descendants of this process, and remove the server's shared memory."""
     while True:
         for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -142,7 +156,7 @@ def descendants(ancestor: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                # the name of the program, in brackets, may hold anything
+                # the name of the program, in brackets, may contain any character
                 parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = list(children.get(ancestor, ()))
@@ -152,7 +166,7 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def _abandoned_segments(creator: int) -> list[int]:
-    """Return the System V segments that ``creator`` made and nobody is attached to.
+    """Return the System V segments of ``creator`` to which no process is attached.
 
     PostgreSQL holds a small one as a lock on its data directory, and cannot remove it when it is killed.
     """
@@ -167,7 +181,7 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def _say(number: int) -> None:
-    # nobody reads once the owner is gone
+    # there is no reader if the owner is gone
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         os.write(sys.stdout.fileno(), str(number).encode().ljust(LINE_BYTES))
 

@@ -1,8 +1,8 @@
-"""Programs that tests/platform needs, made once into the cache: Helm, its linters, an API server, Docker Compose.
+"""The programs of tests/platform, built once into the cache: Helm, its linters, an API server, Docker Compose.
 
-None of them is needed for pgsluice itself, and nothing is installed. Most of them are made when a test asks for them.
-The API server takes longer than a test may, and some gigabytes of Go's caches. So this one, and what only its tests
-use, are made by command, as `make test-platform` does first:
+pgsluice itself does not need them, and nothing is installed. Most of them are built when a test asks for them. Building
+the API server takes too long for a test, and some gigabytes of Go's caches. So the API server, and the programs that
+only its tests use, are built by a command, with which `make test-platform` begins:
 
     python -m sandbox tools kube-apiserver etcd helm-4
 """
@@ -23,51 +23,51 @@ KUBERNETES = "1.36.3"
 """The API server's version."""
 
 PROMETHEUS_OPERATOR = "v0.85.0"
-"""Whose definitions of PodMonitor, ServiceMonitor and PrometheusRule are checked against."""
+"""The Prometheus operator, for its definitions of PodMonitor, ServiceMonitor and PrometheusRule."""
 SPARK_OPERATOR = "v2.3.0"
-"""Kubeflow's, whose definition of SparkApplication is checked against."""
+"""Kubeflow's Spark operator, for its definition of SparkApplication."""
 
 VALIDATE = "kubernetes-validate==1.37.0"
-"""The package on PyPI that has the JSON schemas of Kubernetes' own resources, one directory for each minor version."""
+"""The package on PyPI with the JSON schemas of Kubernetes' own resources, in one directory for each minor version."""
 
 _APISERVER_PACKAGE = "k8s.io/kubernetes/cmd/kube-apiserver"
 _STAGING_VERSION = "v0.0.0"
-"""What the module of Kubernetes requires of its parts, which are published with the same minor and patch version."""
+"""The version of the parts of Kubernetes, which are published with the same minor and patch version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something that can be made into the cache. A changed version is another entry."""
+    """A tool that can be built into the cache. Another version is another entry."""
 
     name: str
     version: str
     fill: Callable[[Path], None]
     needs: tuple[Callable[[], str | None], ...] = (golang.missing,)
-    """What has to be here to make it: each returns the reason why not, or None."""
+    """Checks of its prerequisites. Each returns the reason why the tool cannot be built, or None."""
     optional: bool = False
-    """It is made by command only."""
+    """Whether only a command builds it."""
     executable: str = ""
-    """The name of the program, if it is not the tool's."""
+    """The name of the program, if it differs from the tool's name."""
 
     @property
     def entry(self) -> str:
-        """Return the name in the cache."""
+        """Return the name of the cache entry."""
         return f"{self.name}-{self.version}"
 
 
 def directory(name: str) -> Path:
-    """Return the directory of a tool, made if need be."""
+    """Return the directory of a tool. Build it if necessary."""
     tool = _TOOLS[name]
     return make_entry(cache_root(), tool.entry, tool.fill)
 
 
 def program(name: str) -> Path:
-    """Return the executable of a tool that is one program, made if need be."""
+    """Return the executable of a tool that is a single program. Build it if necessary."""
     return directory(name) / (_TOOLS[name].executable or name)
 
 
 def missing(name: str) -> str | None:
-    """Return why a test cannot have a tool, or None. What is optional has to be in the cache already."""
+    """Return why a test cannot use a tool, or None. An optional tool has to be in the cache already."""
     tool = _TOOLS[name]
     if find_entry(cache_root(), tool.entry) is not None:
         return None
@@ -75,7 +75,7 @@ def missing(name: str) -> str | None:
 
 
 def lacking(name: str) -> str | None:
-    """Return why a command cannot make a tool here, or None. What is in the cache needs nothing more."""
+    """Return why a command cannot build a tool here, or None. A tool in the cache needs no prerequisites."""
     tool = _TOOLS[name]
     return None if find_entry(cache_root(), tool.entry) is not None else _unmet(tool)
 
@@ -105,9 +105,9 @@ def _go_program(name: str, package: str, version: str, *, optional: bool = False
 
 
 def _convert_schemas(entry: Path) -> None:
-    """Write the schemas as kubeconform reads them: ``v1.36.0-strict/deployment-apps-v1.json``.
+    """Write the schemas under the paths that kubeconform expects: ``v1.36.0-strict/deployment-apps-v1.json``.
 
-    Their own identifiers have to go, because kubeconform would resolve references against them, over the network.
+    Remove their identifiers, because kubeconform would resolve references against them, over the network.
     """
     with_wheel = entry / "wheel"
     _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={with_wheel}", VALIDATE])
@@ -156,14 +156,14 @@ def _unpack_etcd(entry: Path) -> None:
 
 
 def _build_apiserver(entry: Path) -> None:
-    """Build the API server in a module of our own: `go install` refuses a module that replaces its parts."""
+    """Build the API server in our own module, because `go install` refuses a module with replace directives."""
     sources = entry / "module"
     sources.mkdir()
     kubernetes = golang.module_directory("k8s.io/kubernetes", f"v{KUBERNETES}")
     (sources / "go.mod").write_text(_apiserver_module(kubernetes))
     (sources / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{_APISERVER_PACKAGE}/app"\n')
     golang.tidy(sources)
-    variable = "k8s.io/component-base/version"  # without these it says that it is v0.0.0
+    variable = "k8s.io/component-base/version"  # without these, it reports version v0.0.0
     major, minor, _ = KUBERNETES.split(".")
     stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
     flags = " ".join(f"-X {variable}.{name}={value}" for name, value in stamps.items())

@@ -8,11 +8,14 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is not a defect
 settings.load_profile("untimed")
+
+Daemon.forks = True  # the commands that users type are tested by test_cli.py and tests/platform
 
 PLATFORM = "tests/platform/"
 

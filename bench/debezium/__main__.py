@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _keep(results: Results) -> None:
-    """Write what there is after each part, so that no part is lost."""
+    """Write the results so far after each part, so that no part is lost."""
     results.write(RESULTS)
     write_document(results)
 
@@ -69,7 +69,7 @@ def _live(postgres: Postgres, kafka: Kafka, taking_part: Mapping[str, Make], opt
 
 
 def write_document(results: Results) -> None:
-    """Write the comparison's part of docs/performance.md."""
+    """Write the part of docs/performance.md that has the comparison."""
     DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), results))
 
 
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", type=int, default=3, help="how often each contender runs (default: 3)")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="times the rows and seconds that are usual (default: 1)"
+        "--scale", type=float, default=1.0, help="factor for the usual numbers of rows and seconds (default: 1)"
     )
     parser.add_argument("--render", action="store_true", help="measure nothing, write docs from the results")
     return parser

@@ -37,7 +37,7 @@ REBALANCING = (409, 500)
 
 JVM_OPTIONS = (
     "-Xms256m",
-    "-Xmx1g",  # half of what connect-distributed.sh gives it, which is enough for the queue below
+    "-Xmx1g",  # half of the default in connect-distributed.sh, which is enough for the queue below
     "-server",
     "-XX:+UseG1GC",
     "-XX:MaxGCPauseMillis=20",
@@ -47,7 +47,7 @@ JVM_OPTIONS = (
     "-Djava.awt.headless=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
-"""Beside the heap, what kafka-run-class.sh sets."""
+"""The options that kafka-run-class.sh sets, besides the heap."""
 
 WORKER = {
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
@@ -63,7 +63,7 @@ WORKER = {
     "status.storage.replication.factor": "1",
     "status.storage.partitions": "1",
 }
-"""6 seconds is the shortest time that brokers allow by default before a worker counts as dead."""
+"""After this time without a heartbeat, a worker counts as dead. By default, brokers allow no less than 6 seconds."""
 
 CONNECTOR = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -86,13 +86,16 @@ CONNECTOR = {
 
 
 def _converters(registry_url: str) -> dict[str, str]:
-    """Return the settings of Avro in Confluent's format, as pgsluice writes it."""
+    """Return the settings for Avro in Confluent's format, which pgsluice writes as well."""
     settings = {"converter": "io.confluent.connect.avro.AvroConverter", "converter.schema.registry.url": registry_url}
     return {f"{part}.{name}": value for part in ("key", "value") for name, value in settings.items()}
 
 
 class Connect(Program):
-    """One worker and its one connector, called ``name`` as the topics' prefix; its directory goes with the context."""
+    """One worker with one connector.
+
+    Both, and the topics' prefix, are called ``name``. Its directory lasts as long as the context.
+    """
 
     what = "Kafka Connect"
     http_timeout_s = 90
@@ -117,7 +120,7 @@ class Connect(Program):
             context.callback(shutil.rmtree, directory)
             self.place(directory, port)
             context.callback(self.end)
-            plugins = directory / "plugins"  # a directory of plugins has one of jars for each
+            plugins = directory / "plugins"  # the directory of plugins has one directory of jars for each plugin
             plugins.mkdir()
             (plugins / "debezium").symlink_to(jars.connector())
             (plugins / "avro").symlink_to(jars.converter())
@@ -129,7 +132,7 @@ class Connect(Program):
         self._context.close()
 
     def first_start(self) -> None:
-        """Start the worker, and give it the connector, which it keeps in Kafka."""
+        """Start the worker, and create the connector, which the worker keeps in Kafka."""
         self.start()
         self.wait_until(lambda: self._get("/connectors")[0] == HTTP_OK, START_TIMEOUT_S)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -144,16 +147,19 @@ class Connect(Program):
             time.sleep(RETRY_S)
 
     def start(self) -> None:
-        """Start the worker, which goes on with its connector."""
+        """Start the worker again. It continues with its connector."""
         self.launch(self._command())
 
     def stop(self) -> int:
-        """SIGTERM: an orderly end, which takes the worker longer than a daemon."""
+        """Send SIGTERM and wait for the worker's end, which takes longer than a daemon's."""
         self.send(signal.SIGTERM)
         return self.wait(STOP_TIMEOUT_S)
 
     def _worker(self) -> dict[str, str]:
-        """Return the worker's settings; topics that begin with the name go with those of the tables."""
+        """Return the worker's settings.
+
+        Its own topics begin with its name, so they are deleted with those of the tables.
+        """
         topics = {f"{kind}.storage.topic": f"{self.name}.connect.{kind}" for kind in ("config", "offset", "status")}
         return {
             **WORKER,
@@ -175,7 +181,7 @@ def _place(database: Database) -> dict[str, Any]:
         "database.hostname": known["host"],
         "database.port": str(known["port"]),
         "database.user": known["user"],
-        "database.password": "none",  # the server trusts everybody, and the connector wants one
+        "database.password": "none",  # the connector requires one, although the server trusts everybody
         "database.dbname": known["dbname"],
     }
 

@@ -1,4 +1,7 @@
-"""Who delivers: pgsluice and Debezium, which are started, asked and stopped alike. Both write Avro."""
+"""The programs that deliver: pgsluice and Debezium, with one interface to start, query and stop them.
+
+Both write Avro.
+"""
 
 import json
 import struct
@@ -23,7 +26,7 @@ Decode = Callable[[bytes], Mapping[str, Any]]
 """Takes a record's value, and returns the event."""
 
 HEADER = struct.Struct(">bI")
-"""Before Confluent's Avro: a zero byte, and the id of the schema."""
+"""The length of the header of Confluent's Avro format: a zero byte, and the id of the schema."""
 
 HTTP_TIMEOUT_S = 30
 
@@ -36,26 +39,26 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that does the work."""
+        """The process that delivers."""
 
     def first_start(self) -> None:
-        """Start where the slot stands."""
+        """Start to stream from the slot's position."""
 
     def start(self) -> None:
         """Start again."""
 
     def stop(self) -> object:
-        """SIGTERM, and wait for the end."""
+        """Send SIGTERM, and wait for the end."""
 
     def kill(self) -> None:
         """``kill -9``."""
 
     def log_text(self) -> str:
-        """Return what it has logged."""
+        """Return its log."""
 
 
 Make = Callable[[str, Database, Kafka, str], AbstractContextManager[tuple[Process, Decode]]]
-"""Takes name, database, Kafka and slot; gives a process that was not started yet, and how its events are decoded."""
+"""Takes name, database, Kafka and slot. Yields a process that has not been started, and the decoder of its events."""
 
 
 class Pgsluice:
@@ -73,12 +76,12 @@ class Pgsluice:
         return self._process.pid
 
     def first_start(self) -> None:
-        """Start where the slot stands."""
+        """Start to stream from the slot's position."""
         self._process.start("--adopt-slot")
 
 
 def contenders(registry_url: str) -> dict[str, Make]:
-    """Return all that take part, by name; Debezium uses this registry of schemas."""
+    """Return all contenders, by name. Debezium uses this schema registry."""
     return {"pgsluice": _pgsluice, "Debezium": partial(_debezium, registry_url)}
 
 
@@ -97,7 +100,7 @@ def _debezium(
 
 
 def _decoder(registry_url: str) -> Decode:
-    """Return a decoder by fastavro, with the schemas of a registry."""
+    """Return a decoder that uses fastavro and the schemas of a registry."""
     schemas: dict[int, Any] = {}
 
     def decode(value: bytes) -> Mapping[str, Any]:
@@ -125,5 +128,5 @@ def _schema(registry_url: str, number: int) -> Any:  # noqa: ANN401 - a schema i
     body = answer.read()
     connection.close()
     if answer.status != 200:
-        raise RuntimeError(f"the registry answers {answer.status} to the question for schema {number}")
+        raise RuntimeError(f"the registry answers {answer.status} to the request for schema {number}")
     return json.loads(json.loads(body)["schema"])

@@ -16,7 +16,7 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 1_000
 WARM_UP_S = 10
-"""Rows of the first seconds do not count. Java compiles what it needs meanwhile."""
+"""Rows of the first seconds do not count, because Java is still compiling."""
 SECONDS = 30
 
 PATIENCE_S = 300.0
@@ -24,7 +24,7 @@ PATIENCE_S = 300.0
 
 @contextmanager
 def streaming(postgres: Postgres, kafka: Kafka, make: Make) -> Iterator[tuple[Database, Process, str]]:
-    """Give a database, a process that delivers its first row, and the slot."""
+    """Yield a database, a process that has delivered its first row, and the slot."""
     name = new_name()
     slot = f"slot_{name}"
     with postgres.database() as database, database.connect() as connection:
@@ -42,7 +42,7 @@ def streaming(postgres: Postgres, kafka: Kafka, make: Make) -> Iterator[tuple[Da
 
 
 def delay(postgres: Postgres, kafka: Kafka, make: Make, scale: float) -> Delay:
-    """Return the latency at ``RATE``; RuntimeError if rows are missing, or come twice."""
+    """Return the latency at ``RATE``; RuntimeError if rows are missing or come twice."""
     seconds = max(1, round(SECONDS * scale))
     count = RATE * (WARM_UP_S + seconds)
     with streaming(postgres, kafka, make) as (database, process, slot), database.connect() as connection:
@@ -62,7 +62,7 @@ def delay(postgres: Postgres, kafka: Kafka, make: Make, scale: float) -> Delay:
 
 
 def restart(postgres: Postgres, kafka: Kafka, make: Make) -> Restart:
-    """Return the seconds until a row is visible that was written while the process was down."""
+    """Return the seconds from the start until a row that was written while the process was down is visible."""
     with streaming(postgres, kafka, make) as (database, process, _):
         process.stop()
         again = _start(kafka, database, process, 1)

@@ -1,4 +1,4 @@
-"""A backlog in the WAL, drained by every contender in turn; each has to deliver exactly the rows of the tables."""
+"""A backlog in the WAL, which all contenders drain in turn. Each has to deliver exactly the rows of the tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -79,7 +79,7 @@ def _read(topics: Topics, ends: Ends, load: Load, decode: Decode) -> tuple[dict[
     for message in topics.read(ends):
         event = decode(message.value())
         if event["op"] != "c":
-            raise RuntimeError(f"an event has op {event['op']!r}, and all rows were inserted")
+            raise RuntimeError(f"an event has op {event['op']!r}, but all rows were inserted")
         digests[message.topic()].add(row_text(load.columns, event["after"]))
         offsets[message.topic(), message.partition()].append(message.offset())
     return offsets, digests

@@ -1,4 +1,4 @@
-"""Results as the part of docs/performance.md that is generated. Pure."""
+"""Turns results into the generated part of docs/performance.md. No I/O."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,11 +11,11 @@ END = "<!-- end of the comparison -->\n"
 
 
 def replaced(document: str, results: Results) -> str:
-    """Return the document with the part between the marks written anew."""
+    """Return the document with a new part between the markers."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError("the marks that the comparison is written between are missing")
+        raise ValueError("the markers around the comparison are missing")
     return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as it stands in bench/debezium/results.json."""
+"""The results, as bench/debezium/results.json has them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from bench.results import Moment
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """One way through a backlog, from the walsender's start until the last record was visible.
+    """One run through a backlog, from the walsender's start until the last record was visible.
 
     ``later``: the second half of the records only. ``cpu``: microseconds for each event, by role.
     """
@@ -26,7 +26,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Backlog:
-    """All runs over one load, and the rows of each table, which PostgreSQL and every topic agree about."""
+    """All runs over one load, and the rows of each table, on which PostgreSQL and all topics agree."""
 
     title: str
     rows: int
@@ -37,7 +37,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Milliseconds from COMMIT to the consumer; ``cores``: how many processors each role kept busy."""
+    """Milliseconds from COMMIT to the consumer. ``cores``: how many processors each role kept busy."""
 
     rate: int
     achieved: float
@@ -49,7 +49,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Seconds until a row is visible: from a start after an orderly end, and from ``kill -9``, with a start at once."""
+    """Seconds until a row is visible, from a start after an orderly end, and from ``kill -9`` with a start at once."""
 
     again: float
     killed: float
@@ -57,7 +57,7 @@ class Restart:
 
 @dataclass(slots=True)
 class Live:
-    """Latencies and restarts of each contender."""
+    """Latencies and restart times of each contender."""
 
     moment: Moment
     delays: dict[str, list[Delay]]
@@ -75,9 +75,9 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what ``write`` wrote."""
+        """Read results from a file."""
         return TypeAdapter(cls).validate_json(path.read_bytes())
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON."""
+        """Write the results as JSON."""
         path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

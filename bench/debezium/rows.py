@@ -1,6 +1,6 @@
-"""The same rows, wherever they are: a count and a checksum of each table, in PostgreSQL and in a topic. Pure.
+"""Compares the rows of PostgreSQL and of a topic by a count and a checksum for each table. No I/O.
 
-PostgreSQL computes its own in SQL. For those of a topic, the values of each event are written as PostgreSQL does.
+PostgreSQL computes them in SQL. For a topic, the values of each event are formatted as PostgreSQL formats them.
 """
 
 import hashlib
@@ -13,18 +13,19 @@ from bench.loads import Load
 EPOCH = date(1970, 1, 1)
 SEPARATOR = "|"
 BYTES = 8
-"""Of each row's MD5, as a signed number; the checksum is their sum, so the order of rows does not matter."""
+"""How many bytes of a row's MD5 count, as a signed number. The checksum is the sum, so the order of rows does not
+matter."""
 
 
 @dataclass(slots=True)
 class Digest:
-    """What is known of a table's rows."""
+    """The count and the checksum of a table's rows."""
 
     rows: int = 0
     checksum: int = 0
 
     def add(self, text: str) -> None:
-        """Count a row by its text."""
+        """Add a row, given as text."""
         self.rows += 1
         digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
         self.checksum += int.from_bytes(digest[:BYTES], "big", signed=True)
@@ -45,7 +46,7 @@ def _sql(name: str, kind: str) -> str:
 
 
 def row_text(columns: Sequence[tuple[str, str, str]], row: Mapping[str, object]) -> str:
-    """Return what :func:`select` computes of a row; all columns are there, and none is null."""
+    """Return the text that :func:`select` computes of a row, in which all columns are present and not null."""
     values = [str(row["id"]), *(_text(kind, row[name]) for name, kind, _ in columns)]
     return SEPARATOR.join(values)
 

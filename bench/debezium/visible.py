@@ -1,7 +1,7 @@
-"""When records became visible to a ``read_committed`` consumer, whoever wrote them.
+"""Measures when records become visible to a ``read_committed`` consumer, for any producer.
 
-While a contender works, only the last stable offsets are asked for, so no record is fetched. When it has finished,
-the records are read once, and say which sample of those offsets was the first that covered them.
+While a contender works, only the last stable offsets are sampled, and no record is fetched. When it has finished, the
+records are read once. Their offsets show in which sample they first were visible.
 """
 
 import time
@@ -16,11 +16,11 @@ from bench.servers import TIMEOUT_S
 
 Place = tuple[str, int]
 Ends = Mapping[Place, int]
-"""The last stable offset of each partition: what lies before it is visible."""
+"""The last stable offset of each partition. Records before it are visible."""
 
 EVERY_S = 0.05
 STILL_S = 1.0
-"""How long no offset may move before the records are counted."""
+"""The records are counted when no offset has moved for this long."""
 READ_TIMEOUT_S = 30.0
 METADATA_TIMEOUT_S = 60.0
 FETCHED_MAX = 10_000
@@ -31,24 +31,24 @@ NOT_YET = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 )
-"""What the broker answers about topics that are being made."""
+"""The broker's errors for topics that are being created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was visible at a moment, and the CPU seconds by role until then."""
+    """The visible records at a moment, and the CPU seconds by role until then."""
 
     at: float
     ends: Ends
     cpu: Mapping[str, float]
 
     def count(self, offsets: Mapping[Place, Sequence[int]]) -> int:
-        """Return how many of the records at these offsets, in order, were visible."""
+        """Return how many of the records at these sorted offsets were visible."""
         return sum(bisect_left(found, self.ends.get(place, 0)) for place, found in offsets.items())
 
 
 class Topics:
-    """The topics of the tables, which need not exist yet."""
+    """The topics of the tables, which may not exist yet."""
 
     def __init__(self, bootstrap_servers: str, names: Sequence[str]) -> None:
         self._servers = bootstrap_servers
@@ -57,7 +57,7 @@ class Topics:
         self._places: list[Place] = []
 
     def ends(self) -> Ends:
-        """Return the last stable offset of every partition; none while a topic is being made."""
+        """Return the last stable offset of every partition, or none while a topic is being created."""
         if {topic for topic, _ in self._places} < set(self._names):
             known = self._admin.list_topics(timeout=METADATA_TIMEOUT_S).topics
             self._places = [
@@ -75,7 +75,7 @@ class Topics:
             return {}
 
     def read(self, ends: Ends) -> Iterator[Message]:
-        """Give every record before these offsets that a ``read_committed`` consumer sees."""
+        """Yield every record before these offsets that a ``read_committed`` consumer sees."""
         left = {place for place, end in ends.items() if end}
         consumer = Consumer(
             {
@@ -102,7 +102,7 @@ class Topics:
 
 
 def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
-    """Give the samples since the beginning whenever there may be enough records, and nothing moves any more."""
+    """Yield the samples so far whenever there may be enough records and no offset moves any more."""
     samples: list[Sample] = []
     deadline = time.monotonic() + TIMEOUT_S
     moved = time.monotonic()
@@ -115,9 +115,9 @@ def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) 
             yield samples
             moved = sample.at
         time.sleep(max(0.0, EVERY_S - (time.monotonic() - sample.at)))
-    raise TimeoutError(f"{records} records are not there: {samples[-1].ends}")
+    raise TimeoutError(f"the topics do not have {records} records: {samples[-1].ends}")
 
 
 def first(samples: Sequence[Sample], offsets: Mapping[Place, Sequence[int]], records: int) -> Sample:
-    """Return the first sample in which this many records were visible; there has to be one."""
+    """Return the first sample in which this many records were visible. There has to be one."""
     return next(sample for sample in samples if sample.count(offsets) >= records)

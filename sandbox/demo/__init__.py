@@ -1,6 +1,6 @@
 """``make demo``: a small shop whose changes go from PostgreSQL through Kafka to Spark, and are compared there.
 
-``story`` tells it, step by step. ``shop`` is the database and what happens in it, ``pipeline`` runs pgsluice,
-``cuts`` reads the topics, ``events`` and ``screen`` show what comes, ``mirror`` keeps a copy in Delta Lake
-with ``pgsluice-spark``, ``comparison`` and an audit have the last word.
+``story`` has the steps. ``shop`` is the database with its transactions, ``pipeline`` runs pgsluice, ``cuts`` reads the
+topics, ``events`` and ``screen`` show the events, and ``mirror`` keeps a copy in Delta Lake with ``pgsluice-spark``. At
+the end, ``comparison`` and an audit compare the copy with PostgreSQL.
 """

@@ -1,4 +1,4 @@
-"""``python -m sandbox.demo [--keep]``: exit code 0 if Spark ended up with what PostgreSQL has, else 1."""
+"""``python -m sandbox.demo [--keep]``: exit code 0 if Spark's copy equals PostgreSQL's tables, and otherwise 1."""
 
 import argparse
 import signal
@@ -13,12 +13,12 @@ EXIT_TERMINATED = 143
 
 
 def main() -> int:
-    """Tell the story; an error is its message and exit code 1."""
+    """Run the demo. An error prints its message, and gives exit code 1."""
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         require(fetching=False)
-        from sandbox.demo.story import tell  # noqa: PLC0415 - needs what require() looks for
+        from sandbox.demo.story import tell  # noqa: PLC0415 - needs the modules that require() checks for
 
         return 0 if tell(keep=options.keep) else 1
     except SandboxError as error:
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _terminate(*_: object) -> NoReturn:
-    sys.exit(EXIT_TERMINATED)  # on the way out everything is stopped
+    sys.exit(EXIT_TERMINATED)  # everything is stopped on the way out
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What PostgreSQL has beside what the mirror has, row by row. Pure; used by story."""
+"""Compares PostgreSQL with the mirror, row by row. No I/O. ``story`` uses it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sandbox.demo.events import count, text
 from sandbox.demo.screen import fitted
 
 ROWS_SHOWN = 3
-"""Of each table; those that differ come first."""
+"""How many rows of each table are shown. Rows that differ come first."""
 
 NAME_WIDTH, EQUAL_WIDTH = 22, 5
 GAP = " | "
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row on both sides; None where it is missing. ``name`` are the values of its key."""
+    """A row on both sides. None: the row is missing there. ``name``: the values of its key."""
 
     name: str
     postgres: Row | None
@@ -27,7 +27,7 @@ class Pair:
 
     @property
     def equal(self) -> bool:
-        """Whether both sides have it, with the same columns and values."""
+        """Whether both sides have the row, with the same columns and values."""
         return self.postgres == self.mirror
 
 
@@ -43,7 +43,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether both sides have the same rows, and each of them once."""
+        """Whether both sides have the same rows, and each row once."""
         return self.postgres_rows == self.mirror_rows == len(self.pairs) and all(pair.equal for pair in self.pairs)
 
 
@@ -55,7 +55,7 @@ def compare(table: str, key: Sequence[str], postgres: Sequence[Row], mirror: Seq
 
 
 def lines(comparisons: Sequence[Comparison], width: int) -> Iterator[tuple[str, bool]]:
-    """Yield the lines of a table with both sides, each with whether they are equal."""
+    """Yield the lines of a table of both sides. Each comes with a flag: whether the two sides are equal."""
     yield _line("", "PostgreSQL", "mirror", "equal", width), True
     for one in comparisons:
         sides = count(one.postgres_rows, "row"), count(one.mirror_rows, "row")
@@ -90,5 +90,5 @@ def _cells(row: Row | None, key: Sequence[str]) -> str:
     return "" if row is None else ", ".join(text(value) for name, value in row.items() if name not in key)
 
 
-def _yes(equal: bool) -> str:  # noqa: FBT001 - what it is about
+def _yes(equal: bool) -> str:  # noqa: FBT001 - the value to show
     return "yes" if equal else "NO"

@@ -1,7 +1,7 @@
-"""A consumer that knows nothing of pgsluice but its wire contract: Confluent's client, Avro and registry.
+"""A consumer that knows only pgsluice's wire contract. It uses Confluent's client, Avro and the registry's API.
 
-It reads cut by cut: the cut record says up to which offset each partition belongs to it, so what is handed
-out is always a whole number of PostgreSQL's transactions, across all topics, in commit order. Used by watch.
+It reads cut by cut. The cut record has the end offset of the cut in each partition. So every cut that is returned
+consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses it.
 
 https://docs.confluent.io/platform/current/clients/confluent-kafka-python/html/index.html
 """
@@ -18,7 +18,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sandbox.demo.events import Cut, Event, Json
 from sandbox.errors import SandboxError
 
-with warnings.catch_warnings(record=True):  # one of its libraries warns of another, at every start
+with warnings.catch_warnings(record=True):  # one of its libraries warns of another one at every start
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroDeserializer
 
@@ -30,7 +30,10 @@ Place = tuple[str, int]
 
 
 class CutReader:
-    """Reads from the first cut on. ``check`` is called while nothing comes, to raise what may be the reason."""
+    """Reads from the first cut on.
+
+    ``check`` is called while no record comes, and raises an error if it finds a reason.
+    """
 
     def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str, check: Callable[[], None]) -> None:
         self._check = check
@@ -39,7 +42,7 @@ class CutReader:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                "group.id": f"{prefix}-demo",  # the client wants one; nothing is committed
+                "group.id": f"{prefix}-demo",  # the client requires it; nothing is committed
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
@@ -59,7 +62,7 @@ class CutReader:
         self._consumer.close()
 
     def read(self, limit_s: float) -> Iterator[Cut]:
-        """Yield cuts as they become complete; SandboxError if the reader still wants more after ``limit_s``."""
+        """Yield cuts as they become complete; SandboxError if the caller needs more cuts after ``limit_s``."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             messages = self._consumer.consume(BATCH, POLL_S)
@@ -69,17 +72,17 @@ class CutReader:
                 yield self._collect(self._waiting.popleft())
             if not messages:
                 self._check()
-        raise SandboxError(f"what should come from Kafka did not come within {limit_s:g} s")
+        raise SandboxError(f"the expected records did not come from Kafka within {limit_s:g} s")
 
     def _take(self, message: Message) -> None:
         topic, offset = message.topic(), message.offset()
-        assert topic is not None, "only errors of the client itself have none"
+        assert topic is not None, "only errors of the client itself have no topic"
         assert offset is not None, "as above"
         place = (topic, message.partition() or 0)
         if (error := message.error()) is not None:
             if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name for it
                 raise KafkaException(error)
-            self._positions[place] = offset  # beyond markers too, which are never handed out
+            self._positions[place] = offset  # this also passes markers, which the client never returns
             return
         value = self._decode(topic, message.value(), MessageField.VALUE)
         if topic == self._cuts_topic:
@@ -89,7 +92,7 @@ class CutReader:
             self._events[place].append((offset, Event(topic, key, value)))
         self._positions[place] = offset + 1
 
-    def _decode(self, topic: str, data: bytes | None, part: str) -> Any:  # noqa: ANN401 - what Avro gives
+    def _decode(self, topic: str, data: bytes | None, part: str) -> Any:  # noqa: ANN401 - any Avro value
         try:
             return self._deserialize(data, SerializationContext(topic, part))
         except Exception:
@@ -97,7 +100,7 @@ class CutReader:
             raise
 
     def _follow(self, cut: Json) -> None:
-        """Remember a cut, and read the partitions that no cut has named before."""
+        """Remember a cut, and begin to read partitions that no earlier cut has named."""
         self._waiting.append(cut)
         for (topic, partition), offsets in _offsets(cut):
             if (topic, partition) not in self._positions:
@@ -108,7 +111,7 @@ class CutReader:
         return all(self._positions[place] >= offsets["next"] for place, offsets in _offsets(cut))
 
     def _collect(self, cut: Json) -> Cut:
-        # a truncate stands in every partition of its topic: one of its copies is enough
+        # every partition of the topic has a copy of a truncate; one copy is enough
         events: dict[tuple[str, tuple[int, int, int]], Event] = {}
         for place, offsets in _offsets(cut):
             queue = self._events[place]

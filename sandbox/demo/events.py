@@ -1,7 +1,7 @@
-"""Change events, and the cuts they come in, as lines for people. Pure; used by watch.
+"""Shows change events and cuts as lines of text. No I/O. ``watch`` uses it.
 
-With PostgreSQL's default replica identity an update does not say what the row was before. To show what
-changed, ``Describer`` remembers the rows it has seen.
+With PostgreSQL's default replica identity, an update does not contain the old row. So ``Describer`` remembers the rows
+that it has seen, to show what changed.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from pgsluice.lsn import format_lsn
 
 LONGEST = 40
-"""Characters of a value that are shown; of a longer one, only how many it has."""
+"""The longest value that is shown. Of a longer value, only its length is shown."""
 
 OPERATIONS = {"r": "read", "c": "insert", "u": "update", "d": "delete", "t": "truncate"}
 
@@ -25,7 +25,7 @@ Identity = tuple[str, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change, decoded; ``key`` None for truncates and tables without a key."""
+    """One decoded change. ``key`` is None for truncates and tables without a key."""
 
     topic: str
     key: Json | None
@@ -33,7 +33,7 @@ class Event:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Where the change stands in the history of the database."""
+        """The position of the change in the history of the database."""
         return self.value["epoch"], self.value["lsn"], self.value["seq"]
 
 
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event: which row, what happened to it, what that changed, and its place in the history."""
+    """One event: its row, its operation, the changed values, and its position in the history."""
 
     topic: str
     operation: str
@@ -57,7 +57,7 @@ class Line:
 
 
 class Describer:
-    """Events to lines; needs them all, in order."""
+    """Turns events into lines. It needs all events, in order."""
 
     def __init__(self) -> None:
         """Begin with empty tables."""
@@ -84,7 +84,7 @@ class Describer:
 
     def _forget(self, event: Event) -> str:
         if MOVED in event.value["flags"]:
-            return "goes on under another key"  # the event that says under which needs the row
+            return "continues under another key"  # the next event, which has that key, needs the row
         self._rows.pop(_identity(event, event.key), None)
         return ""
 
@@ -98,7 +98,7 @@ class Describer:
         return ", ".join(filter(None, [moved, *changes, *not_sent]))
 
     def _former(self, event: Event) -> tuple[str, Row]:
-        """Return the row as it was seen last; one that moved stood under another key, which comes first."""
+        """Return the row as it was seen last. The delete under its old key comes before a moved row."""
         if MOVED in event.value["flags"]:
             old_key = {name: event.value["before"][name] for name in event.key or ()}
             return f"was {_fields(old_key)}", self._rows.pop(_identity(event, old_key), {})
@@ -106,14 +106,14 @@ class Describer:
 
 
 def cut_line(cut: Cut) -> str:
-    """Return what a cut record says of the changes before it."""
+    """Return a line about a cut record."""
     record = cut.record
     transactions, events = count(record["transactions"], "transaction"), count(record["events"], "event")
     return f"cut {record['cut']}: {transactions}, {events}, up to {format_lsn(record['end_lsn'])}"
 
 
 def text(value: object) -> str:
-    """Return a value on one line, not a long one."""
+    """Return a value on one short line."""
     if value is None:
         return "null"
     shown = f"{value:%H:%M:%S}" if isinstance(value, datetime) else str(value)
@@ -126,7 +126,7 @@ def count(number: int, noun: str) -> str:
 
 
 def _position(value: Json) -> str:
-    """Return the LSN, and the number in the transaction; a row that was read belongs to none."""
+    """Return the LSN, and the number in the transaction. A row that was read belongs to no transaction."""
     lsn = format_lsn(value["lsn"])
     return lsn if value["op"] == "r" else f"{lsn} #{value['seq']}"
 
@@ -142,5 +142,5 @@ def _fields(key: Row) -> str:
 
 
 def _identity(event: Event, key: Row | None) -> Identity:
-    """Return what tells a row from all others."""
+    """Return the text of a row's key."""
     return event.topic, tuple((key or {}).values())

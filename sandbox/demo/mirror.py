@@ -1,6 +1,6 @@
-"""The mirror as its operator has it: a file, a query that runs all the time, and audits. Used by story.
+"""The mirror as an operator runs it: a file, a query that runs all the time, and audits. ``story`` uses it.
 
-Both are processes of their own, started as any user would start them. Its rows are read without Spark.
+Query and audits are separate processes, started as any user would start them. Its rows are read without Spark.
 """
 
 import os
@@ -28,7 +28,7 @@ WITH_OUTPUT_IN_FILE = ("/bin/sh", "-c", 'exec "$@" > "$0"')
 
 
 class Mirror:
-    """A lake in ``directory`` and what keeps it; a running query ends with the context."""
+    """A lake in ``directory``, and the query that keeps it up to date. A running query ends with the context."""
 
     def __init__(self, directory: Path, prefix: str, bootstrap_servers: str, registry: str, postgres: str) -> None:
         """Write the configuration file."""
@@ -71,7 +71,7 @@ class Mirror:
             time.sleep(POLL_S)
 
     def audit(self, say: Callable[[str], None]) -> bool:
-        """Compare the mirror with PostgreSQL, pass on the report, and return whether all tables are equal."""
+        """Compare the mirror with PostgreSQL, pass the report on, and return whether all tables are equal."""
         server = self._process("audit")
         try:
             exit_code = server.wait(CATCH_UP_TIMEOUT_S)
@@ -127,7 +127,7 @@ dsn = "{postgres}"
 
 
 def spark_settings(directory: Path, libraries: Sequence[Path]) -> str:
-    """Return the settings of Spark: where its jars are, and that it runs on this machine alone."""
+    """Return the settings of Spark: the paths of its jars, and local mode."""
     settings: Mapping[str, str] = {
         "spark.master": "local[2]",
         "spark.jars": ",".join(map(str, libraries)),
@@ -136,10 +136,10 @@ def spark_settings(directory: Path, libraries: Sequence[Path]) -> str:
         "spark.local.dir": str(directory / "spark"),
         "spark.sql.warehouse.dir": str(directory / "spark" / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",  # as many as there are cores: the data are small
+        "spark.sql.shuffle.partitions": "2",  # one per core, because there is little data
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
-        # compiling queries and bytecode thoroughly would take longer than running them once
+        # optimising queries and bytecode would take longer than running them once
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     return "\n[spark]\n" + "".join(f'"{name}" = "{value}"\n' for name, value in settings.items())

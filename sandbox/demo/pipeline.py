@@ -1,6 +1,7 @@
-"""pgsluice as its operator has it: a configuration file, ``check``, ``run``. Used by story.
+"""pgsluice as an operator runs it: a configuration file, ``check``, ``run``. ``story`` uses it.
 
-Not ``sandbox.daemon``, which writes a configuration and runs it at once: here people read it, and check it first.
+It does not use ``sandbox.daemon``, which writes a configuration and runs it at once. Here the user sees and checks it
+first.
 """
 
 import subprocess
@@ -20,7 +21,7 @@ PROGRAM = Path(sys.executable).with_name("pgsluice")
 
 
 def configuration(postgres_port: int, bootstrap_servers: str, http_port: int) -> str:
-    """Return the configuration file: what has no default, and the ports."""
+    """Return the configuration file: the settings without a default, and the ports."""
     return f"""\
 version = 1
 name = "{PREFIX}"
@@ -42,10 +43,10 @@ listen = "{HOST}:{http_port}"
 
 
 class Pgsluice(Program):
-    """One pipeline, with its files in ``directory``; a running process ends with the context."""
+    """One pipeline, with its files in ``directory``. A running process ends with the context."""
 
     def __init__(self, directory: Path, postgres_port: int, bootstrap_servers: str) -> None:
-        """Take a port for HTTP and write the configuration file."""
+        """Reserve a port for HTTP, and write the configuration file."""
         self.place(directory, ReservedPort.any())
         self.config_file = directory / "shop.toml"
         self.config_file.write_text(configuration(postgres_port, bootstrap_servers, self._port.number))
@@ -58,18 +59,18 @@ class Pgsluice(Program):
         self._port.release()
 
     def command(self, name: str) -> list[str]:
-        """Return a command as one would type it."""
+        """Return a command as a user would type it."""
         return [str(PROGRAM), name, "-c", str(self.config_file)]
 
     def check(self) -> str:
-        """Return what ``check`` prints; ServerError if it finds something that is in the way."""
+        """Return the output of ``check``; ServerError if a check fails."""
         ended = subprocess.run(self.command("check"), env=environment(), capture_output=True, text=True, check=False)
         if ended.returncode != 0:
             raise ServerError(f"pgsluice check ends with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
         return ended.stdout
 
     def start(self) -> None:
-        """``pgsluice run``; it streams when this returns."""
+        """Start ``pgsluice run``. It streams when this returns."""
         self.launch(self.command("run"))
         self.wait_until_ready()
 

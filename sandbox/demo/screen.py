@@ -1,6 +1,6 @@
-"""What the demo prints: headings, commands, text, and what is being done.
+"""The output of the demo: headings, commands, text, and progress.
 
-Used by all of the demo that prints. In colour when standard output is a terminal, unless NO_COLOR is set.
+All modules of the demo that print use it. It is in colour if standard output is a terminal, unless NO_COLOR is set.
 
 https://no-color.org/
 """
@@ -22,17 +22,17 @@ BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
 
 class Screen:
-    """Standard output as the demo uses it. ``width``: columns for text, without the indentation."""
+    """Standard output. ``width``: columns for text, without the indentation."""
 
     def __init__(self) -> None:
-        """Look at the terminal."""
+        """Find out the properties of the terminal."""
         columns = shutil.get_terminal_size((WIDTH_DEFAULT, 0)).columns
         self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - len(INDENT)
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._steps = 0
 
     def step(self, title: str, remark: str = "") -> None:
-        """Begin the next step of the story."""
+        """Print the heading of the next step."""
         self._steps += 1
         print(f"\n{self.painted(f'{self._steps}. {title}', BOLD)}", flush=True)
         self.say(remark)
@@ -43,16 +43,16 @@ class Screen:
             print(f"{INDENT}{self.painted(line, colour)}".rstrip(), flush=True)
 
     def typed(self, text: str) -> None:
-        """Print what somebody would type, such as SQL."""
+        """Print input that a user would type, such as SQL."""
         self.say(text, CYAN)
 
     def command(self, words: Sequence[str]) -> None:
-        """Print a command as one would type it in the present directory."""
+        """Print a command as a user would type it in the current directory."""
         self.typed("\n" + shell(words, Path.cwd(), self.width))
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Print what is being done, and that it is done once it is."""
+        """Print what is being done, and its end."""
         print(f"{INDENT}{what} ... ", end="", flush=True)
         try:
             yield
@@ -62,7 +62,7 @@ class Screen:
         print("done", flush=True)
 
     def painted(self, text: str, colour: str | None) -> str:
-        """Return text in a colour, where there are any."""
+        """Return text in a colour, if colours are on."""
         return f"\033[{colour}m{text}\033[0m" if self._colour and colour and text else text
 
 

@@ -1,4 +1,4 @@
-"""The database of the demo, and what happens in it. Used by story.
+"""The database of the demo, and its transactions. ``story`` uses it.
 
 https://www.postgresql.org/docs/current/logical-replication-publication.html
 """
@@ -64,7 +64,7 @@ POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Statements that are committed, or rolled back, together."""
+    """Statements that are committed or rolled back together."""
 
     statements: Sequence[str]
     rolled_back: bool = False
@@ -77,7 +77,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that happens in the shop. Its last transaction changes rows and is committed."""
+    """A scene of the demo: some transactions. The last one changes rows and is committed."""
 
     title: str
     remark: str
@@ -107,7 +107,7 @@ ACTS = (
     ),
     Act(
         "Updates, a delete, and a rollback",
-        "Of what is rolled back, nothing reaches Kafka.",
+        "Nothing of a rolled-back transaction reaches Kafka.",
         [
             _committed(
                 "UPDATE orders SET status = 'paid' WHERE id = 1",
@@ -119,7 +119,8 @@ ACTS = (
     ),
     Act(
         "A large value that an update leaves alone",
-        "PostgreSQL does not send the manual again (unchanged TOAST): the event says so, and does not say null.",
+        "PostgreSQL does not send the manual again (unchanged TOAST). The event says so, instead of claiming that it "
+        "is null.",
         [_committed("UPDATE products SET price = 42.50 WHERE sku = 'LAMP'")],
     ),
     Act(
@@ -129,7 +130,7 @@ ACTS = (
     ),
     Act(
         "Truncate",
-        "One event for all rows, at its place among the others.",
+        "One event for all rows, in order with the other events.",
         [
             _committed("INSERT INTO carts (customer_id) VALUES (1), (2), (NULL)"),
             _committed("TRUNCATE carts"),
@@ -138,7 +139,7 @@ ACTS = (
     ),
     Act(
         "A transaction of many rows",
-        "It arrives as one, too; a reader of committed records sees all of it or nothing.",
+        "It also arrives as one transaction. A reader of committed records sees all of it or nothing.",
         [
             _committed(
                 "INSERT INTO products SELECT 'BOOK-' || n, 'Volume ' || n, 5 + n % 40\n"
@@ -168,7 +169,7 @@ class Shop:
             self._connection.execute(script.encode())
 
     def run(self, transactions: Sequence[Transaction]) -> int:
-        """Run the transactions; return the id of the last one, with which all of them have arrived."""
+        """Run the transactions. Return the id of the last one: when it has arrived, all of them have."""
         xid = 0
         for transaction in transactions:
             with self._connection.transaction(force_rollback=transaction.rolled_back):
@@ -179,7 +180,7 @@ class Shop:
         return xid
 
     def rows(self, table: str) -> list[dict[str, object]]:
-        """Return a table's rows, the highest key first; jsonb as its text."""
+        """Return a table's rows, the highest key first, with jsonb as text."""
         statement = sql.SQL("SELECT * FROM {} ORDER BY ({}) DESC")
         key = sql.SQL(", ").join(map(sql.Identifier, KEYS[table]))
         with self._connection.cursor(row_factory=dict_row) as cursor:
@@ -188,18 +189,18 @@ class Shop:
 
 
 class Visitors:
-    """Customers who place one order after another, each a transaction, on a connection of their own.
+    """Customers who place one order after the other on one connection. Each order is a transaction.
 
     with Visitors(connect, ORDER) as visitors: visitors.wait_for(20)
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection], statement: str) -> None:
-        """Take what opens the connection, and what places an order."""
+        """``connect`` opens the connection. ``order`` is the SQL that places an order."""
         self._connect = connect
         self._executor = ThreadPoolExecutor(1)
         self._leaving = False
         self.statement = statement
-        """What places an order; a change counts from the next one."""
+        """The SQL that places an order. A change takes effect with the next order."""
         self.orders = 0
         """Orders committed so far."""
 
@@ -212,7 +213,7 @@ class Visitors:
         self._executor.shutdown()
 
     def wait_for(self, orders: int) -> None:
-        """Return once that many more orders are committed; raises what ended the work."""
+        """Return when that many more orders are committed. Raise the error if one ended the work."""
         target = self.orders + orders
         while self.orders < target:
             if self._work.done():

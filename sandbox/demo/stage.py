@@ -1,4 +1,4 @@
-"""The servers of the demo: fetched, started, and ended together, whatever the reason. Used by story."""
+"""The servers of the demo: they are fetched, started and stopped together. ``story`` uses it."""
 
 import re
 import shutil
@@ -21,11 +21,11 @@ from sandbox.process import make_directory
 from sandbox.spark import jars
 
 LOG_LINES, LOG_WIDTH = 10, 300
-"""What is shown of each log when something goes wrong."""
+"""How many bytes of each log are shown after a failure."""
 
 
 class Stage:
-    """PostgreSQL and Kafka, which run as long as the context, and pgsluice, which is only prepared."""
+    """PostgreSQL and Kafka, which run as long as the context, and pgsluice, which is configured but not started."""
 
     def __init__(self, screen: Screen) -> None:
         """Start nothing yet."""
@@ -48,7 +48,7 @@ class Stage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left behind, however impatient one is
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave servers behind
         if kind is not None:
             self._print_logs()
         print()
@@ -56,7 +56,7 @@ class Stage:
             self._context.close()
 
     def _fetch(self) -> None:
-        self._screen.say("What is not in the cache yet is downloaded, once.")
+        self._screen.say("Whatever is not in the cache yet is downloaded once.")
         downloads: dict[str, Callable[[], object]] = {
             f"PostgreSQL {DEFAULT_VERSION}, 14 MB": lambda: prepare(DEFAULT_VERSION, server_account()),
             "Kafka, 54 MB": lambda: fetch("kafka"),
@@ -75,7 +75,7 @@ class Stage:
 
 
 def _problems(text: str) -> str:
-    """Leave out all that Kafka logs while nothing is wrong."""
+    """Leave out everything that Kafka logs during normal operation."""
     return "\n".join(line for line in text.splitlines() if re.search(r"\] (WARN|ERROR|FATAL) ", line))
 
 

@@ -1,4 +1,4 @@
-"""The story that ``make demo`` tells: a function for each of its steps, in this order. Used by the command."""
+"""The steps of ``make demo``, with one function for each, in this order."""
 
 import contextlib
 import shutil
@@ -34,13 +34,13 @@ from sandbox.demo.watch import Watch
 from sandbox.errors import SandboxError
 
 FEW = 20
-"""Orders, each a transaction, between the turns of a step."""
+"""How many orders are placed between two actions of a step."""
 
 FEW_LINES = 8
 
 
 def tell(*, keep: bool) -> bool:
-    """Tell it; return whether everything that happened in PostgreSQL has arrived, once, as it was."""
+    """Run all steps. Return whether every change in PostgreSQL has arrived once and unchanged."""
     screen, began = Screen(), time.monotonic()
     screen.step("Real servers, on this machine")
     with Stage(screen) as stage, stage.postgres.connect(DATABASE) as connection:
@@ -68,7 +68,7 @@ def tell(*, keep: bool) -> bool:
 def _set_up(screen: Screen, shop: Shop) -> None:
     screen.step(
         "A shop in PostgreSQL, with rows",
-        "Its owner needs to do three things for pgsluice: the last three statements.",
+        "Its owner has to do three things for pgsluice: the last three statements.",
     )
     screen.typed(f"{SCHEMA}\n{STOCK}\n{ACCESS}")
     shop.set_up()
@@ -82,13 +82,13 @@ def _start_pgsluice(screen: Screen, stage: Stage) -> None:
     screen.say(pgsluice.check())
     screen.command(pgsluice.command("run"))
     pgsluice.start()
-    screen.say(f"streaming; it shows itself at {pgsluice.url}")
+    screen.say(f"streaming; its status page is at {pgsluice.url}")
 
 
 def _load(screen: Screen, watch: Watch) -> None:
     screen.step(
-        "The rows that were there before",
-        "pgsluice reads each table once, in short transactions, and goes on to deliver changes meanwhile.",
+        "The rows that existed before",
+        "pgsluice reads each table once, in short transactions, while it continues to deliver changes.",
     )
     watch.until_loaded(len(KEYS), FEW_LINES)
     if watch.tally.events != STOCK_ROWS:
@@ -102,7 +102,10 @@ def _play(screen: Screen, shop: Shop, watch: Watch, act: Act) -> None:
 
 
 def _add_column(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
-    screen.step("A column is added while orders come in", "Topics go on; the new schema is in the registry first.")
+    screen.step(
+        "A column is added while orders come in",
+        "The topics stay the same. The new schema is in the registry before the first event that uses it.",
+    )
     with Visitors(lambda: stage.postgres.connect(DATABASE), ORDER) as visitors:
         visitors.wait_for(FEW)
         screen.typed(str(ADD_COLUMN))
@@ -114,7 +117,7 @@ def _add_column(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
 
 
 def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
-    screen.step("kill -9", "Orders come in all the time. Each of them is in the topics once.")
+    screen.step("kill -9", "Orders come in all the time. Each of them must be in the topics exactly once.")
     before = watch.tally.events
     with Visitors(lambda: stage.postgres.connect(DATABASE), ORDER_WITH_CHANNEL) as visitors:
         visitors.wait_for(FEW)
@@ -126,16 +129,16 @@ def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
         visitors.wait_for(FEW)
     print()
     watch.until(shop.run([SHIP]), FEW_LINES)
-    arrived = watch.tally.events - before - 1  # SHIP is the other
+    arrived = watch.tally.events - before - 1  # SHIP is the other update
     screen.say(f"{count(visitors.orders, 'order')} were placed, {count(arrived, 'insert')} arrived")
     if visitors.orders != arrived:
-        raise SandboxError("not every order arrived once")
+        raise SandboxError("not every order arrived exactly once")
 
 
 def _mirror(screen: Screen, stage: Stage) -> Mirror:
     screen.step(
         "A mirror of the tables in Delta Lake, which a Spark query keeps up to date from now on",
-        "The query runs beside all that follows. It applies whole transactions across all tables, each once.",
+        "The query runs during all further steps. It applies whole transactions across all tables, each exactly once.",
     )
     servers, registry = stage.kafka.bootstrap_servers, stage.pgsluice.url
     mirror = Mirror(stage.directory / "mirror", PREFIX, servers, registry, stage.postgres.conninfo(DATABASE, user=ROLE))
@@ -159,7 +162,7 @@ def _compare(screen: Screen, shop: Shop, mirror: Mirror, cut: int) -> bool:
 
 def _audit(screen: Screen, mirror: Mirror) -> bool:
     screen.step(
-        "The proof that users have: an audit", "It would be as right while orders come in, and on tables of any size."
+        "The proof that users have: an audit", "An audit also works while orders come in, and on tables of any size."
     )
     screen.command(mirror.command("audit"))
     return mirror.audit(screen.say)
@@ -178,7 +181,7 @@ def _conclude(screen: Screen, watch: Watch, seconds: float, *, equal: bool, audi
 
 def _stay(screen: Screen, stage: Stage, mirror: Mirror, watch: Watch) -> None:
     pgsluice, shop = stage.pgsluice, stage.postgres.conninfo(DATABASE)
-    screen.step("Yours, until Ctrl-C", "What you change in the shop appears here and in the mirror.")
+    screen.step("All servers keep running until Ctrl-C", "What you change in the shop appears here and in the mirror.")
     screen.say(f"PostgreSQL  {shop}")
     screen.say(f"Kafka       {stage.kafka.bootstrap_servers}")
     screen.say(f"pgsluice    {pgsluice.url}, and there /status, /metrics, /subjects")

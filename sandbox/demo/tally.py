@@ -1,4 +1,4 @@
-"""The account of all that was read: how much, and whether anything is missing, torn or there twice. Used by story."""
+"""Counts everything that was read, and notices missing, torn or repeated events. ``story`` uses it."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ class Tally:
     """Counts cuts and their events."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin at zero."""
         self.events = 0
         self.problems: list[str] = []
         self._cuts = 0
@@ -18,7 +18,7 @@ class Tally:
         self._last_cut: int | None = None
 
     def add(self, cut: Cut) -> None:
-        """Take the next cut."""
+        """Count the next cut."""
         number = cut.record["cut"]
         if self._last_cut is not None and number != self._last_cut + 1:
             self.problems.append(f"cut {number} follows cut {self._last_cut}")

@@ -1,4 +1,4 @@
-"""Shows what arrives in the topics, and keeps account of it. Used by story."""
+"""Shows the events that arrive in the topics, and counts them. ``story`` uses it."""
 
 import math
 from collections import deque
@@ -18,14 +18,14 @@ ARRIVAL_TIMEOUT_S = 120
 
 LINES = 12
 TAIL = 3
-"""Of so many lines and more, only the beginning is shown, and this end."""
+"""The last lines that are shown of a long list, whose middle is left out."""
 
 
 class Watch:
     """Events and cuts as lines on the screen, in the order of the database's history."""
 
     def __init__(self, screen: Screen, reader: CutReader) -> None:
-        """Show what ``reader`` reads."""
+        """Show the events of ``reader``."""
         self.tally = Tally()
         self.cut = 0
         """The number of the last cut that was shown."""
@@ -38,7 +38,7 @@ class Watch:
         self._until(lambda cut: any(event.value["xid"] == xid for event in cut.events), lines)
 
     def until_loaded(self, tables: int, lines: int) -> None:
-        """Show everything until the rows of so many more tables have been read, in about so many lines."""
+        """Show everything until the rows of ``tables`` more tables have been read, in about ``lines`` lines."""
         ids = set[str]()
 
         def is_last(cut: Cut) -> bool:
@@ -56,7 +56,7 @@ class Watch:
         feed.close()
 
     def forever(self) -> None:
-        """Show what comes until something is raised."""
+        """Show events until an exception is raised."""
         for cut in self._reader.read(math.inf):
             feed = _Feed(self._screen, LINES - TAIL)
             self._show(cut, feed)
@@ -67,7 +67,7 @@ class Watch:
         self.cut = cut.record["cut"]
         for event in cut.events:
             feed.add(self._columns(self._describer.describe(event)))
-        if cut.events:  # the others are heartbeats
+        if cut.events:  # cuts without events are heartbeats
             feed.add(self._screen.painted(cut_line(cut), DIM))
 
     def _columns(self, line: Line) -> str:
@@ -83,7 +83,7 @@ class Watch:
 
 
 class _Feed:
-    """A list whose beginning is printed as it grows; ``close`` prints its end."""
+    """A list that prints its beginning as it grows. ``close`` prints its end."""
 
     def __init__(self, screen: Screen, head: int) -> None:
         self._screen = screen

@@ -12,7 +12,7 @@ from pgsluice.avro.wire import read_json
 from pgsluice.commands import CommandState, read_command_state
 from pgsluice.cut import CUT_MAX, EPOCH_MAX, Cut
 from pgsluice.errors import HistoryError
-from pgsluice.loads import Load, Place, read_loads, read_place
+from pgsluice.loads import Load, LoadPosition, read_load_position, read_loads
 from pgsluice.lsn import INVALID_LSN, MAX_LSN
 from pgsluice.transaction import Delivered
 
@@ -21,7 +21,7 @@ _CHECKPOINT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The record in Kafka that says how far changes are delivered. Every acknowledgement to PostgreSQL rests on it.
+    """The record in Kafka that says how far changes are delivered. PostgreSQL gets no other confirmation.
 
     ``end_lsn``: everything before it is delivered. It is 0/0 while the slot is being created. ``epoch``: the history
     that the LSNs belong to. ``last_end_lsn``, ``last_xid`` and ``last_commit_ts`` identify the last transaction that
@@ -53,10 +53,11 @@ class Checkpoint:
     """Why a start or a session found that the server has another history. Every later start stops for this reason."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, and how far their loads have come."""
-    place: Place = field(default_factory=Place)
-    """The place of the last rows that were read. Further rows at the same position get the numbers after it."""
+    load_position: LoadPosition = field(default_factory=LoadPosition)
+    """The position of the last rows that were read. Further rows at the same LSN get the numbers after it. Its name in
+    the record is ``place``."""
     commands: CommandState = field(default_factory=CommandState)
-    """Which commands were read, and which of their effects last."""
+    """Which commands were read, and their lasting effects."""
     tracks_loads: bool = False
     """Whether a published table without a record in ``<prefix>.snapshots`` was never loaded. Earlier versions loaded
     no table by default, so the tables that they delivered count as loaded (:func:`pgsluice.loads.assumed`)."""
@@ -69,7 +70,7 @@ class Checkpoint:
             end_lsn=cut.end_lsn,
             held_lsn=held_lsn,
             loads=self.loads if cut.loads is None else tuple(cut.loads),
-            place=cut.place or self.place,
+            load_position=cut.load_position or self.load_position,
             commands=cut.commands or self.commands,
             tracks_loads=self.tracks_loads or cut.tracks_loads,
         )
@@ -93,7 +94,7 @@ class Checkpoint:
 
     @property
     def delivered(self) -> Delivered:
-        """How far changes are delivered, and before that, the positions since which there was nothing to deliver."""
+        """The delivered positions: the end, and the ends of the last transaction and the last message before it."""
         return Delivered(
             self.end_lsn,
             transaction_lsn=max(self.last_end_lsn, self.selection_lsn),
@@ -109,6 +110,7 @@ class Checkpoint:
     def to_json(self) -> bytes:
         """Return the value of the checkpoint record."""
         values = {_NAMES_IN_RECORD.get(name, name): value for name, value in asdict(self).items()}
+        values["commands"] = self.commands.to_fields()
         return json.dumps({"version": _CHECKPOINT_VERSION, **values}).encode()
 
     @classmethod
@@ -134,8 +136,8 @@ class Checkpoint:
             raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
         # Earlier versions did not record messages, so the last one may have been anywhere up to the end.
         found.setdefault("last_message_lsn", found.get("end_lsn"))
-        loads, place, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
-        plain = [one for one in fields(cls) if one.name not in ("loads", "place", "commands")]
+        loads, load_position, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
+        plain = [one for one in fields(cls) if one.name not in ("loads", "load_position", "commands")]
         known = {_NAMES_IN_RECORD.get(one.name, one.name): one for one in plain}
         if not found.keys() <= known.keys():
             raise ValueError("it has fields that are not known")
@@ -145,10 +147,15 @@ class Checkpoint:
         for name, value in found.items():
             _check_field(name, value, known[name].type)
         values = {known[name].name: value for name, value in found.items()}
-        return cls(**values, loads=read_loads(loads), place=read_place(place), commands=read_command_state(commands))
+        return cls(
+            **values,
+            loads=read_loads(loads),
+            load_position=read_load_position(load_position),
+            commands=read_command_state(commands),
+        )
 
 
-_NAMES_IN_RECORD: Final = {"selection": "asked", "selection_lsn": "asked_lsn"}
+_NAMES_IN_RECORD: Final = {"selection": "asked", "selection_lsn": "asked_lsn", "load_position": "place"}
 """Fields that have another name in the record. The record keeps the names that earlier versions gave them."""
 
 _BOUNDS: Final = {

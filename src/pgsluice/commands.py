@@ -32,7 +32,10 @@ ID_MAX: Final = 64
 
 _VERSION: Final = 1
 
-Verb = Literal["start", "cancel", "pause", "resume"]
+Verb = Literal["start", "cancel", "pause", "resume", "pause_pipeline", "resume_pipeline"]
+"""What a command does. The first four are about loads of tables: ``pause`` and ``resume`` mean all loads. The other two
+are about the whole pipeline."""
+
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 
 Outcome = Literal["refused", "done", "accepted", "waiting", "loaded", "ended"]
@@ -48,8 +51,8 @@ reach its end).
 class Command:
     """A command to a pipeline.
 
-    ``expires_ms``: the time, in milliseconds since 1970, from which on it must not be carried out. ``tables``: patterns
-    of schema and table, as in the settings. ``where``: an SQL condition for the rows to read.
+    ``expires_ms``: when the command expires, in milliseconds since 1970. ``tables``: patterns of schema and table, as
+    in the settings. ``where``: an SQL condition for the rows to read.
     """
 
     id: str
@@ -65,7 +68,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a command. ``tables``: those that it is about, if any. ``rows``: how many rows were loaded."""
+    """The answer to a command. ``tables``: the tables concerned, if any. ``rows``: how many rows were loaded."""
 
     id: str
     outcome: str
@@ -107,13 +110,27 @@ class CommandState:
     """The lasting effects of the commands that were read, as a part of the checkpoint.
 
     ``topic_id`` and ``offset``: the topic and the offset of the next command to read. ``topic_id`` is empty if the
-    topic was never read.
+    topic was never read. ``is_paused``: no rows of tables are read. ``is_pipeline_paused``: nothing at all is
+    delivered.
     """
 
     topic_id: str = ""
     offset: int = 0
     is_paused: bool = False
     requests: tuple[Request, ...] = ()
+    is_pipeline_paused: bool = False
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the fields of the state in a checkpoint.
+
+        ``is_pipeline_paused`` is left out while it is false, because versions without pauses refuse fields that they do
+        not know. So these versions go on from the checkpoint of a pipeline that is not paused. They refuse the
+        checkpoint of a paused pipeline, which they would not keep paused.
+        """
+        found = asdict(self)
+        if not self.is_pipeline_paused:
+            del found["is_pipeline_paused"]
+        return found
 
     def of(self, name: tuple[str, str]) -> Request | None:
         """Return the request to load a table; None if there is none."""

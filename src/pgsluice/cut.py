@@ -11,7 +11,7 @@ from typing import Any
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.commands import Answer, CommandState
-from pgsluice.loads import Load, Loaded, LoadMark, Place
+from pgsluice.loads import Load, Loaded, LoadMark, LoadPosition
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction, WholeTransactions
@@ -76,24 +76,24 @@ class Cut:
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
     loads: Sequence[Load] | None = None
-    """The loads in progress at its end. None: the same as at the end of the cut before it."""
-    place: Place | None = None
-    """The last place of rows that were read. None: the cut has no such rows."""
+    """The loads in progress at its end. None: the same as at the end of the previous cut."""
+    load_position: LoadPosition | None = None
+    """The position of the last rows that were read. None: the cut has no such rows."""
     marks: list[LoadMark] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
     """The tables whose load ends in it, or that count as loaded from this cut on."""
     tracks_loads: bool = False
     """Whether ``loaded`` has the tables that count as loaded because an earlier version delivered their changes."""
     commands: CommandState | None = None
-    """The state of commands at its end. None: the same as at the end of the cut before it."""
+    """The state of commands at its end. None: the same as at the end of the previous cut."""
     answers: list[Answer] = field(default_factory=list)
     opens_commands: bool = False
-    """Whether it records for the first time from which offset on commands are read. Clients wait for this before they
-    send a command."""
+    """Whether it is the first cut that records an offset for reading commands. Clients wait for it before they send a
+    command."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has nothing that anybody waits for: no records, marks, ended loads, or news of commands."""
+        """Whether the cut has no content: no records, marks, ended loads, or effects of commands."""
         return not (self.records or self.marks or self.loaded or self.answers or self.opens_commands)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
@@ -122,10 +122,10 @@ class Cut:
         self.last_message = (message.lsn, message_crc(message))
 
     def add_load(
-        self, loads: Sequence[Load], place: Place, marks: Iterable[LoadMark], loaded: Iterable[Loaded]
+        self, loads: Sequence[Load], load_position: LoadPosition, marks: Iterable[LoadMark], loaded: Iterable[Loaded]
     ) -> None:
-        """Add the progress of loads up to ``place``: the loads in progress after it, their marks, and ended loads."""
-        self.loads, self.place = loads, place
+        """Add the progress of loads up to ``load_position``: loads in progress, their marks, and ended loads."""
+        self.loads, self.load_position = loads, load_position
         self.marks.extend(marks)
         self.loaded.extend(loaded)
 
@@ -173,7 +173,9 @@ def message_crc(message: LogicalMessage) -> str:
 def cut_records(
     cut: Cut, identity: Mapping[str, Any], offsets: Offsets, topic_ids: Mapping[str, str], *, full: bool
 ) -> list[dict[str, Any]]:
-    """Return the parts of the cut record, ready for the Cut schema. There is one part unless partitions are very many.
+    """Return the parts of the cut record, ready for the Cut schema.
+
+    There is one part, unless there are very many partitions.
 
     ``identity`` holds ``pipeline``, ``cut`` and ``epoch``. A topic without an entry in ``topic_ids`` gets an empty id.
     """

@@ -1,7 +1,7 @@
 """Dead letters: the records in ``<prefix>.dead_letters`` that replace changes which Kafka or Avro cannot take.
 
 The change encoder makes them for keys that Avro cannot hold, and the pipeline for records that the brokers refused. A
-dead letter tells which change it replaces, its topic and the reason. It has no row data except the key.
+dead letter names the change that it replaces, its topic and the reason. It has no row data except the key.
 
 https://kafka.apache.org/documentation/#topicconfigs_max.message.bytes
 """

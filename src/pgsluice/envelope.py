@@ -1,8 +1,8 @@
 """The change event: turns a row change into topic, key and value.
 
 One :class:`ChangeEncoder` is made per version of a relation, and the pipeline runs it on every change. The fields of
-the envelope are those of ``contract/envelope.avsc``, in the same order. They are written here one after the other as
-Avro bytes, because a dict per row would cost more than everything else together.
+the envelope are those of ``contract/envelope.avsc``, in the same order. They are written one after the other as Avro
+bytes, because a dict for each row would cost more than all other work together.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -152,7 +152,7 @@ class DeadLetters:
     """Writes dead letters to ``target``, and knows which records they have to replace.
 
     It outlives sessions. If Kafka refuses a record in one session, the record is replaced when PostgreSQL sends the
-    change again in the next one. ``target``: its key schema is a string. ``say``: called with each dead letter.
+    change again in the next session. ``target``: its key schema is a string. ``say``: called with each dead letter.
     """
 
     def __init__(self, target: Target, say: Callable[[DeadLetter], None]) -> None:
@@ -258,7 +258,7 @@ class ChangeEncoder:
         try:
             records = self._encoders[type(message)](message, stamp)
         except PoisonError as error:
-            stamp.next_seq = seq + 1  # the change takes one seq, however far it was encoded
+            stamp.next_seq = seq + 1  # the change takes one seq, even if encoding failed half-way
             op = self.insert_op if isinstance(message, messages.Insert) else _OPS[type(message)]
             records = [self._dead_letter(op, stamp, seq, error)]
         dead_letters = self.dead_letters
@@ -269,7 +269,7 @@ class ChangeEncoder:
     def _encode_insert(self, message: messages.Insert, stamp: Stamp) -> list[Record]:
         """Return one record with the new row."""
         value = self._with_after(self.insert_head + NO_BEFORE, message.new, stamp, END, [])
-        # An insert can be incomplete if it is an update in truth, and the old row did not pass the row filter.
+        # An insert can be incomplete if it was an update whose old row did not pass the row filter.
         self._tell_if_incomplete(message.new)
         return [Record(self.target, self.insert_op, self._encode_key(message.new), value, stamp.timestamp_ms)]
 
@@ -308,7 +308,7 @@ class ChangeEncoder:
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as a pair: the first if it has only the columns of the key, the second if complete."""
+        """Return the old row as a pair (key only, complete), in which one is set."""
         if self.is_full or message.old is None:
             return message.key, message.old
         return message.old, None

@@ -1,4 +1,4 @@
-"""All errors that pgsluice raises on purpose, and what follows from each.
+"""All errors that pgsluice raises on purpose, and the consequence of each.
 
 ::
 
@@ -123,7 +123,7 @@ class ProtocolError(StopError):
 
 
 class HistoryError(StopError):
-    """Slot, checkpoint and server contradict one another. To go on could lose or double changes."""
+    """Slot, checkpoint and server contradict one another. Continuing could lose or double changes."""
 
     exit_code = 65
 

@@ -1,4 +1,4 @@
-"""The result of one check of the surroundings: a named line, good or bad, with its remedy.
+"""The result of one check of the settings or servers: a named line, good or bad, with its remedy.
 
 The ``checks`` modules of the shell packages make findings, and ``pgsluice check`` prints them.
 """

@@ -1,10 +1,10 @@
-"""The decision of a start: compare what earlier sessions left in Kafka with the slot and the server.
+"""Decides how to start: compares the records of earlier sessions in Kafka with the slot and the server.
 
-Every check is a pure function over facts that were gathered. :func:`resume` makes the whole decision. The pipeline
-gathers the facts, calls it, and acts.
+Every check is a pure function. :func:`resume` makes the whole decision. The pipeline gathers the facts, calls
+:func:`resume`, and acts on its result.
 
 The rules follow https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send changes
-again) and what real servers did: a slot confirms every position that it is told, even one that does not exist yet.
+again) and the behaviour of real servers: a slot accepts every confirmed position, even one that does not exist yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +55,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts that a start gathers once no earlier session can write any more.
+    """The facts that a start gathers after it has fenced all earlier sessions.
 
     ``checkpoints``: the committed records of the checkpoint topic, as far back as they were read. The last one counts.
     ``recorded``: what the cut records say. ``slot_lsn``: the slot's confirmed_flush_lsn. ``switches``: the history of
@@ -107,8 +107,8 @@ def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether ``checkpoint`` and the record of its cut disagree.
 
     Both are written in one transaction, so they have the same epoch and end. An announcement has no cut record of its
-    own. It carries the number of the cut before it, and has to announce a later epoch than that cut. A refusal is
-    never compared, because it stops every start anyway.
+    own. It has the number of the cut before it, and a later epoch than that cut. A refusal is never compared, because
+    it stops every start anyway.
     """
     position = recorded.positions.get(checkpoint.cut) if checkpoint is not None else None
     if checkpoint is None or position is None or checkpoint.refused:
@@ -127,7 +127,7 @@ def resume(facts: Facts, identity: Identity) -> Resumption:
     * SourceUnavailable if the server is a standby that has not replayed what was delivered.
     * Diverged if the server is not the one that was followed, and HistoryError if changes are missing or if it is
       unknown which ones were delivered. With ``identity.adopt``, a new epoch begins instead.
-    * HistoryError, even with ``identity.adopt``, if another program has written numbers that pgsluice never reaches.
+    * HistoryError, even with ``identity.adopt``, if another program has written impossibly high numbers.
     """
     last = facts.checkpoint
     if last is not None:
@@ -155,12 +155,13 @@ def announcement(last: Checkpoint | None, recorded: Recorded, identity: Identity
 
 
 def _with_room(checkpoint: Checkpoint) -> Checkpoint:
-    """Return ``checkpoint``; HistoryError if there is no room for the numbers of the epochs and cuts after it."""
+    """Return ``checkpoint``; HistoryError if its epoch or cut number is so high that no further ones fit."""
     if checkpoint.epoch > EPOCH_MAX or checkpoint.cut > CUT_MAX // 2:
         raise HistoryError(
-            f"The history in Kafka has reached epoch {checkpoint.epoch} and cut {checkpoint.cut}, to which pgsluice "
-            "never counts. So another program has written to the topics of checkpoints or transactions, and nothing "
-            "was delivered. Take that right away from it, and choose another kafka.topic_prefix."
+            f"The topics in Kafka have epoch {checkpoint.epoch} and cut {checkpoint.cut}, but pgsluice never assigns "
+            "such high numbers. So another program has written to the topics of checkpoints or transactions. Nothing "
+            "was delivered. Withdraw its right to write, choose another kafka.topic_prefix, start once with "
+            "--adopt-slot, then load all tables: `pgsluice snapshot start '*.*'` while pgsluice runs."
         )
     return checkpoint
 
@@ -168,12 +169,12 @@ def _with_room(checkpoint: Checkpoint) -> Checkpoint:
 def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Checkpoint:
     """Return the first checkpoint of a new epoch, which begins at the slot's position.
 
-    Its epoch and cut number are higher than all that readers know, because readers take a lower number for older data.
+    Its epoch and cut number are higher than any before, because readers would treat a lower number as older data.
 
-    ``selection_lsn`` stays 0/0. An ordinary checkpoint says that the server had nothing to send between the last
-    transaction and ``end_lsn``. Here nobody has followed the server before ``end_lsn``, so we do not know what it had
-    to send there. If it sends a change that ends before ``end_lsn``, the slot has gone back, and the change may be
-    one that was never delivered.
+    ``selection_lsn`` stays 0/0. An ordinary checkpoint implies that the server had nothing to send between the last
+    transaction and ``end_lsn``. In a new epoch, nobody has followed the server before ``end_lsn``, so we do not know
+    this. If it sends a change that ends before ``end_lsn``, the slot has gone back, and the change may be one that was
+    never delivered.
     """
     server, recorded = facts.server, facts.recorded
     epoch, cut = (0, 0) if last is None else (last.epoch - last.is_announcement, last.cut)
@@ -242,9 +243,9 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     the process dies, Kafka aborts its transaction. But a transaction marker that arrives late can make the checkpoint
     of the aborted cut visible. Such a checkpoint has no cut record, because both are committed together.
 
-    The slot tells whether a checkpoint without a cut record counts. PostgreSQL was told a position only after its cut
-    was committed. So if the slot is not beyond the checkpoint before, the cut was not committed, and the checkpoint
-    before counts. If the slot is beyond it, the cut was committed, and Kafka lost its record.
+    The slot shows whether a checkpoint without a cut record counts, because a position is confirmed to PostgreSQL only
+    after its cut was committed. So if the slot is not beyond the previous checkpoint, the cut was not committed, and
+    the previous checkpoint counts. If the slot is beyond it, the cut was committed, and Kafka lost its record.
 
     Another program may have written ``last`` under our key (see :func:`check_genuine`). Then the last checkpoint that
     the cut records do not contradict is returned, so that a new epoch goes on from its numbers.
@@ -297,13 +298,18 @@ def check_pipeline(checkpoint: Checkpoint, pipeline: str) -> None:
         )
 
 
-def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> None:
-    """Raise HistoryError unless ``checkpoint`` was written for this slot of this cluster."""
+def check_slot_name(checkpoint: Checkpoint, slot: str) -> None:
+    """Raise HistoryError unless ``checkpoint`` was written for this slot."""
     if checkpoint.slot != slot:
         raise HistoryError(
             f"The checkpoint was written for slot {checkpoint.slot!r}, but postgres.slot is {slot!r}. Nothing was "
             "delivered. Set postgres.slot back, or start a new history with --adopt-slot."
         )
+
+
+def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> None:
+    """Raise HistoryError unless ``checkpoint`` was written for this slot of this cluster."""
+    check_slot_name(checkpoint, slot)
     if checkpoint.systemid != server.systemid:
         raise HistoryError(
             f"The checkpoint belongs to the PostgreSQL cluster with system identifier {checkpoint.systemid}, but this "
@@ -335,10 +341,10 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
     A checkpoint and its cut record are written in one transaction, so they agree. A late marker can show or hide one
     of the two for the last cut only. So each of the two topics can be at most one cut ahead of the other.
 
-    From this follow three signs of a checkpoint that is not ours. The record of its cut contradicts it. Or it follows
-    the checkpoint of a higher cut that is recorded, although our numbers only grow. Or it is two or more cuts ahead of
-    the cut records. The last sign has one exception. If the slot is beyond the last recorded cut, the cuts after it
-    were committed, and Kafka lost their records. This loss is reported when the topics are compared with the records.
+    So there are three signs that a checkpoint is not ours. The record of its cut contradicts it. Or it comes after the
+    checkpoint of a higher recorded cut, although our numbers only grow. Or it is two or more cuts ahead of the cut
+    records. The last sign has one exception. If the slot is beyond the last recorded cut, the cuts after it were
+    committed, and Kafka lost their records. This loss is reported when the topics are compared with the records.
     """
     last = checkpoints[-1]
     is_denied, is_aborted = is_contradicted(last, recorded), last.cut == recorded.cut + 1
@@ -381,7 +387,7 @@ def check_recorded(checkpoint: Checkpoint, facts: Facts, *, is_atomic: bool) -> 
 
 
 def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerIdentity) -> None:
-    """Raise HistoryError if the slot has skipped changes, and Diverged if the checkpoint is ahead of the server.
+    """Raise HistoryError if the slot has skipped changes; Diverged if the checkpoint is ahead of the server.
 
     The slot has skipped changes if it is ahead of the checkpoint. It has also skipped some if it is ahead of a PREPARE
     whose transaction had not ended. From there, PostgreSQL sends only the commit of that transaction, and no rows.
@@ -411,9 +417,9 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
     """Return ``checkpoint`` on the server's timeline; HistoryError if changes after the switch were delivered.
 
-    A promoted standby begins a new timeline at the switch point. It lacks all that the former primary wrote after that
-    point. If the checkpoint is after the switch point because of heartbeats only, nothing that was delivered is
-    missing from the new timeline, and the session goes on from the switch point.
+    A promoted standby begins a new timeline at the switch point. It lacks everything that the former primary wrote
+    after that point. If the checkpoint is after the switch point because of heartbeats only, nothing that was delivered
+    is missing from the new timeline, and the session goes on from the switch point.
     """
     if checkpoint.timeline == server.timeline:
         return checkpoint
@@ -425,9 +431,9 @@ def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Ite
             f"server is on timeline {server.timeline}, and timeline {checkpoint.timeline} {at}. So the server lost "
             "changes that were published. Compare the tables, then start a new history with --adopt-slot."
         )
-    if checkpoint.place.lsn > switch:
+    if checkpoint.load_position.lsn > switch:
         raise HistoryError(
-            f"Rows that were read from tables are in Kafka at {format_lsn(checkpoint.place.lsn)} on timeline "
+            f"Rows that were read from tables are in Kafka at {format_lsn(checkpoint.load_position.lsn)} on timeline "
             f"{checkpoint.timeline}, which was left at {format_lsn(switch)}. The server lacks no change, but its next "
             "changes would come before these rows in the order of positions. Start a new history with --adopt-slot."
         )

@@ -26,9 +26,9 @@ _NUMBER_MAX: Final = 2**62
 class ColumnLayout:
     """One column of a table, as pg_attribute has it.
 
-    ``attnum`` is never used again in the table, so a column that is dropped and added again has another one. ``xmin``:
-    the transaction that has altered the column last. ``is_filled``: rows that existed when the column was added have a
-    value in it.
+    A table never reuses an ``attnum``, so a column that is dropped and added again gets a new one. ``xmin``: the
+    transaction that altered the column last. ``is_filled``: rows that existed when the column was added have a value in
+    it.
     """
 
     attnum: int

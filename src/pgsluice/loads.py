@@ -21,7 +21,7 @@ FIRST_SEQ: Final = -(2**62)
 _VERSION: Final = 1
 
 _NUMBER_MAX: Final = 2**62
-"""The largest number that is read back. No LSN comes near it, and an Avro long has room for what is added to it."""
+"""The largest number that is accepted. No LSN comes near it, and sums with it still fit into an Avro long."""
 
 State = Literal["begin", "rows", "end", "stale"]
 
@@ -42,7 +42,7 @@ class Load:
 
     ``moved``: keys of rows that must be read again before the end (:func:`moved_key`). An UPDATE has changed the key of
     such a row, and did not send its large values, because they did not change. If the row was not read under its former
-    key either, consumers have never seen these values.
+    key either, consumers have never received these values.
     """
 
     id: str
@@ -67,19 +67,19 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The last position at which rows were inserted into the stream, and the number of rows and marks there."""
+class LoadPosition:
+    """The last LSN at which rows were inserted into the stream, and the number of rows and marks there."""
 
     lsn: int = INVALID_LSN
     count: int = 0
 
-    def at(self, lsn: int) -> "Place":
-        """Return the place for rows and marks at ``lsn``: after those that are there already."""
-        return self if lsn == self.lsn else Place(lsn)
+    def at(self, lsn: int) -> "LoadPosition":
+        """Return the position for rows and marks at ``lsn``: after those that are there already."""
+        return self if lsn == self.lsn else LoadPosition(lsn)
 
-    def behind(self, count: int) -> "Place":
-        """Return the place after ``count`` further rows and marks."""
-        return Place(self.lsn, self.count + count)
+    def after(self, count: int) -> "LoadPosition":
+        """Return the position after ``count`` further rows and marks."""
+        return LoadPosition(self.lsn, self.count + count)
 
     @property
     def seq(self) -> int:
@@ -92,7 +92,7 @@ class LoadMark:
     """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
     ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.
-    ``id`` is then the load that has read them. ``rows``: how many rows are in the stream so far; at the ``end``, all.
+    ``id`` is then the load that read these rows. ``rows``: how many rows are in the stream so far; at the ``end``, all.
     ``replaces``: at the ``end``, copies of rows that are older than the ``begin`` and did not come again have to be
     removed, because the table does not have these rows any more.
     """
@@ -176,8 +176,8 @@ def assumed(
 ) -> list[Loaded]:
     """Return the records of the ``tables`` (OIDs by name) that count as loaded although they were never loaded.
 
-    These are tables whose changes were delivered by an earlier version, which loaded no table by default. Its user has
-    filled the targets in another way, or does without the older rows. Tables that are being loaded are left out.
+    These are tables whose changes were delivered by an earlier version, which loaded no table by default. In that case,
+    the user has copied the older rows in another way, or does not need them. Tables that are being loaded are left out.
     """
     loading = {one.oid for one in loads}
     found = []
@@ -200,9 +200,9 @@ def read_loads(found: object) -> tuple[Load, ...]:
     return tuple(from_fields(Load, one) for one in found)
 
 
-def read_place(found: object) -> Place:
-    """Return the place of a checkpoint; ValueError if ``found`` is not a place."""
-    return from_fields(Place, found)
+def read_load_position(found: object) -> LoadPosition:
+    """Return the load position of a checkpoint; ValueError if ``found`` is not one."""
+    return from_fields(LoadPosition, found)
 
 
 def from_fields(kind: type[T], found: object) -> T:

@@ -28,8 +28,8 @@ OTHER_TOPICS = "(other)"
 """The label of all topics beyond ``TOPICS_MAX``. No topic has this name, because Kafka does not allow brackets."""
 
 ROUND_RESULTS = ("placed", "no_place", "failed")
-"""The results of a round of a load: its rows found their place in the stream, no place in the stream fitted them, or
-they could not be read."""
+"""The results of a round of a load: the rows were placed in the stream, no position in the stream fitted them, or they
+could not be read."""
 
 WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 """The values of ``pg_replication_slots.wal_status``."""
@@ -38,7 +38,7 @@ WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 class Known(Collector):
     """A metric that has no samples while its value is unknown, so that alerts never see a guess.
 
-    It is a gauge, or with ``counts`` a counter that somebody else keeps.
+    It is a gauge. With ``counts``, it is a counter whose value another program keeps.
     """
 
     def __init__(self, name: str, text: str, label: str | None = None, *, counts: bool = False) -> None:
@@ -154,11 +154,11 @@ def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
 
 
 Span = Callable[[str, float, Mapping[str, str | int]], None]
-"""Is called with the name of something that has just ended, with the seconds that it took, and with attributes."""
+"""Called when an operation has ended, with its name, its duration in seconds, and attributes."""
 
 
 def _no_span(_name: str, _seconds: float, _attributes: Mapping[str, str | int]) -> None:
-    """Do nothing, because nobody wants spans."""
+    """Do nothing, because spans are off."""
 
 
 class Metrics:
@@ -169,7 +169,7 @@ class Metrics:
         self.span: Span = _no_span
         self.delivered = Delivered()
         self.last_commit_ts: int | None = None
-        """The commit time of the last transaction in the last cut that has one, in µs since 2000-01-01 UTC."""
+        """The commit time of the last delivered transaction, in µs since 2000-01-01 UTC."""
         ProcessCollector(registry=self.registry)
         self._add_work()
         self._add_sessions()
@@ -226,6 +226,9 @@ class Metrics:
 
     def _add_positions(self) -> None:
         self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
+        self.paused = self._known(
+            "paused", "1 while `pgsluice pause` keeps the pipeline from delivering, 0 otherwise; absent at a standby."
+        )
         self.info = self._gauge(
             "info", "Always 1; the labels describe the process.", "version", "pipeline", "encoder", "mode"
         )

@@ -1,7 +1,8 @@
 """Makes text safe to show: it cannot control a terminal, cannot look like two lines, and has no secrets.
 
-Names of tables, gids and messages of servers can have any character. All that shows text to people uses this module:
-the commands, the log on a console, the status page. JSON does not need it, because it escapes all but ASCII.
+Names of tables, gids and messages of servers can have any character. All code that shows text to people uses this
+module: the commands, the log on a console, the status page. JSON output does not need it, because it escapes everything
+except ASCII.
 
 https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing
 """
@@ -24,10 +25,10 @@ def printable(text: str) -> str:
 
 
 def quoted(*names: str) -> str:
-    """Return the name of a database object as messages have it: a part that is not one plain word is in quotes.
+    """Return the name of a database object for a message: a part that is not one plain word is in quotes.
 
-    Whoever may create a table chooses its name. Without quotes, the name could read like a part of our message. The
-    result can be parsed again, because quotes in a name are doubled, as in SQL.
+    Users choose the names of tables. Without quotes, such a name could read like a part of our message. The result can
+    be parsed again, because quotes in a name are doubled, as in SQL.
     """
     return ".".join(name if _PLAIN.fullmatch(name) else _in_quotes(name) for name in names)
 

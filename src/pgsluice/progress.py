@@ -21,14 +21,14 @@ class Progress:
     """The positions of one session, which begins with the last committed checkpoint.
 
     ``received``: the highest position that this session has received. It starts from zero and not from the checkpoint,
-    for two reasons. The server may still have to send changes again that come before the checkpoint. And there may be
-    prepared transactions that only the former session received.
+    for two reasons. The server may still send changes again that come before the checkpoint. And there may be prepared
+    transactions that only the previous session received.
 
     ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.
     ``slot_lsn``: the position of the slot when the session began.
 
     ``to_be_resent``: the transactions and messages that the server has to send again, by their end LSN. If the server
-    sends anything after such an end without having sent them again, it has another history than before.
+    skips one of them and sends something after its end, the server has another history than before.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Progress:
         self._beyond = INVALID_LSN
         """The highest position that did not count because of ``_ceiling``."""
 
-    def hold_back(self, lsn: int) -> None:
-        """Count no position after ``lsn`` as received until :meth:`let_go`, because a transaction waits there."""
+    def limit_received(self, lsn: int) -> None:
+        """Count no position after ``lsn`` as received until :meth:`lift_limit`, because a transaction waits there."""
         self._ceiling = min(self._ceiling, lsn)
 
-    def let_go(self) -> int:
-        """Hold nothing back any more.
+    def lift_limit(self) -> int:
+        """Count all positions as received again.
 
-        Return the highest position that did not count because of :meth:`hold_back`. The caller reports it again with
-        :meth:`on_received`, after everything that waited has gone on.
+        Return the highest position that did not count because of :meth:`limit_received`. The caller reports it again
+        with :meth:`on_received`, after all waiting transactions have continued.
         """
         self._ceiling, beyond = MAX_LSN, self._beyond
         self._beyond = INVALID_LSN
@@ -122,7 +122,7 @@ class Progress:
             self._settle(end_lsn)
         self._drop_released()
 
-    def hold(self, xid: int, prepare_lsn: int) -> None:
+    def on_prepared(self, xid: int, prepare_lsn: int) -> None:
         """Confirm no position after this Prepare, because the server would not send the transaction again.
 
         A Prepare before the slot's position needs no such care. It was confirmed when the slot did not report prepared
@@ -131,7 +131,7 @@ class Progress:
         if prepare_lsn >= self._slot_lsn:
             self._prepares[xid] = prepare_lsn
 
-    def release(self, xid: int, end_lsn: int) -> None:
+    def on_prepared_commit(self, xid: int, end_lsn: int) -> None:
         """Note that the transaction was committed at ``end_lsn``.
 
         It holds the confirmed position back until ``end_lsn`` is delivered.
@@ -159,8 +159,8 @@ class Progress:
     def confirmable(self) -> int:
         """The position that may be confirmed to PostgreSQL.
 
-        It is never beyond the last committed checkpoint. It is also never beyond what this session has received,
-        because on a server that was restored, such a position may lie within a WAL record.
+        It is never beyond the last committed checkpoint. It is also never beyond the position that this session has
+        received, because on a restored server, a later position may lie within a WAL record.
         """
         held = () if self._held == INVALID_LSN else (self._held,)
         positions: tuple[int, ...] = (self._settled, *self._prepares.values(), *held)

@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 class Pending:
-    """The records of the transaction that is being received. ``limit``: the bytes from which on it is ``full``."""
+    """The records of the transaction that is being received. It is ``full`` from ``limit`` bytes on."""
 
     __slots__ = ("events", "limit", "records", "size")
 

@@ -2,7 +2,7 @@
 
 The pipeline passes every Relation and Type message to :class:`RelationCache` in arrival order, and looks up the
 relation of each row in it. ``avro`` turns a :class:`Relation` into a schema and an encoder. A relation is immutable, so
-that a row can keep the version that held when it arrived.
+that a row can keep the version that was valid when it arrived.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -70,7 +70,7 @@ _BUILTIN_TYPES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A type with the name that the protocol gives it. A domain has its own OID and the name of its base type."""
+    """A type, named as in the protocol. A domain has its own OID and the name of its base type."""
 
     oid: int
     namespace: str
@@ -96,7 +96,7 @@ class Relation:
     """One version of a table. The columns are in the order in which rows have them.
 
     ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). With ``f``, the server flags
-    every column as part of the key, so the protocol does not tell the primary key.
+    every column as part of the key, so the protocol does not show the primary key.
 
     ``partition_keys``: if this is the root of partitions, and one of them has another replica identity than the root,
     the columns of the partitions' identities. See :func:`with_identity_of_partitions`.
@@ -124,14 +124,14 @@ class Relation:
 
 
 def identity_of(relation: Relation) -> frozenset[str]:
-    """Return the columns that old rows are sent with, if these identify a row; empty if all are sent, or none."""
+    """Return the columns of old rows that the server sends, if these identify a row; empty if it sends all or none."""
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
 
 
 def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str]]) -> bool:
-    """Return whether one identity tells which columns are sent of every old row of a root of partitions.
+    """Return whether the same columns of old rows are sent for all partitions of a root.
 
     ``root`` and ``partitions`` are the columns of their identities, without partitions that send all columns, or none.
     """
@@ -173,7 +173,7 @@ class TableId(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishedName:
-    """A published table without its columns, because strangers may create many wide tables.
+    """A published table without its columns, because anybody may create many wide tables.
 
     ``columns``: how many columns it has had so far. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
     """
@@ -220,7 +220,7 @@ class RelationCache:
     """The tables and types that the server described on one connection. It lives as long as the connection.
 
     There is one cache for streamed and other transactions, and each description replaces the one before, in the order
-    of arrival. The server has a cache of the same kind, and does not describe a table again that is in it. So no table
+    of arrival. The server has a cache of the same kind, and does not describe a table in that cache again. So no table
     may be dropped here. Tables that were needed longest ago are packed. If the cache is full, the session ends. The
     next session gets further, because what was delivered until then is not sent again.
 
@@ -230,7 +230,7 @@ class RelationCache:
     def __init__(self) -> None:
         self._types: dict[int, PgType] = {}
         self.by_oid: dict[int, Relation] = {}
-        """The version of each table that holds for the next row, unless it is packed. ``[]`` finds packed ones too."""
+        """The version of each table for the next row, unless it is packed. ``[]`` also finds packed versions."""
         self._bytes: dict[int, int] = {}
         """The memory that each version in ``by_oid`` takes."""
         self._kept_bytes = 0
@@ -242,8 +242,8 @@ class RelationCache:
         self._last: int | None = None
         """The table that was described last. The server describes a partition right after its root."""
         self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
-        """The identities of the partitions of each table that may be a root. Two are kept at most, because already two
-        different ones mean that no single one fits all partitions."""
+        """The identities of the partitions of each table that may be a root. At most two are kept: if two differ, no
+        single identity fits all partitions."""
         self._keys_bytes = 0
         """The memory that these identities take, including those that were removed since."""
 
@@ -258,8 +258,8 @@ class RelationCache:
         """Learn a version of a table, and return it.
 
         If the content is the same as before, and somebody still uses the former object, that object is returned.
-        Relation messages repeat often (after VACUUM FULL and TRUNCATE, for example). So callers may take the same
-        object as the sign that nothing changed.
+        Relation messages repeat often (after VACUUM FULL and TRUNCATE, for example). So if callers get the same object,
+        nothing has changed.
         """
         relation = Relation(
             message.oid,
@@ -289,7 +289,7 @@ class RelationCache:
         return found
 
     def _note_partition(self, relation: Relation) -> None:
-        """Note the replica identity of a table that may be a partition of the table described right before it.
+        """Note the replica identity of a table that may be a partition of the previously described table.
 
         Only the catalog knows whether it is a partition. The pipeline asks the catalog if it matters.
         """
@@ -342,7 +342,7 @@ class RelationCache:
         return found
 
     def _keep(self, relation: Relation) -> None:
-        """Make ``relation`` the one that was needed last. Pack others, but never this one, if they take too much."""
+        """Mark ``relation`` as most recently used. Pack other relations if all together take too much memory."""
         oid = relation.oid
         self.by_oid.pop(oid, None)
         self._kept_bytes -= self._bytes.pop(oid, 0)

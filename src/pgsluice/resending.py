@@ -1,7 +1,7 @@
-"""What the server sends again: compare it with the checkpoint, to recognise a server with another history.
+"""Compares changes that the server sends again with the checkpoint, to recognise a server with another history.
 
-The server sends everything again that was not confirmed. The session drops what was delivered before, and checks here
-that it is the same. A server that was restored from a backup sends something else.
+The server sends all unconfirmed changes again. The session drops those that were delivered before, and checks here that
+they are the same. A server that was restored from a backup sends other changes.
 
 https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
 """
@@ -72,11 +72,11 @@ def unexpected(checkpoint: Checkpoint, change: Change | Emitted) -> Diverged:
 
 
 def to_be_resent(checkpoint: Checkpoint, slot_lsn: int) -> Mapping[int, ResentKind]:
-    """Return what the server has to send again: the last transaction and the last message delivered, by their end.
+    """Return what the server must send again: the last delivered transaction and message, by their end LSNs.
 
     The server sends everything that ends after the slot's position. ``checkpoint``: the one with which the session
-    begins. What was delivered before its ``selection_lsn`` is left out, because other settings held then, and with the
-    present ones the server may not send it.
+    begins. Positions before its ``selection_lsn`` are left out, because they were delivered with other settings, and
+    with the present settings the server may not send them.
     """
     last: dict[int, ResentKind] = {checkpoint.last_end_lsn: "transaction", checkpoint.last_message_lsn: "message"}
     return {lsn: what for lsn, what in last.items() if lsn > max(slot_lsn, checkpoint.selection_lsn)}

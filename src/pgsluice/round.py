@@ -1,9 +1,9 @@
-"""One round: finds the place in the stream of rows that were read at a database snapshot.
+"""One round: finds the position in the stream for rows that were read at a database snapshot.
 
 The session takes the snapshot between two transactions. From then on, it asks the round about every transaction. If the
 snapshot sees the transaction, it passes, because the rows that were read include its changes. If the snapshot does not
 see it, it waits, and everything after it waits as well, until the rows are in the stream. So the rows come after all
-changes that they include, and before all that they do not include.
+changes that they include, and before all changes that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot

@@ -44,11 +44,11 @@ _ROWS: Final = frozenset((b"I", b"U", b"D"))
 """The types of the messages Insert, Update and Delete."""
 
 _OID: Final = slice(MESSAGE_AT + 1, MESSAGE_AT + 5)
-"""The place of the table's OID in a frame with a row that is not streamed: behind the type of the message."""
+"""The table's OID in a frame with a row that is not streamed. It comes right after the message type."""
 
 
 def is_row(frame: XLogData | Keepalive) -> TypeGuard[XLogData]:
-    """Return whether the frame is a row, with which a run can begin."""
+    """Return whether the frame is a row, so that a run can begin with it."""
     return isinstance(frame, bytes) and frame[MESSAGE_AT : MESSAGE_AT + 1] in _ROWS
 
 
@@ -120,10 +120,10 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
     epoch: int,
     commit_timestamps: bool,
 ) -> WholeTransactions | None:
-    """Add the transactions from ``frames[at]`` on that are among the frames as a whole. Return None if there is none.
+    """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    This is a shortcut of the compiled twin, so this twin takes no transaction. The caller handles every message of a
-    transaction that is not taken, with the same result.
+    Only the compiled twin has this shortcut, so this twin takes no transaction. The caller handles all other
+    transactions message by message, with the same result.
 
     A transaction is taken if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
     not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.

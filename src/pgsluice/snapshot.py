@@ -68,7 +68,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot, the position before which the stream has all that it sees, and its time (µs since 2000-01-01 UTC)."""
+    """A snapshot, its time (µs since 2000-01-01), and a position that comes after all changes that it sees."""
 
     snapshot: Snapshot
     end_lsn: int
@@ -95,10 +95,10 @@ class Shape:
     ``relation``: its columns are those that the publications send. ``is_root``: it is the root of a partitioned table,
     and is read with all partitions. ``key``: the columns that order the rows and identify each of them; empty if there
     are none. ``filter``: the SQL condition of the publications; empty if there is none. ``replaces``: all deletes and
-    truncates are published, so rows that are not among those that were read do not exist any more. ``is_trusted``:
-    functions that may run when the table is read belong to people who may do anything anyway, or somebody has chosen to
-    trust them. ``digest`` changes when any of this changes. ``where``: a further condition, if a command or a rule
-    wants only some of the rows.
+    truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: functions that may
+    run when the table is read belong to superusers or the database's owner, or the settings or a publication name the
+    table. ``digest`` changes when any of this changes. ``where``: a further condition, if a command or a rule wants
+    only some of the rows.
     """
 
     relation: Relation
@@ -127,7 +127,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Rows and bytes of a table, as PostgreSQL estimated them last. Both are 0 if it has no estimate."""
+    """Rows and bytes of a table, by PostgreSQL's last estimate. Both are 0 if it has no estimate."""
 
     rows: int = 0
     bytes: int = 0
@@ -137,7 +137,7 @@ def reached_at(insert_lsn: int, segment_bytes: int) -> int:
     """Return the position at which a stream has received everything that was inserted before ``insert_lsn``.
 
     At the start of a page or segment, the insert position lies after the header. But an idle server never reports a
-    position after a header that nothing follows yet, so the stream would never reach the insert position itself.
+    position after a header without a record, so the stream would never reach the insert position itself.
     """
     if insert_lsn % segment_bytes == _SEGMENT_HEADER_BYTES:
         return insert_lsn - _SEGMENT_HEADER_BYTES

@@ -23,8 +23,8 @@ MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
 _SHORTENED = "-_xFFFFFF_"
-"""The text before the hash in a shortened name. It looks like an escape, but no other name has it, because there is no
-such character. The hyphen separates it from an escape that was cut in two."""
+"""The text before the hash in a shortened name. It looks like an escape, but no other name contains it, because there
+is no such character. The hyphen separates it from an escape that was cut in two."""
 
 _HASH_CHARACTERS = 32
 """128 bits, so that nobody can find two tables with the same hash."""
@@ -119,7 +119,7 @@ class _Patterns:
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """One ``[[tables.rules]]`` entry. If a value is None, the value of the section above it holds."""
+    """One ``[[tables.rules]]`` entry. If a value is None, the value of the section above it applies."""
 
     match: str
     keys: tuple[str, ...] | None = None
@@ -140,9 +140,9 @@ class TablePolicy:
 
     ``keys``: the columns of the key; None means its replica identity or primary key. ``shared``: the rule's topic does
     not distinguish all tables that the rule matches, or has no table name, so several tables may go to this topic.
-    ``named``: the settings name the table without wildcards, so a stranger who creates a table cannot make it this one.
-    ``is_loaded``: the rows that it already has are read, if snapshots are on. ``where``: a condition in SQL that these
-    rows have to fulfil; empty means all rows.
+    ``named``: the settings name the table without wildcards, so nobody can get this policy by creating a table that
+    matches a pattern. ``is_loaded``: the rows that it already has are read, if snapshots are on. ``where``: an SQL
+    condition for these rows; empty means all rows.
     """
 
     topic: str
@@ -179,7 +179,7 @@ class Tables:
     """The reserved topics, each with its table, by :func:`_as_kafka_compares`. Filled when needed."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
-        """Return how ``schema.table`` is published; None if it is not, TableRefused if it cannot have a topic."""
+        """Return how ``schema.table`` is published; None if it is left out, TableRefused if it cannot have a topic."""
         if not self._includes(schema, table):
             return None
         rule = self._rule(schema, table)
@@ -280,7 +280,10 @@ class Tables:
         return any(rule.types for rule in self.rules)
 
     def usual_topic(self, schema: str, table: str) -> str:
-        """Return the topic that a table would have without rules; the key of its dead letters while it has no topic."""
+        """Return the topic that a table would have without rules.
+
+        While a table has no topic, its dead letters have this key.
+        """
         return self._named(self.topic, schema, table)
 
     def messages_policy(self) -> TablePolicy:

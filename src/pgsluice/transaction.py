@@ -25,7 +25,7 @@ class WholeTransactions:
     """Ordinary transactions that were taken from Begin to Commit (``rows.add_transactions``).
 
     ``at``: the index of the next frame. ``end_lsn``: the end of the last transaction. ``count``, ``first``, ``last``
-    and ``last_end_lsn`` are about those with records. There may be none.
+    and ``last_end_lsn`` describe the transactions with records. There may be none.
     """
 
     at: int
@@ -73,7 +73,7 @@ class Committed:
 
 @dataclass(slots=True)
 class Resent:
-    """A transaction came again that was delivered before. Its changes were left out."""
+    """The server sent a delivered transaction again. Its changes were left out."""
 
     transaction: Transaction
     end_lsn: int
@@ -81,7 +81,7 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class MessageResent:
-    """A message outside transactions came again that was delivered before."""
+    """The server sent a delivered message outside transactions again."""
 
     message: messages.LogicalMessage
 
@@ -91,7 +91,7 @@ class Unexpected:
     """A change or a message came at a position where the server had nothing to send when it was followed before.
 
     Such positions lie between the last transaction delivered and the position up to which everything is delivered. So
-    this is not a change that comes again. The server has another history.
+    this change was not delivered before, and the server has another history.
     """
 
     change: Change | Emitted

@@ -1,8 +1,8 @@
 """Turns the messages of one replication connection into committed changes.
 
-The pipeline passes every message in order, and gets back the events that follow from it. Ordinary transactions
-arrive whole and in commit order, and their Begin already says where they commit. So their rows pass on as they
-arrive. Rows of streamed and prepared transactions wait, as the bytes in which they arrived, for their commit.
+The pipeline passes every message in order, and gets the resulting events. Ordinary transactions arrive whole and in
+commit order, and their Begin already says where they commit. So their rows pass on as they arrive. Rows of streamed and
+prepared transactions wait, as the bytes in which they arrived, for their commit.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -37,7 +37,7 @@ from pgsluice.waiting import NO_RELATION, Spool, Waiting, changes
 
 
 class Gate(Protocol):
-    """Decides which transactions pass while rows of a table are read whose place is between two transactions."""
+    """Decides which transactions pass while rows are read, because the rows have to come between two transactions."""
 
     def admits(self, transaction: Transaction) -> bool:
         """Return whether ``transaction``, which begins or has just committed, may pass at once."""
@@ -68,7 +68,8 @@ class Transactions:
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
         self.passing: Transaction | None = None
-        """The current transaction, if its rows pass on at once: they need not wait, and were not delivered before."""
+        """The current transaction, if its rows pass on at once because they need not wait and were not delivered
+        before."""
         self.prepared: dict[int, Prepared] = {}
         """The transactions that are prepared, by xid. A gid is no key, because it may be used again at once."""
         self.gate: Gate | None = None
@@ -104,12 +105,12 @@ class Transactions:
 
     @property
     def is_between(self) -> bool:
-        """Whether no transaction, and no segment of one, is being received."""
+        """Whether the stream is between transactions: no transaction or segment is being received."""
         return self.current is None and self._receiving is None
 
     @property
     def passes_from(self) -> int | None:
-        """The commit LSN from which on an ordinary transaction passes at once, whatever it has.
+        """The commit LSN from which on an ordinary transaction passes at once, whatever it contains.
 
         None means that the next message does not begin such a transaction, or that the gate has to decide.
         """
@@ -139,7 +140,7 @@ class Transactions:
                 self._held_bytes -= one[0].bytes
 
     def receive(self, payload: bytes) -> Iterable[Event]:
-        """Return the events that follow from a message; ProtocolError if it is invalid, or cannot come here.
+        """Return the events that follow from a message; ProtocolError if it is invalid or unexpected.
 
         If the rows of a commit have waited, its events are made while the caller iterates over them. The caller has to
         take all of them before it passes the next message.
@@ -263,7 +264,7 @@ class Transactions:
     # Rows that wait
 
     def _wait(self, waiting: Waiting, payload: bytes) -> None:
-        """Keep a change as it arrived, with the version of its table, because a later version is not for this change.
+        """Keep a change as it arrived, with the version of its table, because later versions do not apply to it.
 
         A truncate is kept once for each of its tables. A message of pg_logical_emit_message is kept without a table.
         """
@@ -271,7 +272,7 @@ class Transactions:
             for oid in self._relation_oids(payload, is_streamed=waiting.is_streamed):
                 waiting.rows.append(waiting.number(self.relations[oid]), payload)
         else:
-            self._decoder.decode(payload)  # to find an error now, and not at the commit when the stream has gone on
+            self._decoder.decode(payload)  # to find an error now, and not only at the commit
             waiting.rows.append(NO_RELATION, payload)
         waiting.has_rows = True
 

@@ -58,7 +58,7 @@ class Waiting:
     """A transaction whose rows wait. ``is_streamed``: the rows contain the id of their (sub)transaction.
 
     Each row needs the version of its table that was valid when the row arrived, because the table may be altered before
-    the commit. So each row waits with a number. A number from 1 on refers to a version in ``relations``. If a
+    the commit. So each row is kept with a number. A number from 1 on refers to a version in ``relations``. If a
     transaction uses more versions than fit in memory, the others are written between the rows: a piece with the number
     ``_VERSION`` is a version, and the rows with the number ``_WRITTEN`` after it belong to this version.
     """
@@ -128,7 +128,7 @@ _WRITTEN: Final = 2**32 - 2
 _unpack_xid = struct.Struct(">xI").unpack_from
 
 SKIPPED_AT_ONCE: Final = 10_000
-"""How many rows of rolled-back subtransactions are skipped before other tasks have a turn."""
+"""How many rows of rolled-back subtransactions are skipped before other tasks run."""
 
 
 def changes(waiting: Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Paused]:

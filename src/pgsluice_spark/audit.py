@@ -1,4 +1,4 @@
-"""An audit: PostgreSQL's tables and a mirror's, compared value by value as of one moment, while both go on.
+"""An audit: PostgreSQL's tables and a mirror's, compared value by value as of one moment, while both change.
 
 Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last one in
 its control table. The audit adds those changes after C in the topics that S sees. Both sides then have the same state
@@ -134,9 +134,9 @@ class _Cuts:
     entry: Entry
 
     def until(self, lsn: int, wait_s: float) -> _Tail:
-        """Wait until the cuts reach ``lsn``, and return what follows the mirror's cut."""
+        """Wait until the cuts reach ``lsn``, and return the cuts after the mirror's cut."""
         end = time.monotonic() + wait_s
-        cuts = self._behind()
+        cuts = self._following_cuts()
         while (cuts[-1].end_lsn if cuts else self.entry.end_lsn) < lsn:
             if time.monotonic() > end:
                 raise PipelineError(
@@ -145,7 +145,7 @@ class _Cuts:
                     "longer wait"
                 )
             time.sleep(_POLL_S)
-            cuts = self._behind()
+            cuts = self._following_cuts()
         if any(cut.epoch != self.entry.epoch for cut in cuts):
             raise PipelineError(
                 "a new epoch has begun behind the mirror's last cut. Nothing was compared. Repeat the audit when the "
@@ -153,7 +153,7 @@ class _Cuts:
             )
         return _Tail(cuts, self.origin.topics_of_tables(self.entry.offset))
 
-    def _behind(self) -> list[Cut]:
+    def _following_cuts(self) -> list[Cut]:
         return last_of_each_number(joined(collected(self.origin.cuts_from(self.entry.offset + 1))))
 
 

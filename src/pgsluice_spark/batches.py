@@ -53,7 +53,7 @@ def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
 
 
 def _extend(known: list[tuple[int, int]], first: int, following: int) -> None:
-    """Add a range; its first offset is a lower bound, so it may reach into the one before."""
+    """Add a range. Its first offset is a lower bound, so the range may overlap the previous one."""
     if known and first <= known[-1][1]:
         known[-1] = known[-1][0], max(known[-1][1], following)
     else:

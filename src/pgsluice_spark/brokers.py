@@ -41,7 +41,7 @@ class Brokers:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return Kafka's own id of each topic; TopicMissing if one does not exist."""
+        """Return Kafka's own id of each topic. Raise TopicMissing if a topic does not exist."""
         with self._admin() as admin:
             found = _answer(lambda: admin.describeTopics(self._list(topics)).allTopicNames().get(), topics)
             return {topic: found.get(topic).topicId().toString() for topic in topics}
@@ -55,7 +55,7 @@ class Brokers:
         return {topic: TopicNow(identifier, begins[topic]) for topic, identifier in ids.items()}
 
     def end(self, topic: str) -> int:
-        """Return the offset behind the last record of a topic with one partition."""
+        """Return the offset after the last record of a topic with one partition."""
         self.topic_ids([topic])
         return self._offsets({(topic, 0)}, is_end=True)[topic, 0]
 
@@ -96,8 +96,8 @@ class Brokers:
     @contextmanager
     def _admin(self) -> Iterator[Any]:
         properties = self._jvm.java.util.Properties()
-        given = {name: value for name, value in self.options.items() if name.lower().startswith(_KAFKA)}
-        for name, value in {**given, "kafka.bootstrap.servers": self.bootstrap_servers}.items():
+        options = {name: value for name, value in self.options.items() if name.lower().startswith(_KAFKA)}
+        for name, value in {**options, "kafka.bootstrap.servers": self.bootstrap_servers}.items():
             properties.setProperty(name[len(_KAFKA) :], value)
         admin = self._jvm.org.apache.kafka.clients.admin.Admin.create(properties)
         try:

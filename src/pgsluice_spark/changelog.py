@@ -16,11 +16,11 @@ from pgsluice_spark.targets import Commit, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 _IS_FIRST: str = "op != 't' OR partition = 0"
-"""A truncate stands in every partition."""
+"""A truncate has a record in every partition."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
-    """Read the changes of a piece, and return what there is to count and to commit."""
+    """Read the changes of a piece, and return the work to count and to commit."""
     loads = intervals(work.state, work.marks)
     changes = located(work.events.where(_IS_FIRST), work.repeated).localCheckpoint()
     rows = [count_of(load).alias(f"load_{n}") for n, load in enumerate(loads)]

@@ -106,14 +106,14 @@ def read(path: str) -> Config:
 
 
 def _check_target(config: Config) -> None:
-    given = {key: config.find(f"target.{key}") is not None for key in ("path", "catalog", "namespace")}
-    if given["catalog"] != given["namespace"] or given["path"] == given["catalog"]:
+    is_set = {key: config.find(f"target.{key}") is not None for key in ("path", "catalog", "namespace")}
+    if is_set["catalog"] != is_set["namespace"] or is_set["path"] == is_set["catalog"]:
         raise ConfigError(
             f"{config.file}: target needs either path, for Delta tables, or both catalog and namespace, for Iceberg "
             "tables. Give one of the two"
         )
     kind = config.find("target.format", DELTA)
-    if kind not in (DELTA, PARQUET) or not (given["path"] or config.find("target.format") is None):
+    if kind not in (DELTA, PARQUET) or not (is_set["path"] or config.find("target.format") is None):
         raise ConfigError(f"{config.file}: target.format is {DELTA} or {PARQUET}, and belongs to a path")
 
 

@@ -31,7 +31,7 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One table in the control table: the number of its commit (None: none yet), and what it has."""
+    """One table in the control table: the number of its commit (None before the first commit), and its state."""
 
     version: int | None
     state: TableState

@@ -1,4 +1,4 @@
-"""The copies of tables in a target: what each of them contains, and what the control table says about them.
+"""The copies of tables in a target: the state of each copy, and the entries of the control table.
 
 Used by :mod:`.query` and :mod:`.job`.
 
@@ -31,7 +31,7 @@ Prepare = Callable[[Work, TargetTable], Prepared]
 
 
 class Copies:
-    """The tables of a target: what each of them has, and the control table."""
+    """The tables of a target: the state of each table, and the control table."""
 
     def __init__(
         self, origin: Origin, target: Target, patterns: Sequence[str], prepare: Prepare, *, keeps_all: bool = False
@@ -51,7 +51,7 @@ class Copies:
         """The last row of the control table."""
 
     def open(self, app: str) -> None:
-        """Read from the target what it contains. ``app`` is the id of the topic of cut records."""
+        """Read the state of the target. ``app`` is the id of the topic of cut records."""
         self.entry = self.control.last()
         if self.entry is not None:
             self._check_app(self.entry.topic_id, app)
@@ -87,7 +87,7 @@ class Copies:
         return max(offset, self.state(table).offset)
 
     def state(self, table: str) -> TableState:
-        """Return what a table has."""
+        """Return the state of a table."""
         return self._tables[table].state if table in self._tables else TableState()
 
     def prepare(self, spark: SparkSession, work: Work) -> Prepared:
@@ -95,11 +95,11 @@ class Copies:
         return self._prepare(work, self.table(spark, work.table))
 
     def table(self, spark: SparkSession, table: str) -> TargetTable:
-        """Return a table of the target, with what is known about it."""
+        """Return a table of the target, with its known state."""
         return self._target.table(spark, table, self._version(table))
 
     def applied_to(self, table: str, state: TableState, version: int | None) -> None:
-        """Note what a table has now; ``version`` is the number of its commit, None if there was none."""
+        """Note the present state of a table. ``version`` is the number of its commit, or None if there was none."""
         self._tables[table] = TableEntry(self._version(table) if version is None else version, state)
 
     def lose(self, table: str, cuts: Sequence[Cut]) -> None:

@@ -34,7 +34,7 @@ Ranges = Mapping[int, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class TopicCut:
-    """What a cut wrote to one topic."""
+    """The changes of a cut in one topic."""
 
     topic_id: str
     ranges: Mapping[int, tuple[int, int]]
@@ -70,7 +70,7 @@ class Cut:
 
     @property
     def events(self) -> int:
-        """How many events it has, including messages and dead letters."""
+        """Return the number of its events, including messages and dead letters."""
         return sum(sum(use.counts.values()) for use in self.topics.values())
 
 

@@ -45,7 +45,7 @@ def fields(reading: Reading) -> Column:
 
 
 def is_written_with(part: Part, identifiers: Iterable[int]) -> Column:
-    """Return whether a key or value was written with one of these schemas; false where it is null."""
+    """Return whether a key or value was written with one of these schemas. Return false if it is null."""
     return F.coalesce(_header(part).isin([F.lit(_framing(one)) for one in identifiers]), F.lit(False))  # noqa: FBT003
 
 

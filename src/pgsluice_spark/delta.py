@@ -82,7 +82,7 @@ _CLOCKS: Final = 0.1
 _LOCAL: Final = "timestamp_ntz"
 
 _HISTORY: Final = 50
-"""How many commits are searched for our last one."""
+"""How many commits are searched for our last commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Delta:
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings of the sessions that write to it."""
-        # what is merged is kept until the commit, so Delta need not keep it, too
+        # The merged rows are cached until the commit, so Delta need not cache them as well.
         return {"spark.databricks.delta.merge.materializeSource": "none"}
 
     @property
@@ -147,7 +147,7 @@ class DeltaTable:
         return bool(kind.isDeltaTable(spark._jsparkSession, self.path))  # noqa: SLF001 - as above
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows, as of a commit or the last one."""
+        """Return its rows as of a commit, or of the last commit."""
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
@@ -216,7 +216,7 @@ class DeltaTable:
         return _last(self.path, sorted(history, key=lambda row: row["version"], reverse=True), self.since)
 
     def forget(self, condition: str) -> None:
-        """Delete rows so that our last commit stays what it is."""
+        """Delete rows without changing the number and the state of our last commit."""
         with self._committing(None):
             self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
 

@@ -15,7 +15,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """The finding of one check. ``remedy`` says what to do, and is empty if there is nothing to do."""
+    """The finding of one check. ``remedy`` is empty if nothing has to be done."""
 
     status: str
     text: str

@@ -1,4 +1,4 @@
-"""Looks for everything that would keep a mirror or a change log from running, and says what to do about it.
+"""Looks for problems that would keep a mirror or a change log from running, and names their remedies.
 
 Used by :mod:`.pipeline`. The checks go from the inside to the outside: versions, jars, settings, Kafka, the registry,
 the target, PostgreSQL. A check whose precondition failed is left out.
@@ -40,7 +40,7 @@ _POLICY: Final = "cleanup.policy"
 _RETENTION: Final = "retention.ms"
 _DAY_MS: Final = 86_400_000
 _NAMED: Final = 5
-"""So many names stand in one line."""
+"""The maximum number of names in one line."""
 
 
 @dataclass(frozen=True, slots=True)

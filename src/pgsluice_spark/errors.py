@@ -1,4 +1,4 @@
-"""The errors of a pipeline's topics and of targets, because of which a mirror or a change log cannot go on.
+"""The errors of topics and targets with which a mirror or a change log stops.
 
 Each error says what happened, what follows from it, and what to do. No part of the batch is visible in a view.
 
@@ -6,17 +6,21 @@ Each error says what happened, what follows from it, and what to do. No part of 
     |-- TopicMissing        a topic does not exist
     |-- TopicRecreated      a topic was deleted and created again
     |-- RetentionGap        retention deleted records that were not read yet
-    |-- CountMismatch       a topic does not hold what its cut records declare
-    |-- TableRefused        a table has something that a mirror cannot follow
-    |-- ForeignWrite        something else has written to a target
-    `-- NoSuchView          a target has no state as of the moment that was asked for
+    |-- CountMismatch       a topic does not have the changes that its cut records declare
+    |-- TableRefused        a mirror cannot follow a table
+    |-- ForeignWrite        another program has written to a target
+    `-- NoSuchView          a target has no state as of the requested moment
 
 ``tests/spark/test_query.py`` covers it.
 """
 
+from typing import Final
+
+WITHOUT_PYSPARK: Final = "PySpark is not installed. Install it: pip install 'pgsluice[spark]'"
+
 
 class PipelineError(Exception):
-    """A mirror, a change log or a view cannot go on."""
+    """A mirror, a change log or a view cannot continue."""
 
 
 class TopicMissing(PipelineError):
@@ -24,7 +28,7 @@ class TopicMissing(PipelineError):
 
 
 class TopicRecreated(PipelineError):
-    """A topic was deleted and created again, so offsets from before mean nothing in it."""
+    """A topic was deleted and created again, so earlier offsets are not valid in it."""
 
 
 class RetentionGap(PipelineError):
@@ -32,7 +36,7 @@ class RetentionGap(PipelineError):
 
 
 class CountMismatch(PipelineError):
-    """A topic does not hold what its cut records declare."""
+    """A topic does not have the changes that its cut records declare."""
 
 
 class TableRefused(PipelineError):

@@ -1,6 +1,6 @@
 """Iceberg tables as targets: one table in a catalog for each table of PostgreSQL, one snapshot for each batch.
 
-The summary of a snapshot says what the commit contains. Every commit is first made on a branch of its own. Then
+The summary of a snapshot describes the content of the commit. Every commit is first made on its own branch. Then
 ``main`` is moved to the branch. The catalog refuses this if ``main`` is no longer the snapshot at which the branch
 began. So no other commit can come between reading what was applied and our commit, and a batch that fails halfway
 leaves ``main`` unchanged.
@@ -92,7 +92,7 @@ class Iceberg:
         return Requirements(CATALOG_CLASS, "iceberg-spark-runtime", {f"spark.sql.catalog.{catalog}": ""})
 
     def check_writable(self, spark: SparkSession) -> None:
-        """Make a table and drop it again, in a namespace of its own below this one."""
+        """Create a table in its own namespace below this one, and drop both again."""
         namespace = ".".join(quoted(part) for part in (*self.namespace.split("."), f"_pgsluice_check_{uuid4().hex}"))
         spark.sql(f"CREATE NAMESPACE {namespace}")
         try:
@@ -129,7 +129,7 @@ class IcebergTable:
         return bool(self.spark.catalog.tableExists(self.sql))
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows, as of a snapshot or the last one."""
+        """Return its rows as of a snapshot, or of the last snapshot."""
         self.spark.catalog.refreshTable(self.sql)  # other sessions write to it, and the catalog remembers tables
         reader = self.spark.read
         return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
@@ -195,7 +195,7 @@ class IcebergTable:
         return _last(self.name, self._loaded(), self.since) if self.exists else None
 
     def forget(self, condition: str) -> None:
-        """Delete rows so that our last commit stays what it is."""
+        """Delete rows without changing the number and the state of our last commit."""
         rest = self.read().where(f"NOT ({condition})")
         with self._summary(_carried(self.last())):  # a DELETE of whole files would not take the summary
             rest.writeTo(self.sql).overwrite(F.lit(True))  # noqa: FBT003 - a literal

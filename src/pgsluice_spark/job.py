@@ -1,4 +1,4 @@
-"""Applies what some cuts wrote to one topic, to all tables with this topic.
+"""Applies the changes of some cuts in one topic to all tables of this topic.
 
 Used by :mod:`.query`. Cut records declare the events of a topic, so all its tables are counted before any is committed.
 
@@ -24,7 +24,7 @@ from pgsluice_spark.work import Prepared, Work
 
 
 class TopicJob:
-    """Applies what some cuts wrote to one topic, to all of its tables."""
+    """Applies the changes of some cuts in one topic to all of its tables."""
 
     def __init__(
         self,

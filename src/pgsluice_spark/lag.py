@@ -1,4 +1,4 @@
-"""How far a mirror or a change log is behind the topics. Used by :mod:`.pipeline`.
+"""The lag of a mirror or a change log behind the topics. Used by :mod:`.pipeline`.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -40,7 +40,7 @@ class Lag:
 
 
 def lag_of(origin: Origin, target: Target) -> Lag:
-    """Return how far ``target`` is behind."""
+    """Return the lag of ``target``."""
     entry = ControlTable(target.table(origin.spark, NAME)).last()
     if entry is None:
         raise NoSuchView(f"{target.place} has no state of the database yet. Start the mirror or the change log")

@@ -1,4 +1,4 @@
-"""The history of rows: what the changes of a key say about the rows that had this key, one after the other.
+"""The history of rows: derives from the changes of a key which rows had this key, one after the other.
 
 Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, snapshot row or delete begins a new life.
 A row consists of the values of its key's last life, each from the last change that sent it. If a row moves to another

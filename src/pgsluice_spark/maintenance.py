@@ -61,7 +61,7 @@ class Keeper:
         self._done: float | None = None
 
     def run_if_due(self) -> None:
-        """Maintain the target if it is due. A part that fails is logged, and attempted again the next time."""
+        """Maintain the target if maintenance is due. Log the parts that fail. The next maintenance tries them again."""
         if self._copies.entry is None:
             return
         self._attempt("the time of the last maintenance", self._learn)

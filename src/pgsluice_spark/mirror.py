@@ -114,7 +114,7 @@ def _other_key(table: str, key: Sequence[str]) -> str:
 
 
 def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool) -> DataFrame:
-    """Return the rows to merge: one record for each key that has changed."""
+    """Return the rows to merge: one record for each changed key."""
     live = keys.where("is_live")
     if not has_gaps:
         return live.select(*NET)

@@ -45,8 +45,8 @@ class Origin:
 
     def cuts_from(self, offset: int) -> DataFrame:
         """Return the cut records from an offset to the present end of their topic."""
-        given = {**self.options, "startingOffsets": json.dumps({self.transactions: {"0": offset}})}
-        return self.cuts(read_topic(self.spark, self.transactions, self.bootstrap_servers, given, streaming=False))
+        options = {**self.options, "startingOffsets": json.dumps({self.transactions: {"0": offset}})}
+        return self.cuts(read_topic(self.spark, self.transactions, self.bootstrap_servers, options, streaming=False))
 
     def read(self, spark: SparkSession, topic: str, offsets: Ranges) -> DataFrame:
         """Return the records of a topic at these offsets."""

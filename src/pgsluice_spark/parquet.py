@@ -28,7 +28,7 @@ _PREFIX: Final = "upto="
 
 @dataclass(frozen=True, slots=True)
 class Parquet:
-    """A directory with one directory for each table, in a file system that Spark knows."""
+    """A directory with one directory for each table, in a file system that Spark supports."""
 
     path: str
 
@@ -44,7 +44,7 @@ class Parquet:
 
     @property
     def requires(self) -> Requirements:
-        """What a session needs before it starts: only what is part of Spark."""
+        """What a session must have before it starts: only Spark itself."""
         return Requirements("org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat", "spark-sql", {})
 
     @property
@@ -83,7 +83,7 @@ class ParquetTable:
         return self._last() is not None
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows, as of the commit with this number or the last one."""
+        """Return its rows as of the commit with this number, or of the last commit."""
         last = self._last()
         if last is None:
             raise PipelineError(f"{self.path} has no batch that is whole, so there is nothing to read")
@@ -185,7 +185,7 @@ class ParquetTable:
 
 
 def _merged(known: StructType, new: StructType) -> StructType:
-    """Return the fields of both. Types only become wider, so if two types differ, the new one is right."""
+    """Return the fields of both. Types only become wider, so if two types differ, the new type is right."""
     fields = {field.name: field.dataType for field in known}
     for field in new:
         fields[field.name] = _merged_type(fields.get(field.name), field.dataType)
@@ -236,7 +236,7 @@ class _Files:
             )
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a directory with all it has."""
+        """Delete a file, or a directory with its content."""
         place, system = self._at(path)
         system.delete(place, True)  # noqa: FBT003 - Java's
 

@@ -74,8 +74,8 @@ class Pipeline:
         the present end of the topics. ``max_events``: how many changes are applied at once, at most. A larger cut is
         applied alone. ``maintenance``: how the target is maintained between batches; not at all by default.
 
-        What was applied is kept in the target, so the checkpoint may be deleted at any time. Only one query may
-        write to a target. ValueError if the target takes change logs only.
+        The target records the applied cuts, so the checkpoint may be deleted at any time. Only one query may write to a
+        target. ValueError if the target takes change logs only.
         """
         _check_mutable(target)
         copies = Copies(self._origin, target, tables, mirror.prepare)
@@ -110,7 +110,7 @@ class Pipeline:
         differences: int = 20,
         wait_s: float = 120,
     ) -> AuditReport:
-        """Compare the tables of a mirror with PostgreSQL's, value by value, and return what was found.
+        """Compare the tables of a mirror with PostgreSQL's, value by value, and return a report.
 
         ``postgres``: how to reach the primary, as libpq has it (``host=... dbname=... user=...``) or as a URL of JDBC.
         ``differences``: how many rows of each table are named, at most. ``wait_s``: how long the audit waits for
@@ -120,7 +120,7 @@ class Pipeline:
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 
     def lag(self, target: Target) -> Lag:
-        """Return how far a mirror or a change log is behind the topics."""
+        """Return the lag of a mirror or a change log behind the topics."""
         return lag_of(self._origin, target)
 
     def doctor(
@@ -143,8 +143,8 @@ class Pipeline:
         return Query(timed.start(), applier)
 
     def _cut_records(self, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
-        given = {**self.kafka_options, **options}
-        return read_topic(self.spark, self._origin.transactions, self.bootstrap_servers, given, streaming=streaming)
+        merged = {**self.kafka_options, **options}
+        return read_topic(self.spark, self._origin.transactions, self.bootstrap_servers, merged, streaming=streaming)
 
     @property
     def _origin(self) -> Origin:

@@ -44,7 +44,7 @@ _POLL_S: Final = 0.1
 _XIDS: Final = 1 << 32
 _FETCH_ROWS: Final = 5000
 _PAGES_READ: Final = 4096
-"""How many pages of a table one task reads: 32 MiB."""
+"""The number of pages of a table that one task reads: 32 MiB."""
 _PAGE, _SEGMENT_HEADER, _PAGE_HEADER = 8192, 40, 24
 
 TEXT_SETTINGS: Final = (
@@ -138,7 +138,7 @@ def _words(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An exported snapshot: its name, what it sees, and a position in the WAL that is behind all that it sees."""
+    """An exported snapshot: its name, the transactions that it sees, and a WAL position after all of them."""
 
     name: str
     text: str
@@ -289,7 +289,7 @@ class Session:
         return SourceTable(source, snapshot, self.version, sql, int(pages or 0), columns, self._refusal(oid))
 
     def sees_all_sessions(self) -> bool:
-        """Return whether the role may see what the sessions of other roles do."""
+        """Return whether the role may see the activity of other roles' sessions."""
         return self._row("SELECT pg_has_role('pg_read_all_stats', 'usage')") == ["t"]
 
     def denial(self, oid: str) -> str:
@@ -306,7 +306,7 @@ class Session:
 
 
 def before_header(lsn: int, segment: int) -> int:
-    """Return an insert position without the header of a page behind which nothing has been written yet."""
+    """Return an insert position without the header of a page that has no records yet."""
     if segment and lsn % segment == _SEGMENT_HEADER:
         return lsn - _SEGMENT_HEADER
     return lsn - _PAGE_HEADER if lsn % _PAGE == _PAGE_HEADER else lsn
@@ -342,7 +342,7 @@ def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
 def import_statement(snapshot: Snapshot) -> str:
     """Return the first statement of a session that has to see the same as the snapshot.
 
-    Spark executes it as ``sessionInitStatement`` behind the driver's own BEGIN: with a ``fetchsize`` Spark turns off
+    Spark executes it as ``sessionInitStatement`` after the driver's own BEGIN: with a ``fetchsize`` Spark turns off
     autocommit. Outside of such a transaction PostgreSQL refuses the import, so nothing is read at another moment.
     """
     own = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", f"SET TRANSACTION SNAPSHOT '{snapshot.name}'")

@@ -1,4 +1,4 @@
-"""The query behind a mirror or a change log: it reads cut records, and applies what belongs to them.
+"""The query of a mirror or a change log: it reads cut records, and applies the changes of these cuts.
 
 Used by :mod:`.pipeline`. A batch is a number of cuts. It is applied in pieces. The tables of a piece are applied in
 parallel, each in one commit, and then the control table gets a row.

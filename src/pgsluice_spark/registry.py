@@ -58,13 +58,13 @@ class RestRegistry:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     timeout_s: float = 30.0
     _known: dict[tuple[str, int], SchemaVersion] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Versions that were read. A registry never changes one."""
+    """Versions that were read. A registry never changes a version."""
 
     def __post_init__(self) -> None:
         if "@" in urllib.parse.urlsplit(self.url).netloc:
             raise ValueError("the registry's URL has a user in it: give it as username and password")
         if not self.url.startswith(("http://", "https://")):
-            # without a scheme, what stands in front of the host may be a password
+            # Without a scheme, the text in front of the host may be a password.
             raise ValueError("the registry's URL must begin with http:// or https://")
 
     def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
@@ -93,7 +93,7 @@ class RestRegistry:
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
         """Return the answer's JSON; None when the registry does not have the subject."""
-        # Messages outlive the deletion of their schema's version, so deleted ones are asked for too.
+        # Messages outlive the deletion of their schema's version, so we request deleted versions as well.
         url = f"{self.url.rstrip('/')}{path}?deleted=true"
         request = urllib.request.Request(url, headers=self._headers())  # noqa: S310 - the scheme was checked
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=self.tls), _NoRedirects)
@@ -202,7 +202,7 @@ def parse_records(records: Sequence[tuple[int, str]], topic: str) -> list[Schema
 
 
 def _version(entry: dict[str, Any]) -> SchemaVersion:
-    """Return what a record says; TypeError or KeyError when it is not one of a schema."""
+    """Return the content of a record. Raise TypeError or KeyError if it is not a schema's record."""
     found = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
     if [type(part) for part in (found.subject, found.version, found.id, found.schema)] != [str, int, int, str]:
         raise TypeError

@@ -126,7 +126,7 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
 
 
 def _advice(versions: Sequence[SchemaVersion]) -> str:
-    """Return what to do if schemas do not fit together; nothing if they are all of one table."""
+    """Return the remedy if schemas do not fit together, or an empty text if they all belong to one table."""
     tables = sorted({table_of(version) for version in versions})
     return f". They are of several tables ({', '.join(tables)}): read one at a time" if len(tables) > 1 else ""
 
@@ -136,7 +136,7 @@ def _row_names(record: Record) -> tuple[str, ...]:
     return tuple(field["name"] for row in rows if _is_record(row) for field in row["fields"])
 
 
-# --- parsing: what the bytes and the values depend on, and nothing else
+# --- parsing: only the parts of a schema on which bytes and values depend
 
 
 def _envelope(version: SchemaVersion) -> Record:
@@ -202,13 +202,13 @@ def _unqualified(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-# --- merging: one record with the fields of all
+# --- merging: one record with the fields of all records
 
 
 def _merged(records: Sequence[Record]) -> Record:
     """Return a record that can read all of ``records``.
 
-    It has the fields of the first one, then those that the first lacks.
+    It has the fields of the first record, then those that the first record lacks.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:

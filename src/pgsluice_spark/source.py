@@ -22,7 +22,7 @@ _OWN_OPTIONS: Final = frozenset(
 )
 """The options of Spark's Kafka source that these functions set. Their names are not case-sensitive."""
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
-"""The options that do not apply to a batch of given offsets."""
+"""The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
 """Up to this number of gaps, each is tested in turn."""
 _NARROW: Final = 16
@@ -32,7 +32,7 @@ _NARROW: Final = 16
 def read_topic(
     spark: SparkSession, topic: str, bootstrap_servers: str, options: Mapping[str, str], *, streaming: bool
 ) -> DataFrame:
-    """Return the records of ``topic``, as a stream or as a batch; ``options`` are further ones of Spark's source."""
+    """Return the records of ``topic``, as a stream or as a batch. ``options`` are further options of Spark's source."""
     check_options(options)
     reader = spark.readStream if streaming else spark.read
     # A stream that began at Spark's default, the end, would lack every row that has not changed since.

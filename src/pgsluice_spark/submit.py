@@ -59,8 +59,10 @@ def prepared(config: Config, settings: Mapping[str, str], words: Sequence[str], 
     own = {"spark.app.name": f"pgsluice-spark {words[0]} {config.get('pipeline.prefix')}"}
     if not is_cluster:
         own["spark.pyspark.driver.python"] = sys.executable
-    given = {**own, **settings}
-    _write_private(directory / PROPERTIES, "".join(f"{_escaped(name)}={_escaped(given[name])}\n" for name in given))
+    properties = {**own, **settings}
+    _write_private(
+        directory / PROPERTIES, "".join(f"{_escaped(name)}={_escaped(properties[name])}\n" for name in properties)
+    )
     (directory / APPLICATION).write_text(_SCRIPT)
     _pack(directory / LIBRARY)
     file = Path(config.file).absolute()

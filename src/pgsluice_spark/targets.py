@@ -86,7 +86,7 @@ class TargetTable(Protocol):
         """Whether the table has been made."""
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows, as of the commit with this number or the last one."""
+        """Return its rows as of the commit with this number, or of the last commit."""
 
     def fit(self, schema: StructType) -> None:
         """Make the table, or give it the columns and the wider types that it lacks."""
@@ -110,7 +110,7 @@ class TargetTable(Protocol):
         """Return our last commit, None if there is none; ForeignWrite if something else has changed rows after it."""
 
     def forget(self, condition: str) -> None:
-        """Delete rows so that our last commit stays what it is."""
+        """Delete rows without changing our last commit's number and state."""
 
     def maintain(self, upkeep: Upkeep) -> None:
         """Compact the files, and delete those that are not needed any longer; our last commit stays what it is."""
@@ -123,7 +123,7 @@ class TargetTable(Protocol):
 
 
 class Target(Protocol):
-    """A place with one table for each table of PostgreSQL."""
+    """A location with one table for each table of PostgreSQL."""
 
     @property
     def place(self) -> str:
@@ -142,7 +142,7 @@ class Target(Protocol):
         """What a session must have before it starts."""
 
     def check_writable(self, spark: SparkSession) -> None:
-        """Write something and delete it again; an error of Spark's or Java's if that is not possible."""
+        """Write test data and delete it again. Raise an error of Spark's or Java's if that is not possible."""
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> TargetTable:
         """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""

@@ -78,7 +78,7 @@ class Pair:
         return None if code is None else code.format(name)
 
     def value(self) -> Column:
-        """Return PostgreSQL's value as the mirror's type; null if the type cannot hold it."""
+        """Return PostgreSQL's value as the mirror's type, or null if the type cannot hold it."""
         text = F.col(f"t{self.number}")
         if isinstance(self.kind, MapType):
             return F.from_json(F.col(f"c{self.number}"), self.kind)
@@ -153,7 +153,7 @@ def _output(name: str) -> str:
 
 
 def _read(text: Column, kind: DataType) -> Column:
-    """Return a text of PostgreSQL as a value; null if the type cannot hold it."""
+    """Return a text of PostgreSQL as a value, or null if the type cannot hold it."""
     reading = _READINGS.get(kind.simpleString())
     return text.try_cast(kind) if reading is None else reading(text)
 

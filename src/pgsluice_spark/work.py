@@ -54,7 +54,7 @@ class Work:
 
     @property
     def repeated(self) -> Position | None:
-        """The position up to which these cuts repeat what was applied, in the mode at least once."""
+        """The position up to which these cuts repeat changes that were applied, in the mode at least once."""
         if not self.cuts or self.cuts[0].number > self.state.cut:
             return None
         return Position(self.state.epoch, self.state.end_lsn - 1, _SEQ_MAX)

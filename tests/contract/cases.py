@@ -27,7 +27,7 @@ from pgsluice.avro.wire import Schema, header, normalise, schema_id
 from pgsluice.cut import Cut, cut_records
 from pgsluice.dead_letter import DeadLetter, Reason, SourceChange
 from pgsluice.envelope import ChangeEncoder, DeadLetters, InsertOp, MessageEncoder, Stamp
-from pgsluice.loads import FIRST_SEQ, LoadMark, Place, State
+from pgsluice.loads import FIRST_SEQ, LoadMark, LoadPosition, State
 from pgsluice.pgoutput.messages import (
     UNCHANGED,
     Delete,
@@ -282,14 +282,14 @@ def _loading() -> Cut:
     cut.add_records((), 0, 1)
     for record in read_records(READ["row that was read"]):
         cut.count(record.target, {str(record.op): 1}, {1: 1})
-    cut.add_load((), Place(LOAD_LSN, 4), [_mark("begin", 0, 0), _mark("rows", 2, 1), _mark("end", 3, 1)], ())
+    cut.add_load((), LoadPosition(LOAD_LSN, 4), [_mark("begin", 0, 0), _mark("rows", 2, 1), _mark("end", 3, 1)], ())
     return cut
 
 
 def _altered() -> Cut:
     """Return a cut that reports that an ALTER TABLE has changed the rows of a table."""
     cut = Cut(end_lsn=LOAD_LSN)
-    cut.add_load((), Place(LOAD_LSN, 5), [replace(_mark("stale", 4, 1), replaces=False)], ())
+    cut.add_load((), LoadPosition(LOAD_LSN, 5), [replace(_mark("stale", 4, 1), replaces=False)], ())
     return cut
 
 

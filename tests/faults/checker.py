@@ -35,7 +35,7 @@ class Tally:
     transactions: int = 0
     prepared: int = 0
     messages: int = 0
-    """Of transactions, and of none."""
+    """Messages in transactions and outside of them."""
     events: int = 0
     sums: int = 0
     positions: int = 0
@@ -44,7 +44,7 @@ class Tally:
     """How many loads have ended."""
     rows_read: int = 0
     compared: int = 0
-    """Rows of copies, with those of tables at the end of a cut."""
+    """How many rows of copies were compared with tables at the end of a cut."""
     commands: int = 0
     repeated: int = 0
     """How many records came more than once.
@@ -56,7 +56,7 @@ class Tally:
     torn: int = 0
     out_of_order: int = 0
     untrue: int = 0
-    """Rows that were read, and copies of tables, which are not what the table was at that position."""
+    """Rows that were read, and copies of tables, that differ from the table at that position."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class Tally:
 
 
 class Checkpoint(NamedTuple):
-    """A committed checkpoint: when it was written, and the LSN up to which everything was delivered then."""
+    """A committed checkpoint: when it was written, and the LSN up to which everything was delivered."""
 
     moment_s: float
     end_lsn: int
@@ -88,7 +88,7 @@ class Contents:
     asides: Mapping[int, int]
     """LSNs of messages outside of transactions, by number.
 
-    They include those of rolled back transactions, which may have come.
+    They include messages of rolled-back transactions, which may have been delivered.
     """
     last_aside: int
     tables: Mapping[str, Rows]
@@ -124,10 +124,10 @@ class Checker:
         prepares: Mapping[int, int] | None = None,
         truth: Truth | None = None,
     ) -> None:
-        """Choose the mirror; ``adoptions`` are the slot's positions each time that a new epoch was asked for.
+        """Choose the mirror. ``adoptions`` are the positions of the slot at each start with --adopt-slot.
 
-        ``prepares`` tells where the WAL ended before each PREPARE TRANSACTION, by the transaction's number. ``truth``
-        says what the tables hold at each position, where cuts are read.
+        ``prepares``: the end of the WAL before each PREPARE TRANSACTION, by the transaction's number. ``truth``: the
+        content of the tables at each position, if cuts are read.
         """
         self.tally = Tally()
         self._truth = truth
@@ -140,7 +140,7 @@ class Checker:
         self._delivered: list[list[Event]] = []
         """The transactions of this epoch, and messages outside of transactions, in their order."""
         self._due: deque[list[Event]] = deque()
-        """What was delivered in the last epoch and has to come again at the beginning of this one."""
+        """The transactions of the last epoch that have to come again at the beginning of this one."""
         self._replay = replay
         self._options = options
         self._seen: set[int] = set()
@@ -173,7 +173,7 @@ class Checker:
     # --- loads
 
     def _check_copies(self, cut: Cut, is_new: Callable[[Event], bool], truth: Truth) -> None:
-        """Compare the rows that were read, and then the copies of tables that are complete, as far as they changed."""
+        """Compare the rows that were read, and then the changed rows in the copies of tables that are complete."""
         touched = self._check_rows_read(cut, truth)
         touched |= truth.advance(cut.record["epoch"], cut.record["end_lsn"])
         touched |= {_touched(event) for event in _changes(cut) if event.op != "m" and is_new(event)}
@@ -241,7 +241,7 @@ class Checker:
     def _check_epoch(self, cut: Cut) -> None:
         """Check that an epoch begins at the slot's position when it was adopted, and never by itself.
 
-        PostgreSQL sends everything behind the slot's position, so this comes again, and nothing else does.
+        PostgreSQL sends everything after the slot's position, so exactly these transactions come again.
         """
         epoch, end_lsn = cut.record["epoch"], cut.record["end_lsn"]
         if epoch == self._epoch:
@@ -249,7 +249,9 @@ class Checker:
         self._complain_of_missing()
         position = self._adoptions.popleft() if self._adoptions else None
         if position is None or epoch != self._epoch + 1:
-            self.tally.complain("other", f"epoch {epoch} follows epoch {self._epoch}, and nobody has asked for it")
+            self.tally.complain(
+                "other", f"epoch {epoch} follows epoch {self._epoch}, without a start with --adopt-slot"
+            )
         elif end_lsn != position:
             self.tally.complain("other", f"epoch {epoch} begins at {end_lsn:X}, but the slot was at {position:X}")
         former, self._delivered, self._epoch = self._delivered, [], epoch
@@ -257,7 +259,10 @@ class Checker:
         self._due = deque(found for found in former if position is not None and found[0]["lsn"] >= position)
 
     def _take_repeated(self, cut: Cut) -> Iterator[list[Event]]:
-        """Yield what comes again, which is the same as in the last epoch, and comes before anything else."""
+        """Yield the transactions that come again.
+
+        They must equal those of the last epoch, and come before all others.
+        """
         for _, group in groupby(sorted(_changes(cut), key=_order), _beginning):
             found = list(group)
             self._delivered.append(found)
@@ -277,19 +282,20 @@ class Checker:
             self.tally.complain("other", f"{found} was {former} in the last epoch")
 
     def _cannot_come_again(self, found: list[Event]) -> bool:
-        """Return whether a transaction was prepared before the slot's position and committed behind it.
+        """Return whether a transaction was prepared before the slot's position and committed after it.
 
-        The slot can stand there, held back by another prepared transaction, once this one is delivered. PostgreSQL
-        does not send the rows of what was prepared before the slot's position, only that it was committed.
+        After this transaction is delivered, another prepared transaction can hold the slot back at such a position.
+        PostgreSQL does not send the rows of a transaction that was prepared before the slot's position, but only its
+        commit.
         """
         lines = [event["after"]["id"] for event in found if event.op == "c" and event["table"] == "ledger"]
         return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
 
     def _complain_of_missing(self, when: str = "") -> None:
-        """Report the transactions that should have come again by now: the first one, and how many others."""
+        """Report the transactions that should have come again by now: the first one, and the number of all."""
         missing = [found for found in self._due if not self._cannot_come_again(found)]
         if missing:
-            what = f"{len(missing)} transactions behind the slot's position have not come again{when}"
+            what = f"{len(missing)} transactions after the slot's position have not come again{when}"
             self.tally.complain("other", f"epoch {self._epoch}: {what}; the first is {missing[0]}")
         self._due.clear()
 
@@ -305,7 +311,7 @@ class Checker:
             self.tally.complain("torn", f"cut {cut.record['cut']} sums up to {total} instead of {TOTAL}")
 
     def _check_events(self, events: Iterable[Event]) -> None:
-        """Whole transactions, and messages of none, in the order of their places."""
+        """Check whole transactions, and messages outside of transactions, in the order of their positions."""
         copies = {event.position: event for event in events}
         for position, found in groupby((copies[position] for position in sorted(copies)), _beginning):
             if position <= self._last:
@@ -319,7 +325,7 @@ class Checker:
             self._check_aside(event)
 
     def _check_aside(self, event: Event) -> None:
-        """A message of no transaction: at its own LSN, once, and its origin is left out when origins are."""
+        """Check a message outside of transactions: it comes once, at its own LSN, and not if its origin is left out."""
         self.tally.messages += 1
         number, *origin = event["content"].decode().split()
         known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
@@ -333,7 +339,7 @@ class Checker:
         return bool(origin) and self._options.origin == "none"
 
     def _check_transaction(self, found: list[Event]) -> None:
-        """One transaction: whole, once, and what it says of itself."""
+        """Check one transaction: it is whole, comes once, and has the right attributes."""
         tally = self.tally
         rows = [event for event in found if event.op != "m"]
         tally.transactions += 1
@@ -355,7 +361,7 @@ class Checker:
             self.tally.complain("other", f"{name} has {told} and is of {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
-        """Check that each message is where its note says, and that no others are there, as of a lost savepoint."""
+        """Check that each message is where its note says, and that there are no others, as of a lost savepoint."""
         messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
@@ -404,7 +410,7 @@ class Checker:
         self._check_events(record for record in known.values() if record.op != "r")
 
     def _check_order(self, records: Iterable[Event]) -> None:
-        """In each partition, records that are new come in order."""
+        """Check that new records come in order in each partition."""
         last: dict[tuple[str, int], Position] = {}
         seen: set[tuple[str, int, Position]] = set()
         for record in sorted(records, key=lambda record: record.offset):
@@ -436,11 +442,14 @@ class Checker:
             tally.complain("other", problem)
 
     def _leave_out(self, name: str, table: Table) -> None:
-        """Forget rows that were read, and of which the options leave out the changes."""
+        """Remove rows that were read although the options leave out their changes."""
         table.rows = {key: row for key, row in table.rows.items() if self._seen_row(name, row) is not None}
 
     def _check_all_asides(self, there: Contents) -> None:
-        """A message outside of transactions is there if it was followed by a commit: PostgreSQL had flushed it."""
+        """Check messages outside of transactions.
+
+        A message must be there if a commit followed it, because it was flushed.
+        """
         for number, lsn in there.asides.items():
             if number not in self._asides:
                 self.tally.complain("lost", f"message {number} at {lsn:X}")
@@ -454,7 +463,7 @@ class Checker:
 def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[Checkpoint], tally: Tally) -> None:
     """Report each position of the slot that was confirmed before its checkpoint was written.
 
-    An epoch begins anew: what was delivered in the one before says nothing of its positions.
+    Each epoch is checked separately, because the checkpoints of an earlier epoch say nothing about its positions.
     """
     reached, epoch, left = 0, FIRST_EPOCH, deque(checkpoints)
     for moment, position in samples:
@@ -468,7 +477,7 @@ def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[
 
 
 def _changes(cut: Cut) -> list[Event]:
-    """Return the records of a cut but for rows that were read, which belong to no transaction."""
+    """Return the records of a cut without rows that were read, which belong to no transaction."""
     return [event for event in cut.events if event.op != "r"]
 
 
@@ -477,17 +486,17 @@ def _touched(event: Event) -> tuple[str, Key]:
 
 
 def _beginning(event: Event) -> Position:
-    """Return the position of the first event of its transaction, or of the message that belongs to none."""
+    """Return the position of the transaction's first event, or of the message outside of transactions."""
     epoch, lsn, seq = event.position
     return epoch, lsn, min(seq, 0)
 
 
 def _order(event: Event) -> tuple[Position, str, int]:
-    """Return what sorts events, also the copies of a truncate, which differ in their partitions only."""
+    """Return the sort key of events. The copies of a truncate differ only in their partitions."""
     return event.position, event.topic, event.partition
 
 
 def _content(event: Event) -> tuple[Any, ...]:
-    """Return what is the same in each epoch."""
+    """Return the part of an event that is the same in each epoch."""
     value = None if event.value is None else {**event.value, "epoch": None}
     return event.topic, event.partition, event.key_bytes, value

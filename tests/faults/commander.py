@@ -19,7 +19,7 @@ from tests.faults.checker import Tally
 from tests.support.reader import CONSUMER
 
 FIRST = ("refused", "done", "accepted")
-"""How the first answer to a command begins: the last of these has tables, each of which gets one of ``LAST``."""
+"""The outcomes in the first answer to a command. The last one has tables, and each table gets one of ``LAST`` later."""
 LAST = ("loaded", "ended")
 
 POLL_S = 0.1
@@ -51,8 +51,8 @@ class Commander:
         return True
 
     def is_done(self) -> bool:
-        """Return whether every command was answered, and no load is under way, as the last checkpoint has it."""
-        answered = self._answers().keys()  # first: what follows from a command is in the checkpoint then
+        """Return whether every command was answered, and no load is in progress according to the last checkpoint."""
+        answered = self._answers().keys()  # first, so that the checkpoint has their effects
         with self._client() as client:
             checkpoint = client.checkpoint()
         return checkpoint is not None and not (

@@ -4,7 +4,7 @@
 
 The product has no failpoints. This script wraps the methods before or after which a crash could do harm. Each step
 brings about the state that its name describes, and then sends SIGKILL. If a rule is named, it is taken out of the
-product, and the storms have to notice that. Either may be empty. ``storm`` starts it.
+product, and the storms have to notice that. STEP and RULE may be empty. ``storm`` starts it.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ def _received_does_not_matter() -> None:
 
 
 def _released_at_once() -> None:
-    # neither what the session knows of prepares, nor what the last checkpoint says of them
+    # ignore the prepares of the session and those of the last checkpoint
     Progress.confirmable = property(lambda self: min((self.delivered, self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
-    Progress.release = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
+    Progress.on_prepared_commit = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
 
 
 def _delivered_does_not_matter() -> None:
@@ -90,7 +90,7 @@ def _refusals_are_forgotten() -> None:
 
 
 def _the_server_never_went_back() -> None:
-    # a refusal at a start that came soon would last otherwise
+    # otherwise a refusal at an earlier start would stay recorded
     _refusals_are_forgotten()
     Session._judge = lambda *_: None  # type: ignore[method-assign]
 
@@ -119,7 +119,7 @@ def _loads_are_not_in_the_checkpoint() -> None:
 def _commands_are_taken_again() -> None:
     become = Requests.become
 
-    def without_offset(self: Requests, state: CommandState, *others: Any) -> None:  # noqa: ANN401 - what becomes of it
+    def without_offset(self: Requests, state: CommandState, *others: Any) -> None:  # noqa: ANN401 - the result of the call
         become(self, replace(state, offset=max(0, state.offset - 1)), *others)
         self.state = state
 
@@ -141,7 +141,7 @@ RULES: Mapping[str, Callable[[], None]] = {
     "offsets predicted are compared before the commit": _prediction_is_true,
     "with messages nothing is streamed": _messages_are_streamed,
     "a refusal is recorded": _refusals_are_forgotten,
-    "nothing published comes where there was nothing": _the_server_never_went_back,
+    "nothing comes where there was nothing": _the_server_never_went_back,
     "what a snapshot does not see waits": _all_go_on,
     "what fits nowhere is read again": _void_rounds_count,
     "a snapshot ends where the WAL does": _snapshots_end_where_the_wal_is_flushed,
@@ -155,7 +155,7 @@ RULES: Mapping[str, Callable[[], None]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """A method, before or after which the process dies."""
+    """A method before or after which the process dies."""
 
     owner: type
     method: str
@@ -179,21 +179,21 @@ def _flush_sink(sink: KafkaSink, *_: object) -> None:
 
 
 def _send_commit(producer: TransactionalProducer) -> None:
-    """Have the commit on its way, and perhaps there, but do not wait for the answer."""
+    """Send the commit, which may arrive, but do not wait for the answer."""
     _flush(producer)
     with suppress(KafkaException):
         producer._producer.commit_transaction(random.uniform(0, COMMIT_MAX_S))
 
 
 def _report_for_a_while(_: TransactionalProducer) -> None:
-    """Hold the commit up, in the worker thread: the event loop goes on, and so do the status updates."""
+    """Delay the commit in the worker thread. The event loop continues to run, and so do the status updates."""
     time.sleep(REPORTS_S)
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return what is set when a transaction ends that is not delivered, and whose Prepare alone held the slot back.
+    """Return an event that is set at the end of an undelivered transaction whose Prepare alone held the slot back.
 
-    Just then a status update is due.
+    At this moment, a status update is due.
     """
     ended, happened = Session._ended, threading.Event()
 
@@ -213,7 +213,7 @@ def _release_of_the_oldest() -> threading.Event:
 
 
 def _of_load(state: str) -> Callable[..., bool]:
-    """Return whether what joins the open cut has such a mark."""
+    """Return whether a mark with this state joins the open cut."""
     return lambda _outbox, _loads, _place, marks, *_: any(mark.state == state for mark in marks)
 
 
@@ -222,7 +222,7 @@ def _has_answer(_: Requests, __: CommandState, answers: Sequence[Answer] = (), *
 
 
 SILENCE_S = 3.0
-"""As of a server that has to decode for long before it has something to send; a session comes round every two."""
+"""Like a server that has to decode for long before it sends something. A session reports every two seconds."""
 
 SILENCE = "nothing received and time to report"
 COMMIT_PREPARED = "commit prepared received and time to report"
@@ -266,7 +266,7 @@ STEPS: Mapping[str, Step] = {
 """All steps by name, in the order of a session."""
 
 LOAD_STEPS = [name for name, step in STEPS.items() if step.owner in (Commands, Requests, ChunkReader, Outbox)]
-"""The steps that are passed when a command has asked for a table."""
+"""The steps that are passed when a command has requested a load."""
 
 
 def install(step: Step, passes: int) -> None:

@@ -1,8 +1,8 @@
 """A server that is restored from a snapshot of its disk, and an operator who does what the runbook says.
 
-The server uses the LSNs again that it has used since the snapshot. But according to Kafka, everything before these LSNs
-is delivered, because heartbeats have said so. A daemon that believed this would drop the transactions that get these
-LSNs now. So it has to refuse until somebody adopts the slot (docs/runbook.md).
+The server reuses the LSNs that it has used since the snapshot. But the heartbeats in Kafka say that everything up to
+these LSNs is delivered. A daemon that believed this would drop the transactions that get these LSNs now. So it has to
+refuse until an operator adopts the slot (docs/runbook.md).
 """
 
 import time
@@ -23,22 +23,22 @@ REFUSED_BEFORE = "An earlier run found this"
 """The daemon's message when it has not examined the server again, because a refusal is recorded."""
 
 REACTION_S = 120.0
-"""How long the daemon may take to start, or to notice: brokers may be away meanwhile."""
+"""How long the daemon may take to start, or to notice the restoration. Brokers may be down meanwhile."""
 
 POLL_S = 0.1
 
 PUBLISHED = 3
-"""How many published transactions are written at LSNs that were used before. Then the daemon has to notice."""
+"""How many published transactions are written at LSNs that were used before. The daemon has to notice them."""
 
 SCRATCH_ROWS = 1000
 """The rows of a transaction that is not published."""
 
 MARGIN_BYTES = 256 * 1024
-"""More than a server writes by itself within a moment."""
+"""More bytes of WAL than an idle server writes in a short time."""
 
 
 class Restoration:
-    """Sets the server back, and checks that the daemon does not go on as if nothing had happened."""
+    """Restores the server from a snapshot, and checks that the daemon does not continue as if nothing had happened."""
 
     def __init__(
         self, database: Database, workload: Workload, victim: Victim, slot: str, note: Callable[[str], None]
@@ -64,7 +64,7 @@ class Restoration:
         self._overwrite()
         if restore.notice is Notice.LATE:
             refused = self._refuses_to_start(restore.death)
-        # the server's WAL has grown beyond all that was delivered, and looks right again
+        # the server's WAL has grown beyond the delivered position, and looks right again
         if not (refused and self._refuses_to_start(because=REFUSED_BEFORE)):
             return None
         position = self._position()
@@ -88,9 +88,9 @@ class Restoration:
         self._note(f"restored, {self._lost_end:X} is lost, the slot is at {self._position():X}")
 
     def _save_slot(self) -> None:
-        """Have the slot's position written to disk: before 17, a server need not do so when it is stopped.
+        """Have the slot's position written to disk, which a server before 17 may not do when it is stopped.
 
-        A checkpoint describes the running transactions. When that is confirmed, the server saves the slot.
+        A checkpoint logs the running transactions. When this record is confirmed, the server saves the slot.
         """
         with self._database.connect() as connection:
             connection.execute("CHECKPOINT")
@@ -103,7 +103,7 @@ class Restoration:
                 connection.execute("INSERT INTO scratch SELECT generate_series(1, %s)", [SCRATCH_ROWS])
 
     def _overwrite(self) -> None:
-        """Return when the WAL has grown beyond what was lost; transactions that are published stand before."""
+        """Return when the WAL has grown beyond its lost part, which now has other published transactions."""
         count = "SELECT count(*) FROM ledger"
         with self._database.connect() as connection:
             enough = _number(connection, count) + PUBLISHED
@@ -111,7 +111,7 @@ class Restoration:
                 time.sleep(POLL_S)
         while self._end_of_wal() < self._lost_end + MARGIN_BYTES:
             self._write_scratch(1)
-        self._note("what is lost is overwritten")
+        self._note("the lost WAL is overwritten")
 
     def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
         """Start the daemon, and return whether it refuses. It may die at a step before."""
@@ -122,14 +122,14 @@ class Restoration:
         return self._refuses(because, said_before)
 
     def _refuses(self, because: str, said_before: int = 0) -> bool:
-        """Wait for the daemon to end for a reason; False when it has delivered beyond what was lost instead."""
+        """Wait until the daemon ends for this reason. Return False if it delivers beyond the lost WAL instead."""
         daemon = self._victim.daemon
         deadline = time.monotonic() + REACTION_S
         while daemon.alive:
             if self._position() > self._lost_end:
                 return False
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the daemon has not noticed for {REACTION_S:g} s that the server went back")
+                raise TimeoutError(f"the daemon has not noticed within {REACTION_S:g} s that the server went back")
             time.sleep(POLL_S)
         self._victim.expect_end(REFUSED)
         said = daemon.log_text()[said_before:]
@@ -139,7 +139,7 @@ class Restoration:
         return True
 
     def _adopt(self, death: Death | None) -> None:
-        """Begin a new epoch; who dies meanwhile is started so again."""
+        """Begin a new epoch. If the daemon dies meanwhile, start it again with --adopt-slot."""
         if death is not None:
             self._victim.die(death, "--adopt-slot")
         self._victim.start(None, "--adopt-slot")

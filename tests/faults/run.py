@@ -25,13 +25,14 @@ After these, everything is read and checked, and new pipelines begin.
 KILLS_PER_BROKER_KILL = 12
 KILLS_PER_SERVER_KILL = 5
 KILLS_PER_RESTORE = 2
-"""At least: of the server that is restored, and of the daemon that has adopted the slot."""
+"""The least number of kills around a restoration: of the restored server, and of the daemon that has adopted the
+slot."""
 
 OTHER_FAULTS = 6
-"""Of a pipeline, in a round."""
+"""The number of restorations of a pipeline in a round."""
 
 ORDERS = 5
-"""Commands to a pipeline, in a round, beside those that make it pass a step."""
+"""The number of commands to a pipeline in a round, beside those that make it pass a step."""
 
 
 class StormError(AssertionError):
@@ -50,7 +51,7 @@ class Plan:
     """The restorations by server version. One server is restored in each round."""
     brokers: Sequence[script.Fault]
     loading: Mapping[int, script.Loading]
-    """By server version, as are ``orders``."""
+    """By server version, like ``orders``."""
     orders: Mapping[int, Sequence[script.Order]]
 
     @classmethod
@@ -141,7 +142,7 @@ def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report:
         try:
             fate = Fate(plan.deaths[version], plan.weather[version], plan.restores.get(version), plan.orders[version])
             storms[version].run(fate, calm)
-        except BaseException as failure:  # noqa: BLE001 - told with all the rest
+        except BaseException as failure:  # noqa: BLE001 - reported with all other results
             failures[version] = failure
             stop.set()
 

@@ -28,10 +28,10 @@ PASSES = {
     "load about to end": 1,
     "load ended": 1,
 }
-"""How often a step is passed at most before the daemon dies there, where it is not ``USUAL_PASSES``."""
+"""How often a step is passed at most before the daemon dies there, if it is not ``USUAL_PASSES``."""
 USUAL_PASSES = 15
 EARLY_PASSES = 5
-"""How often a step is passed at most before the daemon dies there, while there are the most faults around it."""
+"""How often a step is passed at most before the daemon dies there, if there are the most faults around it."""
 FIRST_STEPS = ("slot announced", "slot created")
 """Steps that are passed only when a pipeline starts for the first time."""
 START_STEPS = (
@@ -43,10 +43,10 @@ START_STEPS = (
 """Steps that are passed once in a session."""
 
 FIRST_STARTS = START_STEPS[:3]
-"""Steps at which a daemon dies before it may have noticed that the server was set back."""
+"""Steps at which a daemon dies before it can notice that the server was restored."""
 
 ADOPTING_STEPS = ("checkpoint read", "Kafka transaction begun", "checkpoint produced", "commit sent", "committed")
-"""Steps that are passed by a daemon that begins a new epoch."""
+"""Steps that a daemon passes when it begins a new epoch."""
 
 SCRATCH = (40, 160)
 
@@ -55,7 +55,7 @@ TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" i
 """Steps that need a newer server."""
 
 STREAM_STEPS = ("stream committed", "stream aborted", "spilled", "read back")
-"""Steps that are not passed if large transactions come after their commit."""
+"""Steps that are not passed if large transactions are sent after their commit."""
 
 TRANSACTION_STEPS = [name for name, step in STEPS.items() if step.owner is TransactionalProducer]
 
@@ -64,7 +64,7 @@ Mode = Literal["exactly_once", "at_least_once"]
 AT_A_MOMENT = "at a moment"
 
 DEATHS_BEFORE_TRAPS = 5
-"""A round with more has those, too, of which a prepared transaction could be lost."""
+"""Rounds with more kills also have those at which a prepared transaction could be lost."""
 
 LIFE_MAX_S = 4.0
 """The longest life of a daemon that dies at a random moment, including its start."""
@@ -85,7 +85,7 @@ ORDERED = (
     "made_1",
     "made_2",
 )
-"""Tables that commands ask for. The others are so large that they would take most of the time."""
+"""Tables that commands load. The others are so large that their loads would take most of the time."""
 
 ORDER_PAUSE_S = (1.0, 5.0)
 PAUSED_S = (0.5, 2.0)
@@ -125,7 +125,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of the server; the keys are those of ``[postgres]``."""
+    """Options of the stream. The keys are those of ``[postgres]``."""
 
     streaming: str = "on"
     two_phase: bool = False
@@ -143,7 +143,7 @@ class Options:
 
     @property
     def streams(self) -> bool:
-        """Whether large transactions come before their commit."""
+        """Whether large transactions are sent before their commit."""
         return self.streaming != "off" and not self.messages
 
     def __str__(self) -> str:
@@ -155,7 +155,8 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
     found: list[Order] = []
     while len(found) < count:
         verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
-        # some rows alone replace nothing, and neither does anything without all origins: marks could not tell which
+        # a load of some rows replaces nothing, and no load does without all origins, so marks could not identify the
+        # rows
         where = "id % 3 = 0" if verb == "start" and options.origin == "any" and rng.random() < 1 / 5 else ""
         table = "goods" if where else rng.choice(ORDERED)
         found.append(Order(verb, rng.uniform(*ORDER_PAUSE_S), table, where))
@@ -194,24 +195,24 @@ class Fault:
 
 
 class Notice(StrEnum):
-    """The moments at which the daemon can notice that its server was set back."""
+    """The moments at which the daemon can notice that its server was restored."""
 
     RUNNING = "while the daemon runs"
     AT_ONCE = "before a daemon starts"
-    LATE = "before a daemon starts, when as much was written again"
+    LATE = "before a daemon starts, and after as much was written again"
 
 
 @dataclass(frozen=True)
 class Restore:
-    """How the server is set back to a snapshot of its disk, once the daemon has died ``after`` times.
+    """How the server is restored from a snapshot of its disk, when the daemon has died ``after`` times.
 
-    Between the snapshot and the restoration nobody writes to a table that is published. The server would have lost
-    what was written there, but Kafka would not, so nothing would tell what a reader ought to see in the end.
+    Between the snapshot and the restoration, nobody writes to published tables. The server would lose such changes, but
+    Kafka would not, so the expected result would be unknown.
     """
 
     after: int
     scratch: int
-    """Transactions that are not published between the two, each of some tens of KiB."""
+    """Unpublished transactions between the two, each of some tens of KiB."""
     saves_slot: bool
     """Whether the snapshot has the slot's last position. Otherwise, delivered transactions come again."""
     notice: Notice
@@ -245,7 +246,8 @@ class Restore:
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
 FOREIGN_TRANSACTION = "foreign transactions"
-"""Another program writes to every topic of changes, and aborts. No consumer sees this, but it uses up offsets."""
+"""Another program writes to every topic of changes, and aborts. No consumer sees its records, but they use up
+offsets."""
 
 FOREIGN_AT_LEAST = 2
 """How often this happens in every round. Sometimes brokers are away, or there is no daemon."""
@@ -280,9 +282,12 @@ def steps(options: Options, mode: Mode) -> list[str]:
 
 
 def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
-    """Draw how a daemon that passes the ``usual`` steps dies ``count`` times; every third time at a moment."""
+    """Draw how a daemon that passes the ``usual`` steps dies ``count`` times.
+
+    Every third death is at a random moment.
+    """
     found = [Death(rng.choice(FIRST_STEPS))] if count > 2 and rng.random() < 0.5 else []
-    # at least once, this one has records come twice
+    # in at-least-once mode, this death makes records come twice
     found.append(Death(CUT_RECORD, rng.randint(2, EARLY_PASSES)))
     while len(found) < count:
         if rng.random() < 1 / 3:
@@ -292,7 +297,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
     if count > DEATHS_BEFORE_TRAPS:
-        # with prepared transactions delivered up to before, and another session behind
+        # with prepared transactions that are delivered, and another session afterwards
         traps = [Death(AT_A_MOMENT, seconds=LIFE_MAX_S), Death(SILENCE)]
         traps += [Death(COMMIT_PREPARED)] if COMMIT_PREPARED in usual else []
         found[-len(traps) - 1 : -1] = traps
@@ -300,7 +305,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
 
 
 def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
-    """Draw ``count`` faults around one pipeline, ``kills`` more of its server."""
+    """Draw ``count`` faults around one pipeline, and ``kills`` kills of its server."""
     kinds = rng.choices(*zip(*DATABASE_FAULTS, strict=True), k=count)
     kinds[:FOREIGN_AT_LEAST] = [FOREIGN_TRANSACTION for _ in kinds[:FOREIGN_AT_LEAST]]
     kinds += ["PostgreSQL killed"] * kills

@@ -1,7 +1,7 @@
-"""A pipeline in a storm: a workload, faults from a script, then calm, and the check by an independent reader.
+"""A pipeline in a storm: a workload with faults from a script, then calm, and then the check by an independent reader.
 
-``Cluster`` is shared by the storms of all server versions; each has a proxy in front of every broker and one in
-front of its server. Used by ``test_faults`` and, for the long run, by ``python -m tests.faults``.
+The storms of all server versions share one ``Cluster``. Each has a proxy in front of every broker, and one in front of
+its server. ``test_faults`` uses it, and so does ``python -m tests.faults`` for long runs.
 """
 
 import json
@@ -61,7 +61,8 @@ LOADED_S = 120.0
 """How long loads, and the deliveries before them, may make no progress."""
 
 BESIDE_WORK_S = 15.0
-"""How long loads go on in calm beside the workload. It prepares transactions that keep some tables from being read."""
+"""How long the workload continues beside loads after the last fault. It prepares transactions that keep some tables
+from being read."""
 
 POLL_S = 0.02
 SAMPLE_S = 0.05
@@ -84,7 +85,7 @@ STREAMING_S = 15.0
 
 @dataclass(frozen=True)
 class StormSetup:
-    """How the daemon of a storm works: its options, its mode, and the rule that it is without, if any."""
+    """The configuration of a storm's daemon: its options, its mode, and the rule that is taken out of it, if any."""
 
     options: Options
     mode: Mode
@@ -119,7 +120,7 @@ class Report:
     """What a run did, and its result."""
 
     options: Counter[str] = field(default_factory=Counter)
-    """Of all pipelines."""
+    """Those of all pipelines."""
     kills: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
@@ -146,7 +147,10 @@ class Report:
 
 
 class Cluster:
-    """Three brokers, each behind a proxy for every pipeline; one of them at a time is killed, frozen or isolated."""
+    """Three brokers, each behind a proxy for every pipeline.
+
+    At most one of them at a time is killed, frozen or isolated.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -195,7 +199,7 @@ class Cluster:
                 stop.wait(fault.seconds)
                 self.kafka.resume(fault.broker)
         if not stop.is_set():
-            # a broker that was isolated would tell the independent reader what was true before
+            # a broker that was isolated would give the independent reader outdated answers
             self.kafka.wait_until_in_sync()
 
     def _isolate(self, fault: Fault, report: Report, stop: threading.Event) -> None:
@@ -218,7 +222,7 @@ class Positions:
         self._database = database
         self._slot = slot
         self.samples: list[tuple[float, int]] = []
-        """When, and where."""
+        """The time and the position of each sample."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -262,7 +266,7 @@ class Storm:
         self._lost_from: list[int] = []
         """The LSN from which on the WAL was lost, for each restoration."""
         self._undisturbed = threading.Lock()
-        """One thing at a time happens to the server, its network and the daemon, beside the daemon's deaths."""
+        """Only one fault at a time happens to the server, its network and the daemon, besides the daemon's deaths."""
         self._began = time.monotonic()
         self._failed = threading.Event()
         self._failures: list[BaseException] = []
@@ -320,12 +324,12 @@ class Storm:
         try:
             with self._accounted_for():
                 body()
-        except BaseException as failure:  # noqa: BLE001 - raised again when the other thread has ended, too
+        except BaseException as failure:  # noqa: BLE001 - raised again when the other thread has ended as well
             self._failures.append(failure)
 
     @contextmanager
     def _accounted_for(self) -> Iterator[None]:
-        """Note the state of the daemon when the block fails: the daemon has ended by the time that it is told."""
+        """Note the daemon's state when the block fails, because it will have ended when the error is reported."""
         try:
             yield
         except BaseException:
@@ -374,11 +378,11 @@ class Storm:
             self._commander.give(order.verb, [order.table] if order.table else [], order.where)
 
     def _provoke(self) -> bool:
-        """Ask the next daemon to read a table. Return whether it will, as far as is known."""
+        """Command the next daemon to load a table. Return whether the command was certainly stored."""
         return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
 
     def _load_beside_work(self) -> None:
-        """Have tables loaded by a daemon that has caught up: a chunk has its place only where the stream comes to."""
+        """Have a daemon load tables when it has caught up, because the stream has to reach a chunk's position."""
         with self._database.connect() as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
         assert row is not None, "a query has a row"
@@ -390,7 +394,10 @@ class Storm:
         self._wait_until_loaded(BESIDE_WORK_S, is_quiet=False)
 
     def _finish_loads(self) -> None:
-        """Return when every table is loaded; a table that somebody kept from being read would wait for long."""
+        """Restart the daemon, and return when every table is loaded.
+
+        Without the restart, a blocked table would wait for long.
+        """
         self._daemon.stop()
         self._victim.start(None)
         self._daemon.wait_until_ready(timeout_s=CALM_S)
@@ -404,12 +411,12 @@ class Storm:
         self._note("all is loaded")
 
     def _wait_until_loaded(self, timeout_s: float, *, is_quiet: bool = True) -> bool:
-        """Return whether there comes a time when nothing is to be loaded, and no command to be carried out.
+        """Wait until there is nothing to load, and no command to carry out. Return False if this takes too long.
 
-        While it ``is_quiet``, only the time in which nothing comes further is limited: a busy machine may need minutes.
+        While it ``is_quiet``, only the time without progress is limited, because a busy machine may need minutes.
         """
         reached, end = "", time.monotonic() + timeout_s
-        # the rest of a table of which a command has had some rows loaded is found only when the daemon looks again
+        # if a command loaded some rows of a table, the daemon finds the rest only at its next look
         wanted = {*FILLED, *self._workload.made}
         while not (self._has_loaded() and self._commander.is_done() and wanted <= self._commander.loaded().keys()):
             if not self._daemon.alive:
@@ -481,11 +488,14 @@ class Storm:
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
-        except KafkaException as error:  # of brokers that are away; they abort the last one themselves
+        except KafkaException as error:  # brokers are down; they abort the transaction
             self._note(f"somebody else: {error}")
 
     def _wait_until_streaming(self) -> None:
-        """Return once the daemon counts offsets, or would do so only later: who writes before disturbs nobody."""
+        """Return when the daemon streams, or after ``STREAMING_S``.
+
+        Before that, foreign records disturb no prediction.
+        """
         end = time.monotonic() + STREAMING_S
         while self._daemon.readiness("active") != HTTP_OK and time.monotonic() < end:
             time.sleep(POLL_S)
@@ -571,7 +581,7 @@ class Storm:
                     reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
                 )
             there = Contents.of(connection, options, self._workload.made)
-            if not is_exact:  # rows that were read a second time, after a crash, cannot be told from others
+            if not is_exact:  # rows that were read a second time after a crash cannot be distinguished from others
                 there = there.without(WITHOUT_KEY)
             checker.check_whole(there, reader.read_rest() if is_exact else [])
             self._commander.check(self.report.tally)
@@ -579,10 +589,10 @@ class Storm:
             reader.close()
 
     def _replay(self, reader: Reader) -> Replay:
-        """Return a consumer, who begins his copy of a table with every other load of it.
+        """Return a consumer that starts a new copy of a table with every second load of it.
 
-        Without all origins no load replaces anything, so he begins it with each: a table without key has its rows twice
-        otherwise.
+        Without all origins, no load replaces rows, so the consumer starts a new copy with each load. Otherwise a table
+        without a key would have its rows twice.
         """
         is_whole = self._setup.options.origin == "none"
         return Replay(

@@ -1,7 +1,7 @@
 """The storms' checker reports each kind of problem, and reports nothing if everything is right.
 
-Each test makes a small history, spoils it in one way, and puts it into cuts whose records match their content, as a
-daemon with this error would write them.
+Each test makes a small history, and damages it in one way. Then it puts the history into cuts whose records match their
+content, as a daemon with this error would write them.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ History: TypeAlias = list[list[Event]]
 """The records of each cut, without their offsets."""
 
 Marks: TypeAlias = Mapping[int, Sequence[dict[str, Any]]]
-"""By the number of their cut."""
+"""Marks by the number of their cut."""
 
 Spoil: TypeAlias = Callable[[History], object]
 
@@ -87,7 +87,10 @@ def stamp(lsn: int, seq: int, origin: str | None) -> dict[str, Any]:
 
 
 def transaction(number: int) -> list[Event]:
-    """Return one behind a message of none; every third is the visitor's, who moves no money."""
+    """Return a transaction after a message outside of transactions.
+
+    Every third belongs to the visitor, who moves no money.
+    """
     lsn, moved = number * 100, 7 * number
     origin = ORIGIN if number % 3 == 0 else None
     moves = [row("debit", "u", lsn, 0, 1, TOTAL // 2 - moved), row("credit", "u", lsn, 0, 1, TOTAL // 2 + moved)]
@@ -114,7 +117,7 @@ def transaction(number: int) -> list[Event]:
 
 
 def numbered(records: Iterable[Event]) -> list[Event]:
-    """Count the places of each transaction from zero, as a daemon would that knew of no others."""
+    """Number the events of each transaction from zero, like a daemon that knows no other events."""
     return [
         change(event, seq=number) if event["seq"] >= 0 else event
         for _, found in groupby(records, lambda event: (event["lsn"], event["seq"] < 0))
@@ -134,7 +137,10 @@ def history() -> History:
 
 
 def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN, marks: Marks | None = None) -> list[Cut]:
-    """Give the records their offsets, in their order, and each cut its record; one without records begins an epoch."""
+    """Give the records their offsets, in their order, and each cut its record.
+
+    A cut without records begins an epoch.
+    """
     ends: Counter[str] = Counter()
     cuts: list[Cut] = []
     for number, records in enumerate(spoilt, 1):
@@ -187,7 +193,7 @@ def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: 
 
 
 def contents(options: Options, cuts: History | None = None) -> Contents:
-    """Return what the database holds after all of the history, as far as the options let it be seen."""
+    """Return the content of the database after the whole history, without changes that the options leave out."""
     events = [event for cut in cuts or history() for event in cut if event.op != "m"]
     rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in COLUMNS}
     for event in events:
@@ -250,7 +256,7 @@ def test_nothing_is_wrong_without_messages_and_origins() -> None:
 
 
 def found(cuts: History, lsn: int, *names: str) -> list[tuple[list[Event], Event]]:
-    """Return the records at an LSN, each with its cut; those of the topics named, or all."""
+    """Return the records at an LSN, each with its cut, from these topics or from all."""
     return [
         (cut, event)
         for cut in cuts
@@ -260,7 +266,7 @@ def found(cuts: History, lsn: int, *names: str) -> list[tuple[list[Event], Event
 
 
 def without(lsn: int, *names: str, unnoticed: bool = False) -> Spoil:
-    """Leave records out. ``unnoticed``: leave no gap in the places."""
+    """Leave records out. ``unnoticed``: leave no gap in the numbers."""
 
     def spoil(cuts: History) -> None:
         for cut, event in found(cuts, lsn, *names):
@@ -292,7 +298,7 @@ def with_other_row(lsn: int, name: str, **columns: object) -> Spoil:
 
 
 def again(lsn: int, *names: str, at: int | None = None) -> Spoil:
-    """Have records come twice, the second time in the last cut, and at another LSN if there is one."""
+    """Have records come twice, the second time in the last cut, and at another LSN if one is given."""
 
     def spoil(cuts: History) -> None:
         cuts[-1] += [change(event, lsn=lsn if at is None else at) for _, event in found(cuts, lsn, *names)]
@@ -310,7 +316,7 @@ def exchange_cuts(cuts: History) -> None:
 
 
 def exchange_transactions(cuts: History) -> None:
-    """Let the first two have changed places in the order of commits."""
+    """Exchange the first two transactions in the order of commits."""
     lsns = {100: 200, 200: 100}
     moved = [change(event, lsn=lsns.get(event["lsn"], event["lsn"])) for event in cuts[0]]
     cuts[0] = sorted(moved, key=lambda event: event.position)
@@ -325,7 +331,7 @@ def tear(cuts: History) -> None:
 
 
 def misplace_message(cuts: History) -> None:
-    """Let one come before its note, which says that it came first."""
+    """Let a message come before its note, which says that the note came first."""
     with_other(200, "messages", seq=0)(cuts)
     with_other(200, "note", seq=1)(cuts)
 
@@ -386,7 +392,7 @@ def test_it_complains_of_what_no_cut_lists() -> None:
 
 
 class TestAtLeastOnce:
-    """Records may come again behind the last checkpoint, and are the same then."""
+    """Records after the last checkpoint may come again, and must be the same."""
 
     @staticmethod
     def judged(records: Iterable[Event], *checkpoints: Checkpoint) -> Tally:
@@ -428,11 +434,14 @@ class TestAtLeastOnce:
 
 
 class TestNewEpoch:
-    """After an adoption, what is behind the slot's position comes again before all else, and nothing else does."""
+    """After an adoption, exactly the transactions after the slot's position come again, before all others."""
 
     @staticmethod
     def history(slot_lsn: int = SLOT_LSN) -> History:
-        """Return all transactions, the last one in a second epoch, which begins with those behind the slot."""
+        """Return all transactions.
+
+        The last one is in a second epoch, which begins with those after the slot's position.
+        """
         *cuts, last = history()
         former = [event for event in last if event["lsn"] <= 500]
         again = [event for event in former if event["lsn"] >= slot_lsn]
@@ -511,15 +520,15 @@ class TestNewEpoch:
 
 
 def of_epoch_2(lsn: int) -> list[Event]:
-    """Return what was at an LSN, as it would be in the second epoch."""
+    """Return the records at an LSN, as they would be in the second epoch."""
     return [change(event, epoch=2) for cut in history() for event in cut if event["lsn"] == lsn]
 
 
 class Scene:
-    """A history with a table of which three rows were there before: a load reads them, in two cuts."""
+    """A history with a table that has three rows before the slot. A load reads them, in two cuts."""
 
     def __init__(self) -> None:
-        """Have a row change before it is read, another one behind that, and one more be deleted in the end."""
+        """Have one row change before it is read, another one after that, and a third one be deleted at the end."""
         self.cuts = history()
         self._change(400, row("goods", "u", 400, 0, 2, 21))
         self._change(500, deleted(500, 3))
@@ -540,7 +549,7 @@ class Scene:
         self.cuts = [numbered(one) for one in self.cuts]
 
     def truth(self) -> Truth:
-        """Return what PostgreSQL would tell of it."""
+        """Return the witness of this history."""
         told = [Committed(5, [Change("goods", None, goods(number, 10 * number)) for number in (1, 2, 3)])]
         events = sorted((event for cut in Scene().cuts for event in cut if event.op not in "mr"), key=position_of)
         for lsn, found in groupby(events, lambda event: event["lsn"]):
@@ -548,7 +557,7 @@ class Scene:
         return Truth(told)
 
     def judged(self) -> Tally:
-        """Return what the checker says."""
+        """Return the checker's reports."""
         replay = Replay(
             tombstones=lambda _: False,
             partitions=lambda _: 1,
@@ -567,26 +576,26 @@ class Scene:
             cut[:] = [event for event in cut if not (event.op == "r" and event["after"]["id"] == number)]
 
     def put_row(self, number: int, **fields: object) -> None:
-        """Have a row that was read say something else."""
+        """Change the values of a row that was read."""
         for cut in self.cuts:
             for place, event in enumerate(cut):
                 if event.op == "r" and event["after"]["id"] == number:
                     cut[place] = change(event, **fields)
 
     def count(self, rows: int) -> None:
-        """Have the marks of the second cut tell of so many rows."""
+        """Have the marks of the second cut report this many rows."""
         for one in self.marks[2]:
             one["rows"] = rows
 
 
 def deleted(lsn: int, number: int) -> Event:
-    """Return the event of a row that is gone."""
+    """Return the event of a deleted row."""
     before = {"id": number, "n": None}
     return change(row("goods", "d", lsn, 0, number, 0), after=None, before=before, before_image="key")
 
 
 def _told(event: Event) -> Change:
-    """Return a change as PostgreSQL tells it."""
+    """Return a change as the witness reports it."""
     before, after = event["before"], event["after"]
     return Change(event["table"], before and goods(before["id"], 0), after and _texts(after))
 
@@ -601,7 +610,7 @@ def goods(number: int, n: int) -> dict[str, str | None]:
 
 
 def read(lsn: int, count: int, *values: object) -> Event:
-    """Return a row that was read, behind ``count`` other rows and marks of its position."""
+    """Return a row that was read, after ``count`` other rows and marks at its position."""
     return change(row("goods", "r", lsn, FIRST_SEQ + count, *values), xid=0)
 
 
@@ -618,13 +627,13 @@ LOOSE_AGAIN = LOOSE | {"id": "second load"}
 def mark(
     state: str, lsn: int, count: int, rows: int, fields: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return a mark behind ``count`` rows and marks of its position; of another table or load with its ``fields``."""
+    """Return a mark after ``count`` rows and marks at its position. ``fields`` select another table or load."""
     names = {"topic": "p.public.goods", "schema": "public", "table": "goods", "id": "load", "state": state}
     return {**names, "epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True, **fields}
 
 
 class TestLoads:
-    """Rows that were read are true where they stand, and a copy is the table from the end of its load on."""
+    """Rows that were read equal the table at their position, and a copy equals it from the end of its load on."""
 
     def test_nothing_is_wrong_with_what_is_right(self) -> None:
         for forgets in (False, True):
@@ -646,7 +655,7 @@ class TestLoads:
 
     @staticmethod
     def _too_early(scene: Scene) -> None:
-        """Have the second row stand where it had not changed yet."""
+        """Move the second row to a position before its change."""
         scene.take_row(2)
         scene.cuts[0].append(read(220, 2, 2, 21))
         scene.marks[1][1] |= {"rows": 2, "seq": FIRST_SEQ + 3}
@@ -699,7 +708,7 @@ class TestLoads:
 
     @staticmethod
     def judged_without_key(*, second_end: bool = True, rows: Sequence[int] = (1, 2)) -> Tally:
-        """Return what the checker says of a table without a key that is loaded twice, the second time in two cuts."""
+        """Return the reports about a table without a key that is loaded twice, the second time in two cuts."""
         cuts = [
             [read_loose(220, 1, 1), read_loose(220, 2, 2)],
             [read_loose(420, 1, rows[0])],
@@ -724,7 +733,7 @@ class TestLoads:
         assert self.judged_without_key(rows=(1, 1)).untrue == 1
 
     def test_rows_that_are_older_than_the_load_are_gone_at_its_end(self) -> None:
-        """A consumer may have them from before changes were missing."""
+        """A consumer may have the row from an earlier time, before changes were missing."""
         table = Table("public.goods", ("id",), {("9",): {"id": "9", "n": "1"}}, places={("9",): (1, 1, 0)})
         table.drop_before((1, 220, FIRST_SEQ))
         assert table.rows == {}

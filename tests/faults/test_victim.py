@@ -21,7 +21,7 @@ from tests.faults.workload import PUBLICATION
 STANDSTILL_S = 1.0
 ROUNDS = 10
 PAUSE_S = 0.2
-"""Ten times, which is longer than it may stand still."""
+"""The daemon delivers ten times, which takes longer in all than it may stand still."""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def victim(daemon: Daemon) -> Victim:
 
 
 def write(database: Database, n: int) -> int:
-    """Return where the WAL ends behind a row that is published."""
+    """Insert a published row, and return the end of the WAL after it."""
     with database.connect() as connection:
         connection.execute("INSERT INTO t VALUES (%s)", [n])
         row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
@@ -60,7 +60,7 @@ def write(database: Database, n: int) -> int:
 def test_a_daemon_that_delivers_may_take_longer_than_one_that_stands_still(
     database: Database, daemon: Daemon, victim: Victim
 ) -> None:
-    """The slot stands still up to the end, as one that an early prepared transaction holds back."""
+    """The slot stands still up to the end, like one that an early prepared transaction holds back."""
     asked, end = 0, write(database, 0) + 2**20
 
     def position() -> int:

@@ -13,7 +13,7 @@ from tests.faults import daemon as failpoints
 from tests.faults.script import AT_A_MOMENT, Death
 
 PATIENCE_S = 30.0
-"""How long a step may not be passed before the daemon is killed from outside."""
+"""If the daemon does not pass a step within this time, it is killed from outside."""
 
 POLL_S = 0.02
 CONFIRMED_POLL_S = 0.1
@@ -30,14 +30,17 @@ class Victim:
     """Starts the daemon, and sees how it ends."""
 
     def __init__(self, daemon: Daemon, kills: Counter[str], note: Callable[[str], None], without: str = "") -> None:
-        """Choose the daemon, whose kills are counted and noted, and the rule that it is without, if any."""
+        """Choose the daemon, and the rule that is taken out of it, if any.
+
+        ``kills`` counts and ``note`` records its deaths.
+        """
         self.daemon = daemon
         self._kills = kills
         self._note = note
         self._without = without
 
     def start(self, death: Death | None, *arguments: str) -> None:
-        """Start a daemon that dies in this way. If one still runs, its time is over."""
+        """Start a daemon that dies in this way. If one still runs, kill it first."""
         if self.daemon.alive:
             self.daemon.kill()
             self._kills[f"daemon: {AT_A_MOMENT}"] += 1
@@ -47,7 +50,7 @@ class Victim:
         self.daemon.start(*arguments, wait=False)
 
     def die(self, death: Death, *arguments: str, or_with: int = KILLED) -> None:
-        """Start the daemon, and return when it is dead; it may also have ended by itself with a certain exit code."""
+        """Start the daemon, and return when it is dead. It may also end by itself with the expected exit code."""
         self.start(death, *arguments)
         deadline = time.monotonic() + (death.seconds if death.step == AT_A_MOMENT else PATIENCE_S)
         while self.daemon.alive and time.monotonic() < deadline:
@@ -64,11 +67,11 @@ class Victim:
     def wait_until_confirmed(
         self, lsn: int, position: Callable[[], int | None], standstill_s: float = STANDSTILL_S
     ) -> None:
-        """Wait until the slot, whose ``position`` is asked for, has reached ``lsn``.
+        """Wait until the slot's ``position`` has reached ``lsn``.
 
         A busy machine may need minutes to catch up, and an early prepared transaction can hold the slot back nearly to
-        the end. So only the time in which nothing more is delivered has a limit: TimeoutError then. ServerError when
-        the daemon has ended.
+        the end. So only the time without deliveries has a limit. Raise TimeoutError after it, and ServerError if the
+        daemon has ended.
         """
         delivered, since = INVALID_LSN, time.monotonic()
         while (reached := position() or INVALID_LSN) < lsn:
@@ -96,7 +99,7 @@ class Victim:
         return parse_lsn(status.get("delivered_lsn", "0/0"))
 
     def account(self) -> str:
-        """Return what the daemon says of itself now, and the end of its log, over all its starts."""
+        """Return the daemon's current status, and the end of its log, over all its starts."""
         try:
             status = json.dumps(self.daemon.status())
         except ServerError as error:

@@ -1,7 +1,7 @@
 """The content of each table at every position, from a slot of its own that decodes what PostgreSQL committed.
 
-PostgreSQL decodes the WAL a second time, with a function of its SQL interface. No code of pgsluice is used. The storms
-compare rows that were read, and copies of tables, with it.
+PostgreSQL decodes the WAL a second time, with a function of its SQL interface. This uses no code of pgsluice. The
+storms compare rows that were read, and copies of tables, with it.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -31,7 +31,7 @@ Row: TypeAlias = dict[str, str | None]
 """PostgreSQL's texts by column."""
 
 Key: TypeAlias = str | None
-"""None for all rows of a table together, if it has no key."""
+"""None stands for all rows of a table that has no key."""
 
 
 class Change(NamedTuple):
@@ -51,7 +51,7 @@ class Committed(NamedTuple):
 
 @dataclass
 class TableContents:
-    """The rows of one table: by key, or how often there are which, if it has none."""
+    """The rows of one table, by key. For a table without a key, the number of equal rows."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     keyless: Counter[frozenset[tuple[str, str | None]]] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class TableContents:
             self.keyless.clear()
             return None
         row = change.new or change.old
-        assert row is not None, "a row before or behind"
+        assert row is not None, "a row in the other table"
         if KEY not in row:
             self.keyless.update([frozenset(change.new.items())] if change.new else [])
             self.keyless.subtract([frozenset(change.old.items())] if change.old else [])
@@ -80,10 +80,10 @@ class TableContents:
 
 
 class Truth:
-    """The tables at a position, which only goes on.
+    """The tables at a position, which only advances.
 
-    A server that is set back gives out LSNs again. ``lost_from`` are the LSNs from which on its WAL was gone, one for
-    each epoch but the last: what the witness tells of later ones happened in a later epoch.
+    A restored server reuses LSNs. ``lost_from``: the LSNs from which on its WAL was lost, one for each epoch except the
+    last. Transactions after such an LSN that the witness reports happened in a later epoch.
     """
 
     def __init__(self, committed: Iterable[Committed], lost_from: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The transactions in the database while everything around it fails. There are many kinds, and all are accounted for.
+"""The transactions in the database while everything around it fails. There are many kinds, and all are recorded.
 
 Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes it makes
 beside that row. So the content of PostgreSQL says which transactions were committed, even if the answer to a COMMIT was
@@ -33,7 +33,7 @@ FILLED = ("goods", WITHOUT_KEY)
 """Tables that have rows before the daemon starts."""
 
 SKIPPED = (*VISITED, "debit", "credit")
-"""Tables that prepared transactions hold for long, so that they cannot be read: only commands have them loaded."""
+"""Tables that prepared transactions lock for long, so that they cannot be read. Only commands load them."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
 """The tables that are published and compared in the end, together with those that are created later."""
@@ -43,11 +43,12 @@ VISITOR = WORKERS + 1
 HASTY = VISITOR + 1
 """Changes rows of the tables that are loaded, in bursts, so that each chunk meets some of these transactions."""
 ORIGIN = "elsewhere"
-"""Of what the visitor does; origins are the whole server's, and one session has one at a time."""
+"""The replication origin of the visitor. Origins belong to the whole server, and only one session can use one at a
+time."""
 
 ACCOUNTS = 40
 HELD = 6
-"""Accounts, and shares of other tables, that only prepared transactions touch: their locks are held for long."""
+"""Accounts, and rows of other tables, that only prepared transactions touch, because their locks are held for long."""
 
 BALANCE = 1000
 
@@ -59,10 +60,10 @@ BATCH_ROWS = (50, 200)
 
 GOODS = 300
 LOOSE = 120
-"""Rows that are there before."""
+"""The number of rows that exist before the daemon starts."""
 
 GOODS_BYTES = 2_400
-"""Of some of their texts, which are stored out of line."""
+"""The length of some of their texts, which are stored out of line."""
 
 MADE_ROWS = 80
 MADE_MAX = 3
@@ -77,7 +78,7 @@ PAUSE_S = 0.2
 
 HASTY_PAUSE_S = 0.05
 BURST = 40
-"""A worker in a hurry makes so many transactions with short pauses."""
+"""A busy worker makes this many transactions with short pauses."""
 REST_S = 3.0
 
 CONNECT_TIMEOUT_S = 5
@@ -132,7 +133,7 @@ SELECT 10 * id, 0, repeat('x', CASE WHEN id % 3 = 0 THEN {GOODS_BYTES} ELSE 5 EN
 FROM generate_series(1, {GOODS}) AS id;
 INSERT INTO loose SELECT n % 100, 'row ' || n % 50 FROM generate_series(1, {LOOSE}) AS n;
 """
-"""Before anybody follows the tables, but for the witness."""
+"""These rows are written before the daemon follows the tables. Only the witness sees them."""
 
 POPULATE = f"""
 INSERT INTO debit SELECT id, {BALANCE} FROM generate_series(1, {ACCOUNTS + HELD}) AS id;
@@ -145,7 +146,7 @@ TOTAL = 2 * (ACCOUNTS + HELD) * BALANCE
 """The sum of all balances, at every moment from then on."""
 
 Work: TypeAlias = Callable[[psycopg.Connection, random.Random], int]
-"""Something done inside a transaction; returns how many changes of published rows it made."""
+"""An action inside a transaction. It returns how many changes of published rows it made."""
 
 
 class RolledBack(Exception):
@@ -182,8 +183,11 @@ def edit_documents(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Make a transaction so large that the server sends it before it is committed; slowly, so that many overlap."""
-    worker = rng.randrange(2**31)  # nobody else's
+    """Make a transaction so large that the server sends it before its commit.
+
+    Pause between its parts, so that many overlap.
+    """
+    worker = rng.randrange(2**31)  # rows that no other worker touches
     changes = 0
     for _ in range(rng.randint(1, 3)):
         insert = "INSERT INTO batch (worker, filler) SELECT %s, repeat('x', %s) FROM generate_series(1, %s)"
@@ -192,13 +196,13 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
         changes += tentatively(connection, rng, some_of_batch(worker))
         changes += tentatively(connection, rng, remark)
         time.sleep(rng.uniform(0, 0.1))
-    if rng.random() < 0.5:  # what stays is read back in the end
+    if rng.random() < 0.5:  # the remaining rows are compared at the end
         changes += connection.execute("DELETE FROM batch WHERE worker = %s", [worker]).rowcount
     return changes
 
 
 def some_of_batch(worker: int) -> Work:
-    """Return work on the rows of a large transaction, behind a remark: a server that streams may send both at once."""
+    """Return work on the rows of a large transaction, after a remark. A server that streams may send both at once."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         some = "UPDATE batch SET filler = filler || 'y' WHERE worker = %s AND id %% 3 = %s"
@@ -208,7 +212,7 @@ def some_of_batch(worker: int) -> Work:
 
 
 def change_shape(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Alter a table between changes of its rows; all rows are touched afterwards, so that a mirror knows them."""
+    """Alter a table between changes of its rows. Update all rows afterwards, so that a mirror knows their values."""
     changes = connection.execute("UPDATE shape SET n = n + 1").rowcount
     columns = [name for (name,) in connection.execute(EXTRA_COLUMNS).fetchall()]
     if len(columns) > 3 or (columns and rng.random() < 0.4):
@@ -231,7 +235,7 @@ WHERE attrelid = 'shape'::regclass AND attnum > 0 AND NOT attisdropped AND attna
 
 
 def stir(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Change rows that were there before: some get keys before or behind all others, and their texts are not sent."""
+    """Change rows that existed before. Some get keys before or after all others, and their texts are not sent."""
     own = 10 * rng.randint(1, GOODS)
     kind = rng.randrange(6)
     if kind == 0:
@@ -249,7 +253,7 @@ def stir(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Change rows of a table without key, where several can be the same."""
+    """Change rows of a table without a key, in which several rows can be equal."""
     number, kind = rng.randrange(100), rng.randrange(3)
     if kind == 0:
         insert = "INSERT INTO loose SELECT %s, 'row ' || n FROM generate_series(1, 3) AS n"
@@ -260,7 +264,7 @@ def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def touch_made(names: Sequence[str]) -> Work:
-    """Return work on one of the tables that were made later; none without any."""
+    """Return work on one of the tables that were created later, or none if there are none."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         if not names:
@@ -277,7 +281,7 @@ def touch_made(names: Sequence[str]) -> Work:
 
 
 def remark(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Write a note, and a message of its number just before or behind it."""
+    """Write a note, and a message with its number just before or after it."""
     place = rng.choice((-1, 1))
     ((number,),) = connection.execute("SELECT nextval('note_id_seq')").fetchall()
     emit = "SELECT pg_logical_emit_message(true, 'remark', %s::text)"
@@ -287,13 +291,13 @@ def remark(connection: psycopg.Connection, rng: random.Random) -> int:
     connection.execute(note, [number, place])
     if place > 0:
         connection.execute(emit, [number])
-        # PostgreSQL may change places of a message and a row that follows at once, with a savepoint's end between
+        # PostgreSQL may exchange a message and the row right after it if a savepoint ends between them
         connection.execute("INSERT INTO scratch VALUES (1)")
     return 1
 
 
 def say_aside(connection: psycopg.Connection, _: random.Random) -> int:
-    """Write a message that belongs to no transaction; its row tells that it was there, if the transaction commits."""
+    """Write a message outside of transactions. If the transaction commits, a row shows that the message was written."""
     emit = f"pg_logical_emit_message(false, 'aside', concat_ws(' ', number, {HERE}))"
     one = "(SELECT nextval('aside_id_seq') AS number) AS one"
     return connection.execute(f"INSERT INTO aside SELECT number, {emit} FROM {one}").rowcount
@@ -306,7 +310,7 @@ def mixed(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def visit(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Do several things as the visitor, who touches no rows of others. A large transaction is rare."""
+    """Do several things as the visitor, who touches no rows of other workers. Large transactions are rare."""
     # PostgreSQL takes the origin of a streamed transaction from its first change, and messages have none
     connection.execute("INSERT INTO scratch VALUES (1)")
     works = *((remark, say_aside) * 4), fill_batch
@@ -314,7 +318,7 @@ def visit(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def tentatively(connection: psycopg.Connection, rng: random.Random, work: Work) -> int:
-    """Do ``work`` in a savepoint, perhaps with one inside; half of them are rolled back."""
+    """Do ``work`` in a savepoint, which may contain another one. Half of them are rolled back."""
     with suppress(RolledBack), connection.transaction():
         changes = work(connection, rng)
         if rng.random() < 0.3:
@@ -342,7 +346,7 @@ KINDS: Sequence[tuple[Work, int]] = (
     (stir, 12),
     (shuffle, 5),
 )
-"""With how often they are chosen."""
+"""The kinds of work, with their frequencies."""
 
 
 class Workload:
@@ -351,12 +355,13 @@ class Workload:
     def __init__(self, database: Database, seed: str) -> None:
         self.database = database
         self.failures: list[BaseException] = []
-        """What ended a worker before its time: there should be none."""
+        """The errors that ended workers. There should be none."""
         self._stop = threading.Event()
         self.made: list[str] = []
         """Tables that have joined the publication since."""
         self._turns = [threading.Lock() for _ in range(HASTY + 2)]
-        """Each worker, and whoever prepares transactions or makes tables, holds its own while it is at work."""
+        """Each worker, including those that prepare transactions or create tables, holds its own lock while it
+        works."""
         self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
         rngs = {number: random.Random(f"{seed} {number}") for number in range(1, HASTY + 1)}
         works = [partial(self._work, number, rng, self._turns[number]) for number, rng in rngs.items()]
@@ -370,7 +375,7 @@ class Workload:
         ]
 
     def prepare(self) -> None:
-        """Make tables and publication, and the rows of some tables, which only the witness sees."""
+        """Create tables and publication, and the first rows of some tables, which only the witness sees."""
         with self.database.connect() as connection:
             connection.execute(SETUP)
             connection.execute(witness.CREATE, [witness.SLOT])
@@ -382,18 +387,18 @@ class Workload:
         return self._preparer.prepares
 
     def populate(self) -> None:
-        """Write the first rows, once there is a slot to see them."""
+        """Write the first rows. Call this when the slot exists, so that it sees them."""
         with self.database.connect() as connection, connection.transaction():
             connection.execute(POPULATE)
             connection.execute("INSERT INTO ledger VALUES (0, %s)", [POPULATE_CHANGES])
 
     def start(self) -> None:
-        """Let the workers begin."""
+        """Start the workers."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Return once every worker has finished its transaction; raises what went wrong with one."""
+        """Return when every worker has finished its transaction. Raise the error of a worker that failed."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -403,13 +408,13 @@ class Workload:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Let nobody work in the block, which begins when all transactions have ended, prepared ones included."""
+        """Pause all workers within the block. It begins when all transactions have ended, including prepared ones."""
         with ExitStack() as context:
             for turn in self._turns:
                 context.enter_context(turn)
             self._end_prepared()
             with self.database.connect() as connection:
-                connection.execute("INSERT INTO scratch VALUES (1)")  # all before is on disk then
+                connection.execute("INSERT INTO scratch VALUES (1)")  # then everything before is on disk
             yield
 
     def _end_prepared(self) -> None:
@@ -452,17 +457,17 @@ class Workload:
 
 
 class Maker:
-    """Makes tables, fills them, and then has them join the publication; workers know of them when they have."""
+    """Creates tables, fills them, and then publishes them. Workers learn of a table when it is published."""
 
     def __init__(self, made: list[str], rng: random.Random) -> None:
         self.rng = rng
         self._made = made
         self._names = (f"made_{number}" for number in count(1))
         self._unpublished: str | None = None
-        """A table that is filled, and may have been published: the answer was lost."""
+        """A filled table that may have been published: the answer was lost."""
 
     def make(self, connection: psycopg.Connection) -> None:
-        """Make one table, or publish the last one."""
+        """Create one table, or publish the last one."""
         if self._unpublished is None:
             name = next(self._names)
             table = sql.Identifier(name)
@@ -486,15 +491,15 @@ class Preparer:
         self.rng = rng
         self._number = worker * WORKER_NUMBERS
         self._numbers: dict[str, int] = {}
-        """Of what was prepared under a gid last."""
+        """The attributes of the last transaction that was prepared under each gid."""
         self.prepares: dict[int, int] = {}
         """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
 
     def step(self, connection: psycopg.Connection) -> None:
-        """Prepare one more, or end one."""
+        """Prepare a transaction, or end one."""
         free = [gid for gid in GIDS if gid not in _prepared(connection)]
         if not free or self.rng.random() < 0.5:
-            # were only long ones left, the weights would mean nothing
+            # if only long ones were left, the weights would have no effect
             if self.rng.random() < LONG_WEIGHT or any(gid not in LONG for gid in _prepared(connection)):
                 self.resolve_one(connection)
             return
@@ -507,7 +512,7 @@ class Preparer:
             connection.rollback()
 
     def _fill(self, connection: psycopg.Connection, share: int) -> None:
-        """Change what only the holder of ``share`` touches; sometimes nothing that is published, or nothing."""
+        """Change rows that only the holder of ``share`` touches. Sometimes change only unpublished rows, or none."""
         account = ACCOUNTS + share
         kind = self.rng.randrange(10)
         if kind == 0:
@@ -516,7 +521,7 @@ class Preparer:
             connection.execute("INSERT INTO scratch VALUES (1)")
         else:
             _move(connection, account, account, self.rng.randint(-50, 50))
-            # of a large one the next session knows late; a small one's end can be reported before it is delivered
+            # the next session learns late of a large one; the end of a small one can be reported before its delivery
             is_large = kind < (6 if GIDS[share - 1] in LONG else 4)
             changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
             changes += sum(tentatively(connection, self.rng, work) for work in (remark, say_aside))
@@ -527,7 +532,7 @@ class Preparer:
             self.prepares[self._number] = lsn
 
     def resolve_one(self, connection: psycopg.Connection) -> bool:
-        """Commit a prepared transaction or roll it back; False: there is none."""
+        """Commit a prepared transaction or roll it back. Return False if there is none."""
         held = _prepared(connection)
         if not held:
             return False
@@ -560,7 +565,7 @@ def _enter(connection: psycopg.Connection, number: int, changes: int, follows: i
 
 
 def one_transaction(connection: psycopg.Connection, rng: random.Random, number: int, work: Work) -> None:
-    """Do ``work`` as a transaction of its own, with its line in the ledger; one in eight is rolled back."""
+    """Do ``work`` in a separate transaction, with its line in the ledger. One in eight is rolled back."""
     with suppress(RolledBack), connection.transaction():
         if rng.random() < ASYNCHRONOUS:
             connection.execute("SET LOCAL synchronous_commit = off")
@@ -573,7 +578,7 @@ def one_transaction(connection: psycopg.Connection, rng: random.Random, number: 
 
 @contextmanager
 def connections(database: Database, stop: threading.Event) -> Iterator[Callable[[], psycopg.Connection]]:
-    """Give a function that returns an open connection, a new one when the last was lost."""
+    """Yield a function that returns an open connection, and a new one if the last was lost."""
     with ExitStack() as context:
         current: psycopg.Connection | None = None
 

@@ -1,6 +1,6 @@
 """Compares both twins of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
 
-The tables have all types with an encoding of their own. Rows contain values as servers write them, and invalid ones.
+The tables have every type that has its own encoding. Rows contain values as servers write them, and invalid ones.
 Messages are whole or damaged. The results, which are records or an error, have to be the same, byte for byte.
 """
 
@@ -469,7 +469,7 @@ def _run_outcome(
 
 
 def run_whole(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` streams of small transactions. They are taken as wholes, and message by message."""
+    """Compare ``count`` streams of small transactions. They are processed as wholes, and message by message."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -520,7 +520,7 @@ def _transactions(random: Random, tables: Tables, common: list[bytes | Keepalive
 
 def main() -> None:
     """Run, and print the outcomes."""
-    parser = argparse.ArgumentParser(description="One twin of the rows' way against the other.")
+    parser = argparse.ArgumentParser(description="Compare both twins of rows.")
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

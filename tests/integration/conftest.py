@@ -1,7 +1,7 @@
 """Fixtures for special brokers, and for pipelines. Like all servers, each starts when the first test asks for it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +13,7 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
+from tests.support.runbook import Stage
 from tests.support.weather import Pipeline, Start, configured, prepare
 
 HERE = Path(__file__).parent
@@ -51,9 +52,9 @@ def secured_kafka() -> Iterator[SecuredKafka]:
         yield cluster
 
 
-@pytest.fixture
-def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines, on a given broker and server. All are stopped and removed after the test."""
+@contextmanager
+def starting(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Start]:
+    """Start pipelines within the block, on the shared servers unless told otherwise. All are removed after it."""
     with ExitStack() as stack:
 
         def begin(  # noqa: PLR0913 - as in Start
@@ -67,7 +68,7 @@ def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start
             wait: bool = True,
         ) -> Pipeline:
             if database is None:
-                database = new_database(version) if server is None else stack.enter_context(server.database())
+                database = stack.enter_context((server or postgres_server(version)).database())
             prepare(database)
             brokers = broker or kafka
             daemon = Daemon(
@@ -80,6 +81,20 @@ def start(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Start
             return Pipeline(database, brokers, stack.enter_context(daemon))
 
         yield begin
+
+
+@pytest.fixture
+def start(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Start]:
+    """Start pipelines, on a given broker and server. All are stopped and removed after the test."""
+    with starting(postgres_server, kafka) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def stage(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Stage]:
+    """Play scenarios of the runbook. Those of a module share a pipeline as long as it streams."""
+    with starting(postgres_server, kafka) as begin:
+        yield Stage(begin)
 
 
 @pytest.fixture

@@ -226,7 +226,8 @@ class TestChangingTheMode:
 
 
 def test_a_former_owner_that_wakes_up(start: Start) -> None:
-    """It is not fenced, so it may repeat what it still held. It loses nothing, and it stops nobody from working."""
+    """It is not fenced, so it may repeat the records in its queue. It loses nothing, and it does not stop the new
+    owner."""
     former = start({**SMALL_CUTS, "postgres": {"wal_sender_timeout": "2s", "status_interval": "500ms"}})
     former.write()
     former.wait_until_confirmed()
@@ -241,5 +242,5 @@ def test_a_former_owner_that_wakes_up(start: Start) -> None:
             former.wait_for(state="standby")
         former.write()
         assert {one.number for one in seen(owner)} == set(range(1, last[0] + 21))
-        owner.daemon.restart()
+        owner.daemon.stop_well()
         former.wait_for(state="streaming")

@@ -15,6 +15,7 @@ from pgsluice.app import cli
 from sandbox.kafka import Kafka
 from sandbox.ports import ReservedPort
 from sandbox.postgres import Database
+from tests.support.kafka import admin, delete_topic
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
 
 
@@ -58,7 +59,9 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
     assert (facts["active_pid"], facts["wal_status"], facts["safe_bytes"]) == ("-", "reserved", "-")
     assert int(facts["retained_bytes"]) > 0
     assert cli.main(["slot", "create", "-c", settings]) == 69
-    assert "exists already, and nobody streams from it. Nothing was created" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("pgsluice: Replication slot ")
+    assert "exists already, and nobody streams from it. Nothing was created" in said
     assert cli.main(["slot", "drop", "-c", settings]) == 0
     assert cli.main(["slot", "drop", "-c", settings]) == 69
     assert "does not exist on this server, so nothing was dropped" in capsys.readouterr().err
@@ -90,8 +93,10 @@ def found(findings: list[dict[str, str]], name: str, verdict: str = "OK") -> lis
 
 @pytest.mark.usefixtures("restored_logging")
 def test_check_fails_where_a_start_would_refuse_the_history(
-    settings: str, database: Database, capsys: pytest.CaptureFixture[str]
+    settings: str, database: Database, kafka: Kafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    topic = f"{database.name}.public.orders"
+
     def history(code: int, verdict: str) -> str:
         capsys.readouterr()
         assert cli.main(["check", "-c", settings, "--json"]) == code
@@ -105,6 +110,10 @@ def test_check_fails_where_a_start_would_refuse_the_history(
         while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
             time.sleep(0.1)
         assert history(0, "OK") == "a running process continues it; another one would be its standby"
+        with database.connect() as connection:
+            connection.execute("INSERT INTO orders VALUES (0)")
+        while topic not in admin(kafka).list_topics(timeout=30).topics:
+            time.sleep(0.1)
     assert "a start goes on at 0/" in history(0, "OK")
     with database.connect() as connection:
         connection.execute("INSERT INTO orders VALUES (1)")
@@ -114,6 +123,10 @@ def test_check_fails_where_a_start_would_refuse_the_history(
         assert "Somebody else advanced or re-created the slot" in history(65, "FAIL")
         connection.execute("SELECT pg_drop_replication_slot(%s)", [database.name])
     assert "does not exist on this server, but changes before" in history(65, "FAIL")
+    delete_topic(kafka, topic)
+    assert history(65, "FAIL").startswith(f"Topic {topic} was deleted: consumers miss")
+    delete_topic(kafka, f"{database.name}.transactions")
+    assert history(65, "FAIL").startswith(f"Topic {database.name}.transactions is empty, but cut")
 
 
 @contextmanager

@@ -217,7 +217,7 @@ class TestDeadlines:
         pipeline.write_at_once(LARGE)
         assert pipeline.daemon.wait() == 69
         log = pipeline.daemon.log_text()
-        assert "happened twice" in log
+        assert "This happened twice in a row with transaction" in log
         assert "MiB/s" in log
         assert "delivery.transaction_timeout" in log
         seen.proxy.forward()

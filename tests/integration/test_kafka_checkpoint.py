@@ -14,11 +14,11 @@ from confluent_kafka.admin import AclOperation
 
 from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.errors import HistoryError, PermissionDenied, SinkUnavailable, UnavailableError
-from pgsluice.kafka import mark as marks
+from pgsluice.kafka import probe as probes
 from pgsluice.kafka import tail as tails
 from pgsluice.kafka.checkpoint import read_checkpoints
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.mark import Mark
+from pgsluice.kafka.probe import Probe
 from pgsluice.kafka.tail import FIRST_WINDOW, WINDOW_FACTOR, Tail
 from pgsluice.kafka.topics import Topics
 from sandbox.kafka import Kafka
@@ -234,23 +234,23 @@ class TestOutdatedBrokers:
         commit(kafka, topic, record(1))
         outdated = Outdated(kafka, topic)
         commit(kafka, topic, record(2))
-        abort(kafka, topic, b"a mark")
-        mark = Mark(client_options(kafka), Event())
-        mark.find(b"a mark", [topic], outdated)
-        assert mark.end(topic) == 5
+        abort(kafka, topic, b"a probe")
+        probe = Probe(client_options(kafka), Event())
+        probe.find(b"a probe", [topic], outdated)
+        assert probe.end(topic) == 5
         with Tail(
-            client_options(kafka), outdated, topic, patience_s=60, given_up=Event(), reach=mark.end(topic)
+            client_options(kafka), outdated, topic, patience_s=60, given_up=Event(), reach=probe.end(topic)
         ) as tail:
             assert last_checkpoint(read_checkpoints(tail, "shop", is_atomic=True)) == checkpoint(2)
         outdated.close()
 
     def test_a_mark_that_no_broker_shows(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(marks, "OUTDATED_S", 1.0)
-        monkeypatch.setattr(marks, "LOOK_S", 0.1)
+        monkeypatch.setattr(probes, "OUTDATED_S", 1.0)
+        monkeypatch.setattr(probes, "LOOK_S", 0.1)
         commit(kafka, topic, record(1))
         topics = Topics(client_options(kafka), Event())
         with pytest.raises(SinkUnavailable, match=f"answers for topic {topic} has an outdated view of it"):
-            Mark(client_options(kafka), Event()).find(b"a mark", [topic], topics)
+            Probe(client_options(kafka), Event()).find(b"a probe", [topic], topics)
         topics.close()
 
     def test_looking_for_it_ends_with_the_session(self, kafka: Kafka, topic: str) -> None:
@@ -258,8 +258,8 @@ class TestOutdatedBrokers:
         given_up.set()
         started = time.monotonic()
         with pytest.raises(SinkUnavailable, match="given up because the session ends"):
-            Mark(client_options(kafka), given_up).find(b"a mark", [topic], topics)
-        assert time.monotonic() - started < marks.OUTDATED_S
+            Probe(client_options(kafka), given_up).find(b"a probe", [topic], topics)
+        assert time.monotonic() - started < probes.OUTDATED_S
         topics.close()
 
     def test_a_read_that_comes_no_further_goes_on_with_another_consumer(

@@ -17,7 +17,7 @@ from sandbox.broker import Listener
 from sandbox.kafka import Kafka
 from tests.support.kafka import end_of, read_committed
 from tests.support.kafka_proxy import WRITE_TXN_MARKERS, KafkaProxy, Request
-from tests.support.sink import Place, Session, cut_records, insert, offsets, policy
+from tests.support.sink import Partition, Session, cut_records, insert, offsets, policy
 
 BETWEEN = "BETWEEN"
 """The brokers' own listener, behind the proxy. A broker also uses it to reach itself."""
@@ -121,7 +121,7 @@ async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
         kept.append(request)
         request.cut()
 
-    def beside(self: Ledger, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
+    def beside(self: Ledger, predicted: Mapping[Partition, int]) -> SinkUnavailable | None:
         monkeypatch.setattr(Ledger, "mismatch", mismatch)
         if moment == "before the comparison":
             kept.pop().send_late()
@@ -162,7 +162,7 @@ async def test_what_would_be_given_up_is_finished_where_one_shows_its_checkpoint
         kept.append(request)
         request.cut()
 
-    def between_records(_ledger: Ledger, _predicted: Mapping[Place, int]) -> SinkUnavailable:
+    def between_records(_ledger: Ledger, _predicted: Mapping[Partition, int]) -> SinkUnavailable:
         kept.pop().send_late()
         return SinkUnavailable("A marker stands between the records of a partition.")
 

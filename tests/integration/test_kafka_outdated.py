@@ -1,4 +1,4 @@
-"""A broker that is cut off from its cluster still answers as the leader, with what it knew before.
+"""A broker that is cut off from its cluster still answers as the leader, with its outdated state.
 
 https://kafka.apache.org/documentation/#kraft: the controllers move leaders, and the broker does not hear of it.
 """
@@ -17,12 +17,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.errors import SinkUnavailable
-from pgsluice.kafka import mark as marks
+from pgsluice.kafka import probe as probes
 from pgsluice.kafka.account import Account, TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.ledger import Ledger
-from pgsluice.kafka.mark import Mark
+from pgsluice.kafka.ledger import compare
+from pgsluice.kafka.probe import Probe
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 from sandbox.broker import Listener
@@ -125,15 +125,15 @@ def checkpoint(cut: int) -> Checkpoint:
     return Checkpoint("shop", "pgsluice_shop", "7000000000000000001", 1, 1, cut, end_lsn=cut * 256)
 
 
-def write(options: ClientOptions, topic: str, *cuts: int, mark: bytes | None = None) -> None:
-    """Commit each of these checkpoints in a transaction, and abort the mark."""
+def write(options: ClientOptions, topic: str, *cuts: int, probe: bytes | None = None) -> None:
+    """Commit each of these checkpoints in a transaction, and abort the probe."""
     producer = Producer({**options.properties, "transactional.id": topic})
     producer.init_transactions(TIMEOUT_S)
-    for value in (*(checkpoint(cut).to_json() for cut in cuts), *([] if mark is None else [mark])):
+    for value in (*(checkpoint(cut).to_json() for cut in cuts), *([] if probe is None else [probe])):
         producer.begin_transaction()
         producer.produce(topic, value, b"shop", 0)
         assert producer.flush(TIMEOUT_S) == 0
-        if value == mark:
+        if value == probe:
             producer.abort_transaction(TIMEOUT_S)
         else:
             producer.commit_transaction(TIMEOUT_S)
@@ -153,16 +153,16 @@ def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch:
     everybody, cut_off = cluster.options(1, 2, 3), cluster.options_alone()
     cluster.wait_for_end(topic, 2, 1, 2, 3)
     with cluster.outdated(topic):
-        write(cluster.options(2, 3), topic, *range(FORMER + 1, LAST + 1), mark=b"a mark")
+        write(cluster.options(2, 3), topic, *range(FORMER + 1, LAST + 1), probe=b"a probe")
         assert read(cut_off, topic) == checkpoint(FORMER), "the broker is not outdated"
-        mark = Mark(everybody, Event())
-        mark.find(b"a mark", [topic], Topics(cut_off, Event()))
-        assert read(cluster.options(2, 3), topic, mark.end(topic)) == checkpoint(LAST)
+        probe = Probe(everybody, Event())
+        probe.find(b"a probe", [topic], Topics(cut_off, Event()))
+        assert read(cluster.options(2, 3), topic, probe.end(topic)) == checkpoint(LAST)
         with pytest.raises(SinkUnavailable, match=f"answers for topic {topic} has an outdated view"):
-            read(cut_off, topic, mark.end(topic))
-        monkeypatch.setattr(marks, "OUTDATED_S", 3.0)
+            read(cut_off, topic, probe.end(topic))
+        monkeypatch.setattr(probes, "OUTDATED_S", 3.0)
         with pytest.raises(SinkUnavailable, match=f"answers for topic {topic} has an outdated view"):
-            Mark(cut_off, Event()).find(b"a mark", [topic], Topics(cut_off, Event()))
+            Probe(cut_off, Event()).find(b"a probe", [topic], Topics(cut_off, Event()))
 
 
 def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
@@ -190,7 +190,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
             def another(self) -> Topics:
                 return Topics(cluster.options(2, 3), Event())
 
-        found, changed = Ledger(CutOff(cluster.options_alone(), Event()), Event(), accept=False)._compare(known)
+        found, changed = compare(CutOff(cluster.options_alone(), Event()), known, Event())
         assert (found.ends[place], changed) == (4, {})
 
 

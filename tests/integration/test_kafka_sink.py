@@ -24,11 +24,11 @@ from pgsluice.registry.builtin import BuiltinRegistry
 from pgsluice.registry.client import RegistryOptions
 from sandbox.kafka import Kafka
 from tests.support.kafka import client_options, configure, create_topic, end_of, paused, read_committed, wait_for_end
-from tests.support.sink import Place, Session, cut_records, insert, offsets, policy
+from tests.support.sink import Partition, Session, cut_records, insert, offsets, policy
 
 SECRET = b"row data"
 
-Content = dict[Place, list[tuple[bytes | None, bytes | None]]]
+Content = dict[Partition, list[tuple[bytes | None, bytes | None]]]
 """Keys and values by topic and partition."""
 
 
@@ -87,8 +87,48 @@ class TestTheNumberOfTopics:
             await session.sink.open_topic(policy(named), keyed=True)
 
 
+class TestPreparedTopics:
+    """Topics of many tables are created together. Each of them is opened with the first row of its table."""
+
+    async def test_what_was_prepared_is_ready(self, kafka: Kafka, prefix: str) -> None:
+        tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(3)]
+        async with Session(kafka, prefix) as session:
+            await session.sink.open_topic(policy(tables[0], 2), keyed=True)
+            await session.sink.prepare_topics([policy(table, 2) for table in tables])
+            for table in tables:
+                await session.sink.open_topic(policy(table, 2), keyed=True)
+            await session.deliver(*(insert(table, 1) for table in tables))
+        (cut,) = await asyncio.to_thread(cut_records, kafka, prefix)
+        assert set(offsets(cut)) >= {(table.topic, number) for table in tables for number in range(2)}
+
+    async def test_what_was_refused_is_refused_again_with_its_reason(self, kafka: Kafka, prefix: str) -> None:
+        good, bad = Target(f"{prefix}.public.good", 13, 14), Target(f"{prefix}.public.bad", 13, 14)
+        async with Session(kafka, prefix) as session:
+            await session.sink.prepare_topics([policy(bad, 0), policy(good)])
+            await session.sink.open_topic(policy(good), keyed=True)
+            with pytest.raises(TableRefused, match=r"Creating topic .*\.public\.bad: .*partitions"):
+                await session.sink.open_topic(policy(bad, 0), keyed=True)
+            await session.deliver(insert(good, 1))
+
+    async def test_nothing_is_created_beyond_the_limit(self, kafka: Kafka, prefix: str) -> None:
+        tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(3)]
+        async with Session(kafka, prefix, topics_max=2) as session:
+            await session.sink.prepare_topics([policy(table) for table in tables])
+            assert session.sink._topics.describe([table.topic for table in tables]) == {}
+            await session.sink.prepare_topics([policy(table) for table in tables[:2]])
+            assert len(session.sink._topics.describe([table.topic for table in tables])) == 2
+
+    async def test_service_topics_of_others_are_left_to_the_one_who_refuses_them(
+        self, kafka: Kafka, prefix: str
+    ) -> None:
+        theirs = Target(f"{prefix}.public.checkpoint", 13, 14)
+        async with Session(kafka, prefix) as session:
+            await session.sink.prepare_topics([policy(theirs)])
+            assert session.sink._topics.describe([theirs.topic]) == {}
+
+
 class TestTheMark:
-    """A session writes a mark after all records, to recognize an outdated answer."""
+    """A session writes a probe after all records, to recognize an outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(
         self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +201,7 @@ class TestDelivery:
     async def test_the_first_cut_of_a_session_lists_everything(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It includes what earlier sessions wrote, but not the topics that are gone."""
+        """It includes what earlier sessions wrote, but not the topics that are gone, or that nothing was written to."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -174,7 +214,7 @@ class TestDelivery:
             await session.deliver()
         earlier, full = await asyncio.to_thread(cut_records, kafka, prefix)
         ends = {(orders.topic, partition): end_of(kafka, orders.topic, partition) for partition in range(2)}
-        assert offsets(full) == {**{place: (end, end) for place, end in ends.items()}, (logs.topic, 0): (0, 0)}
+        assert offsets(full) == {place: (end, end) for place, end in ends.items()}
         # only the marker came since
         assert {place: following + 1 for place, (_, following) in offsets(earlier).items()} == ends
 
@@ -193,8 +233,9 @@ class TestDelivery:
             assert last_checkpoint(await session.sink.checkpoints()) == session.checkpoint
         assert not await asyncio.to_thread(read_committed, kafka, f"{prefix}.transactions")
 
-    async def test_a_queue_smaller_than_a_cut(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        records = [insert(orders, n, 1000) for n in range(2000)]
+    @pytest.mark.parametrize("size", [1000, 0])  # the limit is one of bytes, or one of records
+    async def test_a_queue_smaller_than_a_cut(self, kafka: Kafka, prefix: str, orders: Target, size: int) -> None:
+        records = [insert(orders, n, size) for n in range(2000)]
         async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(*records)
@@ -242,7 +283,7 @@ class TestOwners:
     async def test_a_former_owner_is_not_told_that_its_topics_were_truncated(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """None of its records arrives any more, so the ends of the topics differ from what it expects."""
+        """None of its records arrives any more, so the ends of the topics differ from the expected ones."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             await former.deliver(insert(orders, 1))
@@ -257,7 +298,7 @@ class TestOwners:
         loop, owner = asyncio.get_running_loop(), Session(kafka, prefix)
         mismatch = Ledger.mismatch
 
-        def too_late(self: Ledger, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
+        def too_late(self: Ledger, predicted: Mapping[Partition, int]) -> SinkUnavailable | None:
             monkeypatch.setattr(Ledger, "mismatch", mismatch)
             asyncio.run_coroutine_threadsafe(owner.start(), loop).result(30)
             return mismatch(self, predicted)
@@ -422,7 +463,7 @@ class TestOutages:
             with pytest.raises(SinkUnavailable):
                 await working
         if step != "prepare":
-            # Only the mark, and its marker.
+            # Only the probe, and its marker.
             assert end_of(own_kafka, f"{prefix}.transactions") == (2 if step == "deliver" else 0)
 
     async def test_what_cannot_be_aborted_ends_with_its_timeout(

@@ -15,12 +15,14 @@ from confluent_kafka.admin import AclOperation, ConfigResource
 
 from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, TableRefused
 from pgsluice.finding import Finding, Verdict
+from pgsluice.kafka import topic_spec
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, check_compacted
+from pgsluice.kafka.topic_spec import TopicSettings, TopicSpec, check_compacted
+from pgsluice.kafka.topics import Topics
 from sandbox.kafka import Kafka
 from tests.support.kafka import (
     SecuredKafka,
@@ -98,6 +100,46 @@ class TestEnsure:
     def test_one_of_several_is_refused(self, topics: Topics, name: str) -> None:
         with pytest.raises(ConfigError, match="topic no spaces: Broker: Invalid topic"):
             topics.ensure(TopicSpec("no spaces", 1), TopicSpec(name, 1))
+
+
+class TestMake:
+    """Many topics at once, as for a session that meets many new tables."""
+
+    def test_those_that_do_not_exist_are_created(
+        self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(topic_spec, "PARTITIONS_MAX", 7)
+        topics.ensure(TopicSpec(f"{name}.0", 2))
+        specs = [TopicSpec(f"{name}.{number}", 3) for number in range(10)]
+        made = topics.make(specs)
+        assert [made[spec.name].partitions for spec in specs] == [2, *[3] * 9]
+        assert topics.describe([spec.name for spec in specs]) == made
+        assert topics.make([]) == {}
+
+    def test_somebody_else_makes_them_at_the_same_time(self, kafka: Kafka, name: str) -> None:
+        several = [Topics(client_options(kafka), Event()) for _ in range(3)]
+        specs = [TopicSpec(f"{name}.{number}", 2) for number in range(5)]
+        with ThreadPoolExecutor(len(several)) as threads:
+            found = list(threads.map(lambda one: one.make(specs), several))
+        assert [sorted(states) for states in found] == [[spec.name for spec in specs]] * 3
+
+    def test_those_that_are_refused_are_left_out(self, topics: Topics, name: str) -> None:
+        refused = [TopicSpec("no spaces", 1), TopicSpec(f"{name}.none", 0), TopicSpec(f"{name}.many", 1, 3)]
+        good = [TopicSpec(f"{name}.{number}", 1) for number in range(2)]
+        assert sorted(topics.make([good[0], *refused, good[1]])) == [spec.name for spec in good]
+
+    def test_one_may_not_be_created_and_another_not_be_seen(self, secured_kafka: SecuredKafka, name: str) -> None:
+        reader = Topics(ClientOptions(secured_kafka.properties("reader"), "pgsluice-test"), Event())
+        hidden, there, denied, mine = (f"{name}.{which}" for which in ("hidden", "there", "denied", "mine"))
+        for topic in (hidden, there):
+            create_topic(secured_kafka, topic)
+        for topic in (there, denied, mine):
+            grant(secured_kafka, topic, AclOperation.DESCRIBE)
+        grant(secured_kafka, mine, AclOperation.CREATE)
+        made = reader.make([TopicSpec(topic, 1) for topic in (hidden, there, denied, mine)])
+        assert sorted(made) == [mine, there]
+        with pytest.raises(PermissionDenied, match=f"Creating topic {denied}"):
+            reader.ensure(TopicSpec(denied, 1))
 
 
 class TestSettings:

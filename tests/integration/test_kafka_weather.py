@@ -36,7 +36,8 @@ def cluster() -> Iterator[Kafka]:
 
 @pytest.fixture(scope="module")
 def guarded_kafka() -> Iterator[SecuredKafka]:
-    """Give a broker whose rights and passwords only these tests change. "reader" may do what a pipeline does."""
+    """Give a broker whose rights and passwords only these tests change. The user "reader" has the rights of a
+    pipeline."""
     with SecuredKafka() as kafka:
         allow(kafka, ResourceType.TOPIC, "w", AclOperation.ALL)
         allow(kafka, ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL)
@@ -98,6 +99,7 @@ class TestThreeBrokers:
         wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
         assert pipeline.daemon.status()["state"] == "streaming"
         wait_until(lambda: "[0]: 2 of 3 replicas in sync" in pipeline.daemon.log_text(), "it to say why")
+        assert "Kafka takes no records where fewer replicas are in sync" in pipeline.daemon.log_text()
         with recovering(pipeline, "replicas enough again"):
             cluster.start(3)
         pipeline.assert_complete()
@@ -124,6 +126,7 @@ class TestOneBroker:
         with changed(own_kafka, "message.max.bytes", "4096"):
             pipeline.write_at_once(1000)
             assert pipeline.daemon.wait() == 78
+            assert "Kafka refuses a batch of records for" in pipeline.daemon.log_text()
             assert "Set batch.size under kafka.client to 4096 or less" in pipeline.daemon.log_text()
             pipeline.daemon.settings["kafka"]["client"] = {"batch.size": "2000"}
             pipeline.daemon.start()
@@ -153,7 +156,12 @@ class TestRights:
         pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
         name = pipeline.daemon.name
         for kind, resource_name, operation, sentence in (
-            (ResourceType.TOPIC, f"{name}.public.numbers", AclOperation.WRITE, f"written: .*{name}.public.numbers"),
+            (
+                ResourceType.TOPIC,
+                f"{name}.public.numbers",
+                AclOperation.WRITE,
+                f"What was to be written: .*{name}.public.numbers",
+            ),
             (ResourceType.TRANSACTIONAL_ID, f"pgsluice-{name}-{name}", AclOperation.WRITE, "Transactional"),
             (ResourceType.TOPIC, f"{name}.checkpoint", AclOperation.WRITE, f"{name}.checkpoint"),
             (ResourceType.TOPIC, f"{name}.public.numbers", AclOperation.DESCRIBE, f"{name}.public.numbers"),

@@ -432,7 +432,7 @@ def write_four(writer: Writer, number: int) -> None:
 
 
 def four(number: int) -> list[Item]:
-    """Return what is delivered of it, in order."""
+    """Return its delivered messages and rows, in order."""
     return [b"beside %d" % number, number, b"with %d" % number, b"after %d" % number]
 
 

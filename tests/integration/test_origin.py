@@ -21,7 +21,9 @@ LARGE = 1000
 
 
 @pytest.fixture
-def abroad() -> Iterator[Callable[[Database], psycopg.Connection]]:
+def abroad(
+    new_database: Callable[..., Database],  # noqa: ARG001 - so that the session ends before its database is dropped
+) -> Iterator[Callable[[Database], psycopg.Connection]]:
     """Open a session whose changes seem to come from another server, which has the database's name."""
     with ExitStack() as stack:
         yield lambda database: stack.enter_context(under_origin(database))

@@ -227,7 +227,7 @@ def test_a_server_that_is_full_is_waited_for(start: Start) -> None:
         pipeline.daemon.stop()
         with wait_until(lambda: walsender_if_free(shop), "the daemon's walsender to leave"):
             pipeline.daemon.start(wait=False)
-            wait_until(lambda: "max_wal_senders" in pipeline.daemon.log_text(), "the reason")
+            wait_until(lambda: "raise max_wal_senders or max_connections" in pipeline.daemon.log_text(), "the reason")
         with ExitStack() as taken:
             with suppress(psycopg.OperationalError):
                 while True:

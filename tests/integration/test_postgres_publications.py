@@ -66,6 +66,7 @@ def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> N
     pipeline.write(3)
     code, log = fails(pipeline)
     assert (code, "(1) create the publication with CREATE PUBLICATION, (2) drop the slot" in log) == (78, True), log
+    assert "PostgreSQL decodes with the catalog as it was at the slot's position" in log
     execute(pipeline, f"SELECT pg_drop_replication_slot('{pipeline.slot}')")
     pipeline.daemon.start("--adopt-slot")
     pipeline.write(3)

@@ -187,7 +187,7 @@ async def confirm_all(stream: ReplicationStream) -> None:
         stream.report(max(ends, default=0), max(ends, default=0))
 
 
-async def test_a_server_that_shuts_down_can_be_let_go_without_a_report(own_server: Database) -> None:
+async def test_a_server_that_shuts_down_can_be_released_without_a_report(own_server: Database) -> None:
     with own_server.connect() as admin:
         async with streaming(own_server) as stream:
             start = confirmed(admin)
@@ -195,7 +195,7 @@ async def test_a_server_that_shuts_down_can_be_let_go_without_a_report(own_serve
             await read_commit(stream)
             stopping = asyncio.create_task(asyncio.to_thread(own_server.server.stop))
             with pytest.raises(SourceUnavailable):
-                await let_go(stream)
+                await release(stream)
             await stopping
     own_server.server.start()
     with own_server.connect() as admin:
@@ -204,7 +204,7 @@ async def test_a_server_that_shuts_down_can_be_let_go_without_a_report(own_serve
         assert await read_inserts(stream, 1) == [[b"1", None]]
 
 
-async def let_go(stream: ReplicationStream) -> None:
+async def release(stream: ReplicationStream) -> None:
     """Answer as the pipeline does if a reply is requested again, and there is nothing new to deliver."""
     last = INVALID_LSN
     while True:

@@ -1,4 +1,4 @@
-"""Checks that the proxy of the tests of network faults does what it is told."""
+"""Tests of the proxy with which other tests cause network faults."""
 
 import socket
 import threading

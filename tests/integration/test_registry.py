@@ -290,16 +290,16 @@ class TestBuiltin:
             following = asyncio.create_task(registry.follow())
             client = admin(kafka)
             client.delete_topics([topic])[topic].result()
-            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted"):
+            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or made anew"):
                 await following
 
     async def test_start_sees_that_the_topic_is_another_one(self, kafka: Kafka, topic: str) -> None:
-        """Kafka no longer has what is in memory, so another registration must write it again."""
+        """Kafka no longer has the schema that is in memory, so another registration must write it again."""
         async with open_registry(options(kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             client = admin(kafka)
             client.delete_topics([topic])[topic].result()
-            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted"):
+            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or made anew"):
                 await registry.start()
 
     async def test_cancelling_a_registration_harms_no_later_one(self, kafka: Kafka, topic: str) -> None:

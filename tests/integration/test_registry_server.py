@@ -305,6 +305,7 @@ class TestDaemon:
         pipeline.write()
         assert pipeline.daemon.wait() == IncompatibleSchema.exit_code
         log = pipeline.daemon.log_text()
+        assert "The schema registry refuses the new schema of table public.numbers" in log
         assert "column tenant (int4) was added, the key changed from (n) to (n, tenant)" in log
         assert f"PUT /config/{pipeline.daemon.name}.public.numbers-key" in log
         pipeline.daemon.settings["schema_registry"]["on_incompatible"] = "force"
@@ -347,7 +348,7 @@ class TestDaemon:
     def test_a_server_takes_over(
         self, start: Start, server: RegistryServer, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Ids stay the same, so readers with the server's schemas can also read what was written before."""
+        """Ids stay the same, so readers with the server's schemas can also read earlier records."""
         pipeline = start()
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -358,6 +359,7 @@ class TestDaemon:
         said = capsys.readouterr().err
         assert f"There is no topic {name}s.schemas on these brokers" in said
         assert f"prefixes that have schemas are {name}" in said
+        assert "Correct --prefix, or kafka.topic_prefix; nothing was exported" in said
         assert not server.ids
         assert cli.main(command) == 0
         assert f"{name}.public.numbers-value: 1 schemas exported, 0 were there" in capsys.readouterr().out

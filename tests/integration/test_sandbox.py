@@ -421,15 +421,15 @@ def test_up_status_psql_down() -> None:
     up = command_line("up", "--postgres", "12")
     assert command_line("status") == up
     assert command_line("up", "--postgres", "12") == up
-    assert "take it down first" in command_line("up", "--postgres", "13")
-    assert "a sandbox is up, or starting" in command_line("serve")
+    assert "stop it first with `down`" in command_line("up", "--postgres", "13")
+    assert "a sandbox is running or starting" in command_line("serve")
     postgres, kafka = (line.partition(": ")[2] for line in up.splitlines())
     assert "12." in command_line("psql", "SHOW server_version")
     assert AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=WAIT_S).brokers.keys() == {1}
     assert command_line("down") == "down\n"
     with pytest.raises(psycopg.OperationalError, match="refused"):
         psycopg.connect(postgres)
-    assert command_line("status") == "nothing is up\n"
+    assert command_line("status") == "nothing is running\n"
 
 
 def test_fetch_prints_where_things_are() -> None:

@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 VERSIONS = (10, 14, 18)
 
-STALE = "a table was altered, and rows that were there have values that the stream did not send"
+STALE = "a table was altered, and existing rows have values that the stream did not send"
 
 Follow = Callable[..., Daemon]
 Row = dict[str, str | None]

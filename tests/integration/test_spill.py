@@ -167,7 +167,7 @@ def test_no_more_than_allowed_goes_to_disk(begin: Callable[..., Pipeline], tmp_p
     before = confirmed(pipeline)
     with open_transaction(pipeline, 8) as connection:
         assert pipeline.daemon.wait() == 69
-        assert "more than buffer.spill_max (2097152 bytes)" in pipeline.daemon.log_text()
+        assert "need more than buffer.spill_max (2097152 bytes)" in pipeline.daemon.log_text()
         assert confirmed(pipeline) == before
         pipeline.daemon.settings["buffer"]["spill_max"] = "64MiB"
         pipeline.daemon.start()
@@ -181,6 +181,7 @@ def test_a_full_disk_stops_it_and_costs_nothing(begin: Callable[..., Pipeline], 
         pipeline = begin(directory)
         with open_transaction(pipeline, 8) as connection:
             assert pipeline.daemon.wait() == 69
+            assert "Rows of a transaction that has not committed yet could not be kept" in pipeline.daemon.log_text()
             assert "No space left on device. Make room under buffer.spill_dir" in pipeline.daemon.log_text()
             pipeline.daemon.settings["buffer"]["spill_dir"] = str(tmp_path)
             pipeline.daemon.start()

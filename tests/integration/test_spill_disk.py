@@ -211,7 +211,7 @@ def test_a_start_on_a_disk_that_hangs_is_given_up(begin: Callable[..., Pipeline]
     pipeline.daemon.stop_well()
     disk.freeze()
     pipeline.daemon.start(wait=False)
-    wait_until(lambda: "has not finished a piece of work" in pipeline.daemon.log_text(), "the reason")
+    wait_until(lambda: "has not finished a job" in pipeline.daemon.log_text(), "the reason")
     disk.thaw()
     assert pipeline.daemon.wait() == 69
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from pgsluice.app import cli
 from sandbox.installation import copy_data
 from sandbox.postgres import Postgres
 from tests.support.kafka import commit, read_committed
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
 from tests.support.weather import Pipeline, Start, fails
 
 
@@ -64,6 +66,7 @@ class TestStartRules:
         write_elsewhere(pipeline, 4)
         code, log = fails(pipeline)
         assert (code, "the server had nothing to send when this pipeline followed it" in log) == (65, True), log
+        assert "was restored from a backup or a disk snapshot, or it is a copy of the server that was followed" in log
         code, log = fails(pipeline)
         assert (code, "An earlier run found this" in log) == (65, True), log
         pipeline.daemon.start("--adopt-slot")
@@ -105,7 +108,13 @@ class TestStartRules:
         backup.restore(promote=True)
         pipeline.write(100)
         code, log = fails(pipeline)
-        assert (code, "the server lost changes that were published" in log) == (65, True), log
+        assert (code, "are in Kafka. The server is on timeline" in log) == (65, True), log
+        assert "the server lost changes that were published" in log
+        pipeline.daemon.start("--adopt-slot")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
+        in_new_epoch = [one["after"]["n"] for one in pipeline.changes(120) if one["epoch"] == 2]
+        assert in_new_epoch == pipeline.committed(), "what the server has committed since the backup"
 
     def test_a_server_promoted_from_behind_it_goes_on(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
@@ -116,6 +125,7 @@ class TestStartRules:
         pipeline.write()
         pipeline.assert_complete()
 
+    @pytest.mark.usefixtures("restored_logging")
     def test_a_slot_advanced_past_a_prepared_transaction(self, start: Start) -> None:
         pipeline = start({"postgres": {"two_phase": True}})
         with pipeline.database.connect() as connection:
@@ -130,6 +140,11 @@ class TestStartRules:
             connection.execute(f"{sql} WHERE slot_name = %s", [pipeline.slot, pipeline.slot])
         code, log = fails(pipeline)
         assert (code, "after a PREPARE TRANSACTION at" in log) == (65, True), log
+        with pipeline.database.connect() as connection:
+            connection.execute(f"COMMIT PREPARED '{pipeline.slot}'")
+        pipeline.daemon.start("--adopt-slot")
+        assert cli.main(["snapshot", "start", "-c", str(pipeline.daemon.config_file), "public.numbers"]) == 0
+        assert set(pipeline.read(21)) == set(pipeline.committed())
 
     def test_another_cluster(self, start: Start) -> None:
         pipeline = start()
@@ -141,6 +156,10 @@ class TestStartRules:
                 connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [pipeline.slot])
             code, log = fails(pipeline)
         assert (code, "belongs to the PostgreSQL cluster with system identifier" in log) == (65, True), log
+        del pipeline.daemon.settings["postgres"]
+        pipeline.daemon.start()
+        pipeline.write()
+        pipeline.assert_complete()
 
 
 class TestForgedCheckpoints:

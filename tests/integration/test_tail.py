@@ -1,4 +1,4 @@
-"""``pgsluice tail`` with real servers: it prints what was committed, and leaves nothing behind."""
+"""``pgsluice tail`` with real servers: it prints committed changes, and leaves no slot on the server."""
 
 import json
 import subprocess

@@ -90,7 +90,7 @@ class TestAStandby:
             brokers = pair.owner.kafka.bootstrap_servers
             with Daemon(daemon.name, elsewhere.conninfo(), brokers, settings, wait_for=None) as lost:
                 assert lost.wait() == 65
-                assert "does not exist on this server" in lost.log_text()
+                assert "but postgres.slot is 'another'" in lost.log_text()
         assert "warning" not in daemon.log_text()
         pair.assert_complete()
 

@@ -88,7 +88,7 @@ class TestWhileItIsDown:
         assert pipeline.daemon.stop() == 0
         delete_topic(pipeline.kafka, f"{pipeline.daemon.name}.transactions")
         code, log = fails(pipeline)
-        assert (code, f"Topic {pipeline.daemon.name}.transactions is empty, but cut" in log) == (65, True), log
+        assert (code, f"Topic {pipeline.daemon.name}.transactions is empty, but cut " in log) == (65, True), log
         accept_changes(pipeline, accept=True)
         pipeline.daemon.start()
         pipeline.write(5)

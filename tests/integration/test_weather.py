@@ -104,6 +104,7 @@ class TestKafkaIsAway:
         pipeline.write()
         time.sleep(1)
         assert pipeline.daemon.stop() == 75
+        assert "could not be delivered within shutdown.drain_timeout" in pipeline.daemon.why_it_stopped()
         own_kafka.resume()
         pipeline.daemon.start()
         pipeline.assert_complete()
@@ -223,7 +224,13 @@ class TestItStopsWithASentence:
         dsn, brokers = pipeline.database.conninfo(), pipeline.kafka.bootstrap_servers
         with Daemon(f"w{uuid4().hex[:10]}", dsn, brokers, settings, wait_for=None) as daemon:
             assert daemon.wait() == 78
-            assert f"belong to pipeline '{pipeline.daemon.name}'" in daemon.log_text()
+            assert f"The topics under this prefix belong to pipeline '{pipeline.daemon.name}'" in daemon.log_text()
+            daemon.settings["kafka"]["topic_prefix"] = daemon.name
+            daemon.start()
+            other = Pipeline(pipeline.database, pipeline.kafka, daemon)
+            other.wait_for(state="streaming")
+            other.write()
+            other.assert_complete()
 
     def test_a_record_that_kafka_does_not_take(self, start: Start) -> None:
         pipeline = start()

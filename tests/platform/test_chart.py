@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders and refuses, and whether pgsluice accepts the result."""
+"""The Helm chart: the objects that it renders, the values that it refuses, and whether pgsluice accepts the result."""
 
 import json
 import os

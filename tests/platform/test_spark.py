@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pgsluice import __version__
-from pgsluice_spark.cli import parser
+from pgsluice_spark.command_line import parser
 from pgsluice_spark.config import read
 from sandbox import chart, tools
 from tests.support.conformity import conformity, write_schemas

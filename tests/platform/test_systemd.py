@@ -77,7 +77,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-# -- what the unit says about pgsluice -----------------------------------------------------------
+# -- the settings of the unit --------------------------------------------------------------------
 
 
 def test_stops_that_need_somebody_are_not_repeated() -> None:
@@ -91,7 +91,7 @@ def test_a_stop_has_the_time_that_it_may_take() -> None:
     assert int(settings()["TimeoutStopSec"][0].removesuffix("s")) > 2 * Shutdown().drain_timeout.seconds
 
 
-# -- what the unit starts ------------------------------------------------------------------------
+# -- the processes of the unit -------------------------------------------------------------------
 
 
 class Unit(Daemon):

@@ -1,4 +1,7 @@
-"""``python -m tests.simulation --seed 7`` tells what happens in world 7; ``--seeds 1000`` runs that many from there."""
+"""``python -m tests.simulation --seed 7`` prints what happens in world 7.
+
+``--seeds 1000`` runs 1000 worlds from there.
+"""
 
 import argparse
 import sys
@@ -19,8 +22,10 @@ def tell(text: str) -> None:
 def main() -> bool:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0, help="the world, or the first of them")
-    parser.add_argument("--seeds", type=int, default=0, help="how many worlds; without it, one world is told in full")
-    parser.add_argument("--workers", type=int, default=1, help="processes that share the worlds")
+    parser.add_argument(
+        "--seeds", type=int, default=0, help="how many worlds; without it, print all events of one world"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="number of processes")
     found = parser.parse_args()
     if not found.seeds:
         violation = run(found.seed, tell)

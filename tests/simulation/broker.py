@@ -36,7 +36,7 @@ them.
 
 @dataclass(slots=True)
 class Entry:
-    """One offset of a partition: a record, or (``key`` and ``value`` None, ``marker``) the end of a transaction."""
+    """One offset of a partition: a record, or (if ``marker``) the end of a transaction, without key and value."""
 
     transaction: "Transaction | None"
     key: bytes | None
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def is_visible(self) -> bool:
-        """Whether read_committed readers get it when they reach this offset."""
+        """Whether read_committed readers get the record when they reach this offset."""
         if self.marker or self.shown is not None:
             return bool(self.shown)
         return self.transaction is None or bool(self.transaction.committed)
@@ -62,7 +62,7 @@ class Partition:
 
     @property
     def stable(self) -> int:
-        """The last stable offset: where read_committed readers stop."""
+        """The last stable offset, at which read_committed readers stop."""
         return min(self.open.values(), default=len(self.log))
 
     def lose(self, key: bytes, is_lost: Callable[[bytes], bool]) -> bool:
@@ -80,7 +80,7 @@ class Partition:
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction; ``committed`` is None until it is decided."""
+    """One transaction. ``committed`` is None until its end is decided."""
 
     number: int
     producer: str
@@ -102,7 +102,7 @@ class _Coordinated:
 
 @dataclass(slots=True)
 class Weather:
-    """What goes wrong between clients and brokers: probabilities for each request."""
+    """The faults between clients and brokers, as probabilities for each request."""
 
     answer_lost: float = 0.0
     never_arrives: float = 0.0
@@ -136,14 +136,14 @@ class Broker:
         self.count = 0
         """How many transactions there have been."""
         self.on_append: Callable[[Transaction, tuple[str, int]], None] = lambda *_: None
-        """Called with every record in a transaction, and its place."""
+        """Called with the transaction and the partition of every record in a transaction."""
         self._delayed: list[Callable[[], None]] = []
 
     def partition(self, place: tuple[str, int]) -> Partition:
         return self.topics[place[0]][place[1]]
 
     def lose_touch(self, topics: Collection[str], share: float) -> None:
-        """Let the broker that leads ``topics`` lose touch, and another one become the leader in its place."""
+        """Let the broker that leads ``topics`` lose touch with its cluster, and another one become the leader."""
         places = [(topic, number) for topic in topics for number in range(len(self.topics[topic]))]
         led = {place: (len(self.partition(place).log), self.partition(place).stable) for place in places}
         self.outdated = Outdated(self, set(self.topics), led, share)
@@ -185,12 +185,12 @@ class Broker:
         for record in records:
             self.append(transaction, (record.topic, record.partition), record.key, record.value)
         if self._delayed and self._dice.random() < 0.8:
-            # The worst moment: a request that was sent long ago arrives in the middle of a transaction.
+            # Call this in the middle of a transaction: the worst moment for the arrival of a delayed request.
             _late(self._delayed.pop())
         return True
 
     def delay(self, request: Callable[[], None]) -> None:
-        """Let a request arrive when nobody waits for its answer any more."""
+        """Let a request arrive after its client has given up."""
         if self._dice.random() < 0.8:
             self._delayed.append(request)
         else:
@@ -219,9 +219,9 @@ class Broker:
         self.on_append(transaction, place)
 
     def mark_again(self, transaction: Transaction, place: tuple[str, int]) -> bool | None:
-        """Let a late copy of the former transaction's marker arrive within ``transaction``, and end it in that place.
+        """Let a late copy of an earlier marker arrive within ``transaction``, and end it in this partition.
 
-        Return whether it shows what is there; None where there was no transaction before it whose marker it could be.
+        Return whether the marker makes the records visible, or None if the partition has no such marker.
         """
         log = self.partition(place).log
         ended = (one.transaction for one in reversed(log) if one.marker and one.transaction is not None)
@@ -275,7 +275,7 @@ class Broker:
         transaction.unmarked.discard(place)
 
     def time_out(self) -> None:
-        """Abort the open transactions, as their timeouts do. A commit that is on its way comes too late."""
+        """Abort the open transactions, as their timeouts do. A commit in flight comes too late."""
         for one in self._coordinated.values():
             if one.transaction is not None:
                 self._time_out(one.transaction)
@@ -301,10 +301,10 @@ class _Queued:
 
 
 class View:
-    """The logs as one client sees them: as they are, or as they were when its broker lost touch with its cluster."""
+    """The logs as one client sees them: the present ones, or those from before its broker lost touch."""
 
     def __init__(self, broker: Broker, *, asks: float) -> None:
-        """``asks``: which broker it is connected to, from 0 to 1."""
+        """``asks``: a number from 0 to 1 that selects the client's broker."""
         self._broker = broker
         self._asks = asks
 
@@ -325,7 +325,7 @@ class View:
 
     @property
     def epoch(self) -> int:
-        """How many leaders there have been."""
+        """How many leaders the topics have had."""
         return self._broker.leader_epoch - (self._former is not None)
 
     @property
@@ -336,23 +336,26 @@ class View:
 
 @dataclass(slots=True)
 class Outdated:
-    """A broker that lost touch with its cluster: it answers, as long as it lasts, as if nothing had come since."""
+    """A broker that lost touch with its cluster.
+
+    As long as this lasts, it answers as if nothing had been written since.
+    """
 
     broker: Broker
     topics: set[str]
     led: dict[tuple[str, int], tuple[int, int]]
     """High watermark and last stable offset of each partition that it believes to lead."""
     share: float
-    """How many of the clients ask this broker, those that are connected already included."""
+    """The share of clients that ask this broker, including those that are connected already."""
 
     def ends(self, place: tuple[str, int]) -> tuple[int, int]:
-        """Return high watermark and last stable offset, as clients of this broker are told."""
+        """Return high watermark and last stable offset as this broker reports them."""
         partition = self.broker.partition(place)
         return self.led.get(place) or (len(partition.log), partition.stable)
 
 
 class Client:
-    """The way to the brokers, which all clients of one daemon share."""
+    """The network between one daemon's clients and the brokers."""
 
     def __init__(self, broker: Broker, process: Process, dice: random.Random, lag_s: Callable[[], float]) -> None:
         self.broker = broker
@@ -360,7 +363,7 @@ class Client:
         self.dice = dice
         self.lag_s = lag_s
         self._outdated = 0
-        """How many new clients in a row got to the outdated broker."""
+        """How many new clients in a row have reached the outdated broker."""
 
     def view(self) -> View:
         """Return the view of a new client. A client asks the same broker all the time."""
@@ -376,7 +379,7 @@ class Client:
         return self.broker.sessions
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
-        """Pass the time that a request takes. Raise a time-out while Kafka is away."""
+        """Let the time of a request pass. Raise a time-out while Kafka is down."""
         weather = self.broker.weather
         self.process.step()
         if lag_s := self.lag_s():
@@ -389,7 +392,7 @@ class Client:
 
 
 class ScriptedOptions(ClientOptions):
-    """Makes the scripted clients in place of confluent_kafka's."""
+    """Makes scripted clients, which replace those of confluent_kafka."""
 
     def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
         client: Client = self.properties["client"]  # type: ignore[assignment]
@@ -408,7 +411,7 @@ def _producer(client: Client, properties: Mapping[str, Any]) -> "ScriptedProduce
 
 
 class _Queue:
-    """The part that both kinds of producers share: the way of records between ``produce`` and the broker."""
+    """The part that both kinds of producers share: records between ``produce`` and the broker."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         self._client = client
@@ -445,7 +448,10 @@ class _Queue:
 
 
 class ScriptedIdempotentProducer(_Queue):
-    """confluent_kafka.Producer with enable.idempotence: records are seen as they arrive, in the order sent."""
+    """confluent_kafka.Producer with enable.idempotence.
+
+    Records are visible as they arrive, in the order in which they were sent.
+    """
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         assert properties["enable.gapless.guarantee"]
@@ -497,7 +503,10 @@ class ScriptedIdempotentProducer(_Queue):
             self._client.process.step()
 
     def _break(self) -> None:
-        """Lose a record in the middle. All later records of its partition fail, too, because there must be no gap."""
+        """Lose a record in the middle.
+
+        All later records of its partition fail as well, because there must be no gap.
+        """
         lost = self._dice.choice(self._queue)
         first = self._queue.index(lost)
         for record in self._queue[:first]:
@@ -655,7 +664,7 @@ def _message(topic: str, entry: Entry, offset: int) -> Any:  # noqa: ANN401 - co
 
 
 class ScriptedConsumer:
-    """confluent_kafka.Consumer; told where it ends, if that was asked for."""
+    """confluent_kafka.Consumer. It reports the ends of partitions if its settings say so."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         self._client = client
@@ -695,7 +704,7 @@ class ScriptedConsumer:
         return found
 
     def _next(self, place: tuple[str, int]) -> Any:  # noqa: ANN401 - as above
-        """Return the next record of a partition that may be seen, if there is one."""
+        """Return the next visible record of a partition, if there is one."""
         partition = self._client.broker.partition(place)
         end = self._view.stable(place) if self._committed else self._view.end(place)
         while self._positions[place] < end:
@@ -716,7 +725,7 @@ class _Answer:
         self._client = client
         self._answer = answer
 
-    def result(self, timeout: float) -> Any:  # noqa: ANN401 - whatever was asked for
+    def result(self, timeout: float) -> Any:  # noqa: ANN401 - the answer to any request
         try:
             self._client.travel(timeout)
         except KafkaException:
@@ -725,7 +734,7 @@ class _Answer:
 
 
 class ScriptedAdmin:
-    """confluent_kafka.admin.AdminClient, as far as it is used."""
+    """confluent_kafka.admin.AdminClient, with the methods that pgsluice uses."""
 
     def __init__(self, client: Client, _properties: Mapping[str, Any]) -> None:
         self._client = client
@@ -738,7 +747,7 @@ class ScriptedAdmin:
     def poll(self, _timeout: float = 0) -> int:
         return 0
 
-    def describe_topics(self, topics: Any, **_: object) -> dict[str, _Answer]:  # noqa: ANN401 - a TopicCollection tells nothing of its types
+    def describe_topics(self, topics: Any, **_: object) -> dict[str, _Answer]:  # noqa: ANN401 - a TopicCollection has no type hints
         def describe(topic: str) -> Any:  # noqa: ANN401 - a TopicDescription, which cannot be made
             if not self._view.knows(topic):
                 raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -773,7 +782,7 @@ class ScriptedAdmin:
     def list_offsets(
         self, places: Mapping[TopicPartition, Any], *, isolation_level: IsolationLevel, **_: object
     ) -> dict[TopicPartition, _Answer]:
-        def offset(place: TopicPartition, spec: Any) -> Any:  # noqa: ANN401 - an OffsetSpec, and what answers it
+        def offset(place: TopicPartition, spec: Any) -> Any:  # noqa: ANN401 - an OffsetSpec, and its answer
             at = place.topic, place.partition
             end = self._view.stable(at) if isolation_level == IsolationLevel.READ_COMMITTED else self._view.end(at)
             return SimpleNamespace(offset=end if spec._value == LATEST else 0, leader_epoch=self._view.epoch)

@@ -8,7 +8,7 @@ from tests.simulation.virtual import Loop, Process
 
 
 class ScriptedDisk(Disk):
-    """The disk of the product without its thread. The loop carries out the jobs, one after the other."""
+    """The product's disk without its thread. The loop carries out the jobs, one after the other."""
 
     def __init__(self, loop: Loop, process: Process, dice: Random) -> None:
         super().__init__()
@@ -21,11 +21,11 @@ class ScriptedDisk(Disk):
         """Whether the job in progress waits for the disk to be thawed."""
 
     def freeze(self) -> None:
-        """Let the disk hang, so that no job ends any more."""
+        """Let the disk hang, so that no job ends."""
         self._is_frozen = True
 
     def thaw(self) -> None:
-        """Let the disk go on."""
+        """Let the disk work again."""
         self._is_frozen = False
         if self._is_held:
             self._is_held = False

@@ -11,7 +11,7 @@ from tests.support.marks import position_of as _position
 Row = dict[str, str | None]
 
 UNKNOWN = "(unknown)"
-"""The value of a column that did not change since before the copy began."""
+"""Stands for an unchanged value that the copy does not have, because it is older than the copy."""
 
 
 class Mirror:
@@ -20,11 +20,11 @@ class Mirror:
     def __init__(self, wal: TableWal, prefix: str, violate: Callable[[str], None], *, in_each_epoch: bool) -> None:
         """``in_each_epoch``: whether tables have to be loaded again in each epoch."""
         self.may_repeat: Callable[[], bool] = lambda: False
-        """Whether a daemon may have been told that a table was not loaded yet, by a broker that lost touch."""
+        """Whether a broker that lost touch may have told a daemon that a table was not loaded yet."""
         self.loaded: set[int] = set()
         """The tables (OIDs) that have been loaded, or that need not be loaded because of a command."""
         self.asked_for: set[str] = set()
-        """The tables, by schema and name, that commands have had loaded in this cut."""
+        """The tables, by schema and name, whose loads for commands ended in this cut."""
         self.placed_at = 0
         """The LSN of the last rows and marks of loads."""
         self._in_each_epoch = in_each_epoch
@@ -47,7 +47,7 @@ class Mirror:
         """All events by topic and position, for the mode without transactions."""
 
     def pass_over(self, truths: Iterable[Truth]) -> None:
-        """Note what happened before the slot was made."""
+        """Note the transactions before the creation of the slot."""
         apply(self._tables, truths)
 
     def unnoticed(self) -> dict[int, set[str]]:
@@ -57,7 +57,7 @@ class Mirror:
         return {oid: names for oid, names in found.items() if names}
 
     def begin_epoch(self, truths: Iterable[Truth]) -> None:
-        """Begin where ``truths`` have happened. Changes may be missing, so only new loads make copies complete."""
+        """Begin a new epoch after ``truths``. Changes may be missing, so only new loads make copies complete."""
         self._tables.clear()
         apply(self._tables, truths)
         self._loads.under_way.clear()
@@ -102,7 +102,7 @@ class Mirror:
             if change.op == "fill" and change.table is not None and change.new is not None:
                 self._filled.setdefault(change.table.oid, set()).update(change.new)
 
-    # At least once: records are seen one by one, and some of them again.
+    # In at-least-once mode, records become visible one by one, and some of them repeatedly.
 
     def on_record(self, topic: str, event: dict[str, Any]) -> None:
         """Store an event. The same event may come again."""
@@ -169,7 +169,7 @@ class Mirror:
         self._copies.setdefault(topic, {})[key] = position, row
         oid = self._oids.get(load.id)
         if oid is None:
-            return  # some rows of a table, which began and ended in this cut: there is no record of it
+            return  # a load of some rows that began and ended in this cut, so it has no record
         there = self._tables.get(oid, {}).get(key.encode())
         if there is None or not self._is_same(oid, there, row):
             self._violate(f"{topic}: {row} was read for {position[1]:X}, where the table has {there}")

@@ -1,4 +1,4 @@
-"""Compares what each Kafka transaction makes visible with what a read_committed reader must see.
+"""Compares the records that each Kafka transaction makes visible with those that a read_committed reader must see.
 
 The reader is independent of the product. It decodes with fastavro and the registered schemas, and derives its
 expectations from the WAL alone.
@@ -15,7 +15,7 @@ import fastavro
 
 from pgsluice.avro.binary import POSTGRES_EPOCH_US
 from pgsluice.avro.wire import unframe
-from pgsluice.kafka.mark import is_mark
+from pgsluice.kafka.probe import is_probe
 from pgsluice.snapshot import FLUSH_PREFIX
 from tests.simulation.broker import Broker, Entry, Transaction
 from tests.simulation.mirror import Mirror
@@ -49,7 +49,7 @@ class Event:
 
 
 def _events(change: Change) -> list[Event]:
-    """Return what has to be published of a change."""
+    """Return the events that have to be published for a change."""
     nothing: list[Row | None] = [None]
     if change.op == "message":
         return [Event("m", "", nothing, change.content.decode(), nothing, [])]
@@ -99,12 +99,12 @@ class Model:
         self.mirror: Mirror | None = None
         """A consumer's copies, in worlds where tables are loaded."""
         self.orders: Orders | None = None
-        """The commands, in worlds where some are given."""
+        """The commands, in worlds that have some."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
         """The end LSN of the last committed checkpoint, on the server's present history."""
         self.recorded = 0
-        """The same on any history. It is 0 without transactions."""
+        """The same on any history. It is 0 in at-least-once mode."""
         self.cuts = 0
         self.epoch = 1
         self.births = 1
@@ -125,13 +125,13 @@ class Model:
         self._switches: list[int] = []
         """The positions at which the server's timelines ended, from the first timeline on."""
         self._restored: list[tuple[int, int]] = []
-        """What was restored from a snapshot of the disk: the last producer before that, and where the WAL ended."""
+        """The restoration from a snapshot of the disk: the last producer before it, and the end of the lost WAL."""
         self._is_refused = False
         """Whether a refusal of the server is recorded, and no epoch has begun since."""
         self._refusals: list[str] = []
         """Recorded refusals. Each is removed when the daemon that found it has ended."""
         self._not_again: set[int] = set()
-        """Commits of transactions that readers have from a former epoch, and that a later one cannot repeat."""
+        """Commits of transactions that readers have from a former epoch, and that a later epoch cannot repeat."""
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._present: set[tuple[str, int, int, int]] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -142,11 +142,11 @@ class Model:
         self._listed: set[str] = set()
         """Topics."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
-        """Records after the end that their cut names: a marker was copied before them, and made that cut visible."""
+        """Records after the end that their cut names. A copied marker came before them, and made their cut visible."""
 
     @property
     def owes(self) -> Truth | None:
-        """The first transaction that is committed, and that no reader has seen."""
+        """The first committed transaction that no reader has seen."""
         truth = self._wal.truth
         return next((one for one in truth[self._next :] if self._events_of(one)), None)
 
@@ -159,10 +159,10 @@ class Model:
             changes = [one for one in changes if one.is_published and one.prefix != FLUSH_PREFIX]
         return [event for change in changes for event in _events(change)]
 
-    # What happens to the server, and how the daemons react.
+    # Events of the server, and the daemons' reactions
 
     def on_history(self, end: int, *, promoted: bool) -> None:
-        """Note that the server went back to ``end``: what it writes from now on is another history."""
+        """Note that the server went back to ``end``. From now on, it writes another history."""
         if promoted:
             self._switches.append(end)
             self.delivered = min(self.delivered, end)
@@ -171,11 +171,14 @@ class Model:
 
     @property
     def has_rows_behind(self) -> bool:
-        """Whether rows that were read of tables stand behind the position at which a timeline ended."""
+        """Whether rows that were read from tables are after the position at which a timeline ended."""
         return self.mirror is not None and any(self.mirror.placed_at > end for end in self._switches)
 
     def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
-        """Return how far ``end`` gets on the server's present history: what was on its way may tell of a former one."""
+        """Return the part of ``end`` that is valid on the server's present history.
+
+        A cut in flight may belong to a former one.
+        """
         restored = (reach for last, reach in self._restored if producer_epoch is not None and producer_epoch <= last)
         return min((end, *self._switches[timeline - 1 :], *restored))
 
@@ -186,17 +189,17 @@ class Model:
         self._not_again = {lsn for lsn in self._not_again if lsn < snapshot.end}
 
     def on_refusal(self, reason: str) -> None:
-        """Check that a daemon which has stopped because the server has another history has recorded that.
+        """Check that a daemon that stopped because of another history has recorded its refusal.
 
-        The refusal counts from its record on, and not from the end of the daemon: between the two, another daemon can
-        have read the record, and have begun a new epoch.
+        The refusal is valid from its record on, and not from the end of the daemon. Between the two, another daemon may
+        have read the record, and begun a new epoch.
         """
         if reason not in self._refusals:
             self._violate(f"a daemon stopped, and has not recorded why: {reason}")
             return
         self._refusals.remove(reason)
 
-    # What the broker tells.
+    # Events of the broker
 
     def on_commit(self, transaction: Transaction) -> None:
         """Check the records that this Kafka transaction makes visible."""
@@ -224,7 +227,8 @@ class Model:
             self._on_epoch(cuts[0], transaction)
         if self.orders is not None and self.mirror is not None:
             self.mirror.asked_for = loaded_by(answers)
-            self.orders.on_cut(checkpoint, answers, cuts[0]["snapshots"])
+            has_events = any(topic["counts"] for topic in cuts[0]["topics"])
+            self.orders.on_cut(checkpoint, answers, cuts[0]["snapshots"], has_events=has_events)
         self._on_cut(cuts[0], checkpoint, ended, by_topic, transaction)
         self._check_offsets(cuts[0], transaction)
         self._check_topics(cuts[0], by_topic)
@@ -237,13 +241,13 @@ class Model:
             self._refusals.append(checkpoint["refused"])
 
     def _highest_epoch_before(self, transaction: Transaction) -> int:
-        """Return the last epoch of which there are cuts, also aborted ones: a late marker may have shown them."""
+        """Return the last epoch that has cuts, even aborted ones, because a late marker may have shown them."""
         log = self.broker.partition((f"{PREFIX}.transactions", 0)).log
         values = (entry.value for entry in log if entry.value and entry.transaction is not transaction)
-        return max((json.loads(value)["epoch"] for value in values if not is_mark(value)), default=self.epoch)
+        return max((json.loads(value)["epoch"] for value in values if not is_probe(value)), default=self.epoch)
 
     def _on_epoch(self, birth: dict[str, Any], transaction: Transaction) -> None:
-        """Begin at the slot's position: nothing before it may be missing, and what follows may come again."""
+        """Begin at the slot's position. Nothing before it may be missing, and transactions after it may come again."""
         self.births += 1
         if birth["epoch"] > self._highest_epoch_before(transaction) + 1:
             self._violate(f"epoch {birth['epoch']} follows epoch {self.epoch}")
@@ -255,7 +259,8 @@ class Model:
             self._violate(f"epoch {self.epoch} begins behind transaction {missing.xid} at {missing.lsn:X}")
         truth, two_phase_at = self._wal.truth, self.two_phase_at()
         since = two_phase_at if two_phase_at is not None else birth["end_lsn"]
-        # Prepared before the slot, and committed behind it: the server sends its commit again, and nothing else.
+        # Note a transaction that was prepared before the slot's position and committed after it. The server sends only
+        # its commit again.
         self._not_again = {
             one.lsn
             for at, one in enumerate(truth)
@@ -287,12 +292,13 @@ class Model:
             self._violate(f"cut {number} follows cut {self.cut}")
         if cut["end_lsn"] < self.delivered:
             self._violate(f"cut {number} goes back from {self.delivered:X} to {end:X}")
-        if self.cuts == 0:  # the birth: what was before the slot is not ours
+        if self.cuts == 0:  # the first checkpoint: transactions before the slot's position do not count
             passed = self._take_until(end)
             if self.mirror is not None:
                 self.mirror.pass_over(passed)
-        # A cut that ends where the last one did says nothing new of the WAL. If the server was restored meanwhile, what
-        # it has written since lies before this end, and the daemon, which has not received it, must not go beyond.
+        # A cut with the same end as the last one says nothing new about the WAL. If the server was restored meanwhile,
+        # its new WAL is before this end. The daemon has not received that WAL, so nothing of it is expected in this
+        # cut.
         expected = self._take_until(end) if end > self.delivered else []
         if any(self._events_of(one) for one in expected):
             self.born_at = 0
@@ -317,7 +323,7 @@ class Model:
     def _decode(
         self, data: dict[str, dict[int, list[bytes]]]
     ) -> dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]:
-        """Return the records by commit LSN and seq, after a look at the order of each partition."""
+        """Check the order of each partition, and return the records by commit LSN and seq."""
         found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]] = {}
         for topic, partitions in data.items():
             for partition, values in partitions.items():
@@ -331,7 +337,10 @@ class Model:
         return found
 
     def _take_rows(self, found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]) -> int:
-        """Take out what was read of tables, which the mirror has looked at; return how much that was."""
+        """Remove the rows that were read from tables, because the mirror has checked them.
+
+        Return how many there were.
+        """
         rows = 0
         for at in found.values():
             for seq in [seq for seq in at if seq < -1]:
@@ -353,7 +362,7 @@ class Model:
         for truth in expected:
             events, at = self._events_of(truth), found.get(truth.lsn, {})
             wanted = [-1] * len(events) if truth.standalone else list(range(len(events)))
-            # A message of its own may have the LSN of a commit.
+            # A message outside transactions may have the LSN of a commit.
             records = {seq: at.pop(seq) for seq in list(at) if (seq == -1) == truth.standalone}
             if sorted(records) != wanted:
                 what = "was lost" if events and not records else "is torn"
@@ -415,7 +424,7 @@ class Model:
             self._violate(f"cut {cut['cut']} names the wrong first or last transaction")
 
     def _check_offsets(self, cut: dict[str, Any], transaction: Transaction) -> None:
-        """A reader that takes each partition from ``first`` to ``next`` gets exactly this cut's records."""
+        """Check that a reader that takes each partition from ``first`` to ``next`` gets exactly this cut's records."""
         named = {
             (topic["topic"], place["partition"]): (place["first"], place["next"])
             for topic in cut["topics"]
@@ -442,7 +451,8 @@ class Model:
         self, says: str, transaction: Transaction, place: tuple[str, int], first: int, following: int
     ) -> None:
         log, own = self.broker.partition(place).log, transaction.partitions.get(place, [])
-        # A writer cannot know of copies, and has no choice once one of them has shown the checkpoint.
+        # Check the offsets of one partition. A writer cannot know of copied markers, and must finish a cut whose
+        # checkpoint a copy has shown.
         unknown = _copies(log[: own[-1]], first) if own and self._was_shown(transaction) else 0
         if own and not first <= own[0] <= own[-1] < following + unknown:
             self._violate(f"{says}: it has {own}")
@@ -464,7 +474,7 @@ class Model:
         return any(log[offset].shown for offset in transaction.partitions.get(place, ()))
 
     def _check_topics(self, cut: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
-        """The number of changes of each kind, and the schemas in the order of their last use."""
+        """Check the number of changes of each kind, and the schemas in the order of their last use."""
         wanted = {}
         for topic, partitions in data.items():
             changes = {}
@@ -499,6 +509,8 @@ class Model:
             self.cut = number
         else:
             record = self._read(value)
+            if self.orders is not None:
+                self.orders.on_change()
             if self.mirror is not None and "op" in record:
                 self.mirror.on_record(topic, record)
             self._on_change(session, topic, partition, record)
@@ -554,11 +566,13 @@ class Model:
         if self.orders is not None:
             self.orders.on_checkpoint(checkpoint)
 
-    # What the server tells.
+    # Events of the server
 
     def check_ack(self, lsn: int) -> None:
-        """Check that no reader lacks a change that the server can no longer send. If a restored server has nothing to
-        send in some part of its WAL, and the former server had nothing there either, this part may be acknowledged.
+        """Check that no reader lacks a change that the server can no longer send.
+
+        If a restored server has nothing to send in some part of its WAL, and the former server had nothing there
+        either, this part may be acknowledged.
         """
         delivered = max(self.delivered, self.recorded)
         if lsn > delivered:
@@ -572,7 +586,7 @@ class Model:
             self._check_prepares(lsn, two_phase_at)
 
     def _check_prepares(self, lsn: int, two_phase_at: int) -> None:
-        """What is prepared before an acknowledged position is never sent again, neither itself nor at its commit."""
+        """Check that transactions prepared before an acknowledged position are in Kafka: they never come again."""
         for transaction in self._wal.prepared:
             prepare = transaction.prepared
             if prepare is not None and two_phase_at <= prepare.lsn < lsn and self._rows_of(transaction):

@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pgsluice.commands import Command
+from pgsluice.commands import VERBS, Command
 from tests.simulation.broker import Broker, Entry
+
+OFTEN = 10, 4, 2, 4, 1, 6
+"""How often each of the ``VERBS`` is given, in proportion. In its pauses, nothing happens, so they are short."""
 
 NEVER_MS = 2**60
 """When commands expire."""
@@ -25,7 +28,7 @@ class Orders:
     def __init__(self, broker: Broker, topic: str, dice: random.Random, violate: Callable[[str], None]) -> None:
         self.topic = topic
         self.may_go_back = False
-        """Whether Kafka loses checkpoints in this world, with what they say of commands."""
+        """Whether Kafka loses checkpoints in this world, and with them the state of commands."""
         self._broker = broker
         self._dice = dice
         self._violate = violate
@@ -34,33 +37,40 @@ class Orders:
         self._offset: int | None = None
         """The offset after the last command that was read. None until the start of reading is known."""
         self._is_paused = False
+        self._is_pipeline_paused = False
         self._wanted: dict[str, str] = {}
-        """The tables that commands ask for, each with the command's id."""
+        """The tables that commands request, each with the command's id."""
         self._answered: set[str] = set()
         self._accepted: Counter[tuple[str, str]] = Counter()
         """Commands and tables without a final answer."""
 
     def give(self, tables: Sequence[str]) -> None:
         """Give a command about one of these tables."""
-        verb = self._dice.choices(("start", "cancel", "pause", "resume"), (5, 2, 1, 2))[0]
+        verb = self._dice.choices(VERBS, OFTEN)[0]
         concerned = [self._dice.choice([*tables, "*", "unknown"])] if verb in ("start", "cancel") else []
         where = SOME if verb == "start" and self._dice.random() < 0.2 else ""
         self._send(verb, [f"public.{name}" for name in concerned], where)
 
     def resume(self) -> None:
-        """Let loads go on."""
+        """Resume the pipeline and its loads."""
+        self._send("resume_pipeline", [], "")
         self._send("resume", [], "")
 
     def _send(self, verb: str, tables: Sequence[str], where: str) -> None:
         if self._offset is None:
-            return  # the command line waits until somebody reads
+            return  # the command line waits until a daemon reads commands
         log = self._broker.partition((self.topic, 0)).log
         command = Command(f"c{len(log)}", verb, NEVER_MS, tuple(tables), where)
         self._commands[len(log)] = command
         log.append(Entry(None, command.id.encode(), command.to_json()))
 
     def on_cut(
-        self, checkpoint: Mapping[str, Any], values: Iterable[bytes], marks: Sequence[Mapping[str, Any]]
+        self,
+        checkpoint: Mapping[str, Any],
+        values: Iterable[bytes],
+        marks: Sequence[Mapping[str, Any]],
+        *,
+        has_events: bool,
     ) -> None:
         """Check that everything in a cut about commands follows from the commands that it has read."""
         state, answers = checkpoint["commands"], [json.loads(value)["answer"] for value in values]
@@ -73,6 +83,8 @@ class Orders:
         if [one.id for one in taken] != [one["id"] for one in first]:
             self._violate(f"commands {taken} were taken, and {first} was answered")
             return
+        if self._is_pipeline_paused and (has_events or marks) and not any(map(_goes_on, taken)):
+            self._violate(f"cut {checkpoint['cut']} delivers something although the pipeline is paused")
         self._offset = max(self._offset, state["offset"])
         given = iter(taken)
         for answer in answers:
@@ -85,6 +97,8 @@ class Orders:
     def _follow(self, command: Command, answer: Mapping[str, Any]) -> None:
         if answer["outcome"] == "done" and command.verb in ("pause", "resume"):
             self._is_paused = command.verb == "pause"
+        if answer["outcome"] == "done" and command.verb in ("pause_pipeline", "resume_pipeline"):
+            self._is_pipeline_paused = command.verb == "pause_pipeline"
         if answer["outcome"] == "accepted":
             self._wanted |= dict.fromkeys(answer["tables"], command.id)
 
@@ -93,22 +107,32 @@ class Orders:
             return
         for table in answer["tables"]:
             if self._wanted.pop(table, None) != answer["id"]:
-                self._violate(f"{answer} is about what nobody has asked for")
+                self._violate(f"{answer} is about a table that no command has requested")
             ends = [one for one in marks if f"{one['schema']}.{one['table']}" == table and one["state"] == "end"]
             if answer["outcome"] == "loaded" and answer["rows"] not in [one["rows"] for one in ends]:
                 self._violate(f"{answer} comes without its end: {ends}")
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         wanted = {f"{one['schema']}.{one['table']}": one["command"] for one in state["requests"]}
-        if (state["is_paused"], wanted) != (self._is_paused, self._wanted):
-            self._violate(f"the checkpoint has {state}, but {self._wanted} are wanted, paused: {self._is_paused}")
+        paused = state["is_paused"], state.get("is_pipeline_paused", False)
+        expected = self._is_paused, self._is_pipeline_paused
+        if (paused, wanted) != (expected, self._wanted):
+            self._violate(f"the checkpoint has {state}, but {self._wanted} are wanted, paused: {expected}")
 
-    # At least once.
+    # At-least-once mode
 
     def on_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Note up to which offset commands were read."""
         state = checkpoint["commands"]
         self._offset = state["offset"] if state["topic_id"] else None
+        self._is_pipeline_paused = state.get("is_pipeline_paused", False)
+
+    def on_change(self) -> None:
+        """Check that the pipeline may deliver something now. It may have read a command since the last checkpoint."""
+        if self._is_pipeline_paused and self._offset is not None:
+            later = [one for at, one in self._commands.items() if at >= self._offset]
+            if not any(map(_goes_on, later)):
+                self._violate("something is delivered although the pipeline is paused")
 
     def on_answer(self, value: bytes) -> None:
         """Note an answer. It may come again."""
@@ -134,7 +158,11 @@ class Orders:
         return f"the end of {list(self._accepted)} is never told" if self._accepted else None
 
 
+def _goes_on(command: Command) -> bool:
+    return command.verb == "resume_pipeline"
+
+
 def loaded_by(values: Iterable[bytes]) -> set[str]:
-    """Return the tables that were loaded because a command has asked for it, as these answers say."""
+    """Return the tables that were loaded because of commands, according to these answers."""
     answers = [json.loads(value)["answer"] for value in values]
     return {table for one in answers if one["outcome"] == "loaded" for table in one["tables"]}

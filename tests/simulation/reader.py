@@ -1,6 +1,6 @@
 """Reads the rows of the scripted tables, as a :class:`pgsluice.pipeline.ends.Reader`.
 
-It sees what a query sees, at the snapshot that it took, and holds the locks that a query holds.
+It sees the rows that a query at its snapshot sees, and holds the same locks.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def relation_of(table: Table) -> Relation:
 
 
 def layout_of(table: Table) -> Layout:
-    """Return the columns of the table as the catalog shows them to everybody; they are added and dropped, no more."""
+    """Return the columns of the table as the catalog shows them to everybody. Columns are only added and dropped."""
     columns = tuple(
         ColumnLayout(attnum(name), name, type_, -1, 0, is_filled=name in table.filled) for name, type_ in table.shown
     )
@@ -141,7 +141,7 @@ class Reader:
         assert self._visible is not None, "take() comes first"
         found = self._wal.rows_at(table, self._visible)
         if shape.where:
-            assert shape.where == SOME, "what the worlds ask for"
+            assert shape.where == SOME, "the conditions that commands in the worlds have"
             found = {key: row for key, row in found.items() if int(key) % 2 == 0}
         await asyncio.sleep(self._dice.choice((0.0, 0.01, 0.3)))
         self._check()

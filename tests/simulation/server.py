@@ -28,13 +28,13 @@ SHUTDOWN_BLOCKED_S = 30.0
 
 @dataclass(slots=True)
 class Slot:
-    """The slot after a crash: at some position that was written at a checkpoint."""
+    """The slot's state on disk, which it has after a crash: a position that was saved at a checkpoint."""
 
     confirmed: int
     durable: int
     two_phase_at: int | None = None
     unsaved: list[int] = field(default_factory=list)
-    """The positions that were confirmed since the slot was last written for certain."""
+    """The positions that were confirmed since the slot was last certainly saved."""
 
     def confirm(self, lsn: int) -> None:
         self.confirmed = lsn
@@ -45,7 +45,10 @@ class Slot:
         self.unsaved.clear()
 
     def snapshot(self) -> "Slot":
-        """Return the slot as a snapshot of the disk has it: written, so no later crash takes it back behind that."""
+        """Save the slot and return it, as in a snapshot of the disk.
+
+        No later crash takes it back to an earlier position.
+        """
         self.save()
         return replace(self, unsaved=[])
 
@@ -73,23 +76,23 @@ class Server:
         self.connections: list[Connection] = []
         self.readers: list[Reader] = []
         self.on_reading: Callable[[], None] = lambda: None
-        """What happens between two steps of a reader."""
+        """Called between two steps of a reader."""
         self._opened: list[Connection] = []
         self.last: dict[Process, Connection] = {}
-        """By process, also when it was lost."""
+        """The connections by process, including lost ones."""
         self.moved = asyncio.Event()
         """Set when there is more WAL, or when a connection has changed."""
         self.shutting_down = False
         self.timeline = 1
         self.switches: list[TimelineSwitch] = []
         self.falls_back = False
-        """Whether a lower acknowledgement moves the slot back, as in minors before August 2025."""
+        """Whether a lower acknowledgement moves the slot back, as in minor versions before August 2025."""
         self._dice = dice
         self._check_ack = check_ack
         self._violate = violate
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake all waiting tasks."""
         moved, self.moved = self.moved, asyncio.Event()
         moved.set()
 
@@ -111,14 +114,15 @@ class Server:
             self.slot.crash(self._dice)
 
     def go_back(self, end: int, slot: Slot, *, promote: bool) -> None:
-        """Crash, and come back with a WAL that ends at ``end``, and with ``slot``. With ``promote``, a standby takes
-        over that has not received the rest. Otherwise, the server is restored from a snapshot of its disk, and does not
-        show it.
+        """Crash, and come back with a WAL that ends at ``end``, and with ``slot``.
+
+        With ``promote``, a standby takes over that has not received the rest. Otherwise, the server is restored from a
+        snapshot of its disk, and gives no sign of it.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))
             self.timeline += 1
-        for connection in self._opened:  # also those whose last data were still on their way
+        for connection in self._opened:  # also those whose last data are still in flight
             connection.break_off("the server is gone")
         self._opened.clear()
         self.crash()
@@ -166,7 +170,7 @@ class Server:
             self.readers.remove(reader)
 
     def forget(self, connection: "Connection") -> None:
-        """Free what a connection held."""
+        """Release the locks and the slot of a connection."""
         self._end_readers([one for one in self.readers if one.session is connection])
         if connection in self.connections:
             self.connections.remove(connection)
@@ -200,7 +204,7 @@ class Connection:
         self.stream: Stream | None = None
         self.found_slot = server.slot is not None
         self.sent_until: int | None = None
-        """The end of the WAL when the server lost the connection. Everything before it may still be on its way."""
+        """The end of the WAL when the server lost the connection. Everything before it may still be in flight."""
         self.lets_go = False
         self._server = server
         self._dice = dice
@@ -213,7 +217,7 @@ class Connection:
             raise SourceUnavailable(self.why or "killed")
 
     def break_off(self, why: str) -> None:
-        """End it from the server's side, or on the way."""
+        """End the connection, as the server or the network does."""
         self.why = self.why or why
         self._server.wake()
 
@@ -288,7 +292,7 @@ class Connection:
         if server.slot is not None:
             raise SlotInUse("it was created by another process just now")
         while server.wal.open or server.wal.prepared:
-            server.wal.finish()  # it waits for them all
+            server.wal.finish()  # slot creation waits for all open transactions
         server.slot = Slot(server.wal.end, server.wal.end)
         return server.slot.confirmed
 
@@ -374,7 +378,7 @@ class Stream:
             before = self._keepalive()
             decoded: list[XLogData | Keepalive] = [*walsender.decode_next()]
             if dice.random() < 0.05:
-                # Inside a transaction, too, and then with a position from before it.
+                # Keepalives also come inside a transaction, and then have a position before it.
                 at = dice.randrange(len(decoded) + 1)
                 decoded.insert(at, before if at < len(decoded) else self._keepalive())
             frames += decoded

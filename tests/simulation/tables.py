@@ -1,8 +1,8 @@
 """A WAL of tables that have rows. The writes of clients depend on these rows, and readers read them.
 
-Rows and tables are locked as PostgreSQL does it, until a transaction is visible to others. That can be later than its
-commit record is sent (a synchronous standby has not answered), or earlier than the record is on disk (an asynchronous
-commit). So transactions become visible in another order than they commit in.
+Rows and tables are locked as in PostgreSQL, until a transaction is visible to others. That can be after its commit
+record is sent (if a synchronous standby has not answered), or before the record is on disk (with an asynchronous
+commit). So the order in which transactions become visible can differ from the order of their commits.
 """
 
 import random
@@ -23,7 +23,7 @@ FULL_XIDS = (700, 2**32 - 40, 3 * 2**32 - 40, 2**31)
 FIRST_NORMAL_XID = 3
 
 RECREATED = 2000
-"""Tables that were dropped and made again have OIDs from here on."""
+"""Tables that were dropped and created again have OIDs from here on."""
 
 FIRST_COLUMNS = ("id", "v", "w")
 """The columns that no ALTER TABLE has added."""
@@ -34,7 +34,7 @@ State = dict[int, dict[bytes, Values]]
 
 @dataclass(slots=True)
 class Table(wal.Table):
-    """A table with its rows, as the transactions that have changed it see it."""
+    """A table with its rows, including changes that are not visible to others yet."""
 
     rows: dict[bytes, Values] = field(default_factory=dict)
     locks: dict[bytes, int] = field(default_factory=dict)
@@ -43,34 +43,34 @@ class Table(wal.Table):
     shown: Columns = ()
     """The columns that everybody sees."""
     attnums: int = len(FIRST_COLUMNS)
-    """How many columns everybody has ever seen."""
+    """How many columns have ever been visible to everybody."""
     filled: frozenset[str] = frozenset()
-    """Those that were added with a default."""
+    """The columns that were added with a default."""
     was_hidden: bool = False
     """Whether the publication has ever left out the column "w"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """A snapshot: how much WAL there was at this moment, and which transactions had not ended (64-bit ids)."""
+    """A snapshot: the end of the WAL at this moment, and the transactions that had not ended (64-bit ids)."""
 
     end: int
     truth: int
     xmax: int
     running: frozenset[int]
     hidden: frozenset[int]
-    """The ids of those, as the WAL has them."""
+    """The ids of these transactions, as the WAL has them."""
 
 
 def attnum(column: str) -> int:
-    """Return the number of a column in its table, which no other one ever gets; nor does another one get its name."""
+    """Return the number of a column in its table. Neither numbers nor names are reused."""
     if column in FIRST_COLUMNS:
         return FIRST_COLUMNS.index(column) + 1
     return len(FIRST_COLUMNS) + int(column.removeprefix("c"))
 
 
 def apply(state: State, truths: Iterable[Truth]) -> None:
-    """Do to the rows in ``state`` what these transactions did."""
+    """Apply the changes of these transactions to the rows in ``state``."""
     for truth in truths:
         for change in truth.changes:
             if change.table is not None:
@@ -105,7 +105,7 @@ class TableWal(Wal):
     def __init__(self, dice: random.Random) -> None:
         super().__init__(dice)
         self.ending: list[Transaction] = []
-        """Those that have committed, and are not visible yet."""
+        """The transactions that have committed and are not visible yet."""
         self._flushed = 0
         self._saved: list[Table] = []
         self._xid = dice.choice(FULL_XIDS)
@@ -150,13 +150,13 @@ class TableWal(Wal):
         return None
 
     def look(self) -> Visible:
-        """Return what is visible now."""
+        """Return the current snapshot."""
         hidden = frozenset(one.xid for one in (*self.open, *self.prepared, *self.ending))
         running = frozenset(self._xid - (self._xid - xid) % 2**32 for xid in hidden)
         return Visible(self.end, len(self.truth), self._xid + 1, running, hidden)
 
     def rows_at(self, table: Table, visible: Visible) -> dict[bytes, Values]:
-        """Return the rows of a table that somebody reads now with an earlier snapshot."""
+        """Return the rows of a table that a query reads now with an earlier snapshot."""
         state: State = {}
         apply(state, [one for one in self.truth[: visible.truth] if one.xid not in visible.hidden])
         ending = {one.xid for one in self.ending}
@@ -165,7 +165,7 @@ class TableWal(Wal):
             return {}  # the file is empty, whatever the snapshot says
         return state.get(table.oid, {})
 
-    # What clients do.
+    # Actions of clients
 
     def step(self) -> None:
         dice = self._dice
@@ -235,7 +235,7 @@ class TableWal(Wal):
         place = self._dice.randrange(len(self.tables))
         table = self.tables[place]
         if table.users or table.readers or table.owner is not None or table.identity == "f":
-            return  # what key a table under replica identity full had is not known once it is gone
+            return  # after a table under replica identity full is dropped, its key is unknown
         transaction = self._begin()
         self._add(transaction, "drop", table, is_published=False)
         base = tuple(column for column in table.columns if column[0] in ("id", "v", "w"))
@@ -265,7 +265,7 @@ class TableWal(Wal):
             table.was_hidden = table.was_hidden or table.hides or hidden[table.oid]
 
     def _alter(self, transaction: Transaction) -> None:
-        """Add a column that has a default, at times: all rows have it then, and no event tells that."""
+        """Sometimes add a column that has a default. All rows then have its value, and no event reports this."""
         altered = {table.oid: table.altered for table in self.tables}
         super()._alter(transaction)
         for table in self.tables:
@@ -277,7 +277,7 @@ class TableWal(Wal):
                 self._add(transaction, "fill", table, new={name: value}, is_published=False)
 
     def _replace(self, transaction: Transaction, table: Table, rows: dict[bytes, Values]) -> None:
-        """Lock the table, and let it have these rows unless the subtransaction is rolled back."""
+        """Lock the table, and set its rows, unless the subtransaction is rolled back."""
         before, owner = table.rows, table.owner
 
         def undo() -> None:
@@ -334,7 +334,7 @@ class TableWal(Wal):
         self._add(transaction, op, table, old=old, new=new, unchanged=unchanged, is_published=table.is_published)
 
     def _note(self, transaction: Transaction, table: Table, key: bytes, row: Values | None) -> None:
-        """Let the row with this key be ``row``, or be gone, unless the subtransaction is rolled back."""
+        """Set the row with this key, or delete it, unless the subtransaction is rolled back."""
         before = table.rows.get(key)
 
         def put(row: Values | None) -> None:
@@ -356,7 +356,7 @@ class TableWal(Wal):
             self._add(transaction, "truncate", None, tables=(table,), columns_of=columns_of)
         self._add(transaction, "clear", table, is_published=False)
 
-    # How transactions end.
+    # Ends of transactions
 
     def _leave(self, transaction: Transaction) -> None:
         if self.outcomes.get(transaction.xid) == "aborted":
@@ -374,7 +374,7 @@ class TableWal(Wal):
             self._show(transaction)
 
     def _show(self, transaction: Transaction) -> None:
-        """Let others see it."""
+        """Make the transaction visible to others."""
         if transaction in self.ending:
             self.ending.remove(transaction)
             for table in self.tables:

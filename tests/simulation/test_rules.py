@@ -1,11 +1,12 @@
-"""Every rule is needed: without it, some world goes wrong. If no world notices that a rule is missing, the simulation
-is too weak there.
+"""Every rule is needed: without it, some world goes wrong.
+
+If no world notices that a rule is missing, the simulation is too weak there.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
@@ -19,20 +20,22 @@ from pgsluice.history import Facts, Identity, Resumption, resume
 from pgsluice.kafka.commands import TopicCommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import Ledger
-from pgsluice.kafka.mark import Mark
 from pgsluice.kafka.options import Mode
+from pgsluice.kafka.probe import Probe
 from pgsluice.kafka.sink import KafkaSink
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.kafka.transactional import TransactionalProducer
 from pgsluice.layout import Layout
-from pgsluice.loads import Load, Loaded, Place
+from pgsluice.loads import Load, Loaded, LoadPosition
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import alterations, startup
 from pgsluice.pipeline import pipeline as pipelines
 from pgsluice.pipeline import session as sessions
 from pgsluice.pipeline.begun import Begun
+from pgsluice.pipeline.commands import Commands
 from pgsluice.pipeline.inserter import Inserter
+from pgsluice.pipeline.intake import Intake
 from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Outbox
 from pgsluice.pipeline.reading import TableReading
@@ -64,14 +67,16 @@ NOTICED: Mapping[str, int] = {
     "a_layout_is_as_old_as_what_was_read": 19,
     "a_load_does_not_go_on_under_another_shape": 90,
     "a_load_that_was_cancelled_does_not_go_on": 14,
+    "a_pause_of_the_pipeline_waits_for_the_end_of_a_round": 53,
     "a_prepare_is_outstanding_until_its_cut_is_committed": 22,
     "a_read_that_comes_no_further_asks_another_broker": 8,
     "a_refusal_stops_every_start": 34,
     "a_rollback_releases_at_once": 9,
     "a_server_that_shuts_down_is_let_go": 196,
     "a_table_is_locked_before_the_snapshot_is_taken": 46,
+    "a_topic_without_changes_is_in_no_cut": 761,
     "aborts_of_what_is_not_known_are_no_error": 10,
-    "an_outdated_end_does_not_take_commands_back": 747,
+    "an_outdated_end_does_not_take_commands_back": 200,
     "another_message_does_not_pass_for_the_last_one": 467,
     "another_transaction_does_not_pass_for_the_last_one": 275,
     "cuts_that_the_checkpoint_does_not_know_are_not_written_again": 15,
@@ -88,30 +93,30 @@ NOTICED: Mapping[str, int] = {
     "without_transactions_an_owner_throws_away_what_it_has_not_sent": 191,
     "writers_of_a_table_are_waited_for": 54,
 }
-"""Worlds that have noticed a rule's absence when few did: looking there first saves time, and decides nothing."""
+"""Worlds that are known to notice a missing rule that few worlds notice. They run first, only to save time."""
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
 
 def nothing_is_acknowledged_beyond_what_was_received(patch: pytest.MonkeyPatch) -> None:
-    """Before R, prepares may be outstanding that this session does not know yet."""
+    """Before R, there may be outstanding prepared transactions that this session does not know yet."""
     patch.setattr(
         Progress, "confirmable", property(lambda self: min(self.delivered, *self._prepares.values(), 1 << 62))
     )
 
 
 def a_prepare_is_outstanding_until_its_cut_is_committed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Progress, "release", lambda self, xid, _end_lsn: self.forget(xid))
+    patch.setattr(Progress, "on_prepared_commit", lambda self, xid, _end_lsn: self.forget(xid))
 
 
 def a_commit_prepared_that_was_delivered_releases_at_once(patch: pytest.MonkeyPatch) -> None:
-    release = Progress.release
+    release = Progress.on_prepared_commit
 
     def late(self: Progress, xid: int, end_lsn: int) -> None:
         if end_lsn > self.delivered:
             release(self, xid, end_lsn)
 
-    patch.setattr(Progress, "release", late)
+    patch.setattr(Progress, "on_prepared_commit", late)
 
 
 def a_rollback_releases_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -119,11 +124,11 @@ def a_rollback_releases_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def prepares_hold_the_acknowledgement_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Progress, "hold", lambda _self, _xid, _prepare_lsn: None)
+    patch.setattr(Progress, "on_prepared", lambda _self, _xid, _prepare_lsn: None)
 
 
 def prepares_of_delivered_transactions_are_kept(patch: pytest.MonkeyPatch) -> None:
-    """What was prepared before D may be committed after it."""
+    """A transaction that was prepared before D may be committed after it."""
     hold = Transactions._hold
 
     def skipping(self: Transactions, message: Any, waiting: Any) -> Any:  # noqa: ANN401 - as the original
@@ -148,7 +153,7 @@ def what_was_delivered_is_dropped_when_it_comes_again(patch: pytest.MonkeyPatch)
 
 
 def the_checkpoint_is_read_again_after_every_error(patch: pytest.MonkeyPatch) -> None:
-    """What was last known to be committed is not what is."""
+    """The last committed checkpoint may be newer than the one that the session knows."""
     known: dict[object, Any] = {}
     delivered = Outbox._delivered
 
@@ -165,7 +170,7 @@ def the_checkpoint_is_read_again_after_every_error(patch: pytest.MonkeyPatch) ->
 
 
 def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyPatch) -> None:
-    """What they commit after it was read would come twice."""
+    """Changes that they commit after the checkpoint was read would come twice."""
     fence, open_topics = KafkaSink._fence, KafkaSink._open_topics
 
     def open_then(self: KafkaSink, *topics: Any) -> None:  # noqa: ANN401 - as the original
@@ -182,8 +187,8 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
 
 
 def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """Or to the mark, which stands behind every checkpoint; either is enough where somebody's transaction is open."""
-    patch.setattr(Mark, "end", lambda _self, _topic: 0)
+    """Or to the probe, which comes after every checkpoint. One is enough if another program's transaction is open."""
+    patch.setattr(Probe, "end", lambda _self, _topic: 0)
 
     def stable(self: Topics, topic: str, partition: int) -> tuple[int, int]:
         place = TopicPartition(topic, partition)
@@ -194,7 +199,7 @@ def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> N
 
 
 def a_session_has_a_producer_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    """A commit that was given up may still arrive, and would commit half of the next cut."""
+    """A commit whose answer was not awaited may still arrive, and would commit half of the next cut."""
     kept: dict[object, TransactionalProducer] = {}
     fence, begin = KafkaSink._fence, TransactionalProducer.begin
 
@@ -338,7 +343,7 @@ def rows_that_wait_keep_the_table_they_were_sent_under(patch: pytest.MonkeyPatch
 
 
 def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
-    """A stream's Relation does not come into force at its commit."""
+    """A Relation in a streamed transaction takes effect when it arrives, and not at the commit."""
     commit = Transactions._stream_commit
 
     def merging(self: Transactions, message: messages.StreamCommit) -> Iterator[Any]:
@@ -350,7 +355,7 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
 
 def predictions_are_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """Kafka may mark the end of a transaction twice."""
+    """Kafka may write the marker of a transaction twice."""
     patch.setattr(Ledger, "mismatch", lambda _self, _predicted: None)
 
 
@@ -370,7 +375,7 @@ def what_ends_a_cut_begins_the_next(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cut_begins_where_the_last_one_recorded_ended(patch: pytest.MonkeyPatch) -> None:
-    """What a broker says at the start of a session may be outdated."""
+    """A broker's answers at the start of a session may be outdated."""
     pin = Ledger.pin
     patch.setattr(Ledger, "pin", lambda self, states, _reached=None: pin(self, states))
 
@@ -390,22 +395,27 @@ def a_full_cut_lists_everything(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "following", lambda self, cut, **_: following(self, cut, full=False))
 
 
+def a_topic_without_changes_is_in_no_cut(patch: pytest.MonkeyPatch) -> None:
+    """Its schemas may not be registered yet, and the next start would miss them."""
+    patch.setattr(Ledger, "_written", lambda self, _cut: list(self._known.ends))
+
+
 def the_mark_shows_that_an_answer_is_outdated(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TransactionalProducer, "mark", lambda _self, _topics, _key: None)
+    patch.setattr(TransactionalProducer, "write_probe", lambda _self, _topics, _key: None)
 
 
-def the_mark_is_not_written_by_the_producer_of_the_session(patch: pytest.MonkeyPatch) -> None:
-    """A copy of the marker that aborts it would hide what the session writes."""
-    replacing, marking = KafkaSink._replace_producer, KafkaSink._write_mark
+def the_probe_is_not_written_by_the_producer_of_the_session(patch: pytest.MonkeyPatch) -> None:
+    """A copy of the marker that aborts it would hide the session's records."""
+    replacing, writing = KafkaSink._replace_producer, KafkaSink._write_probe
 
-    def write_mark(self: KafkaSink) -> None:
+    def write_probe(self: KafkaSink) -> None:
         patch.setattr(KafkaSink, "_replace_producer", lambda _self: None)
         try:
-            marking(self)
+            writing(self)
         finally:
             patch.setattr(KafkaSink, "_replace_producer", replacing)
 
-    patch.setattr(KafkaSink, "_write_mark", write_mark)
+    patch.setattr(KafkaSink, "_write_probe", write_probe)
 
 
 def a_read_that_comes_no_further_asks_another_broker(patch: pytest.MonkeyPatch) -> None:
@@ -414,7 +424,7 @@ def a_read_that_comes_no_further_asks_another_broker(patch: pytest.MonkeyPatch) 
 
 
 def what_one_broker_says_of_a_topic_is_asked_of_others(patch: pytest.MonkeyPatch) -> None:
-    """Else an outdated one stops us."""
+    """Otherwise an outdated one stops us."""
 
     class Same:
         def __init__(self, topics: Topics) -> None:
@@ -447,7 +457,7 @@ def a_standby_fences_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_confirmed_before_the_last_transaction_came_again(patch: pytest.MonkeyPatch) -> None:
-    """A server that was restored has others in its place, which have to come again in a new epoch."""
+    """A restored server has other transactions at its position, which have to come again in a new epoch."""
 
     def settle(self: Progress, lsn: int) -> None:
         self._settled = max(self._settled, lsn)
@@ -473,17 +483,17 @@ def another_message_does_not_pass_for_the_last_one(patch: pytest.MonkeyPatch) ->
 
 
 def nothing_new_is_taken_for_what_comes_again(patch: pytest.MonkeyPatch) -> None:
-    """A server that went back writes other transactions before the position delivered."""
+    """A server that went back writes other transactions before the delivered position."""
     patch.setattr(Session, "_judge", lambda _self, _change: None)
 
 
 def a_refusal_is_for_good(patch: pytest.MonkeyPatch) -> None:
-    """Also when the server's WAL has grown."""
+    """Even if the server's WAL has grown."""
     patch.setattr(KafkaSink, "_refuse", lambda _self, _checkpoint: None)
 
 
 def a_refusal_stops_every_start(patch: pytest.MonkeyPatch) -> None:
-    """Also one that would not find the reason itself."""
+    """Even by a daemon that would not find the reason itself."""
     patch.setattr(history, "check_refused", lambda _checkpoint: None)
 
 
@@ -492,12 +502,12 @@ def cuts_that_the_checkpoint_does_not_know_are_not_written_again(patch: pytest.M
 
 
 def checkpoints_under_other_keys_do_not_count(patch: pytest.MonkeyPatch) -> None:
-    """Another program can have written one that is further on than ours."""
+    """Another program may have written one with a higher position than ours."""
     patch.setattr(Tail, "key", property(lambda _self: KEY, lambda _self, _key: None), raising=False)
 
 
 def a_checkpoint_that_the_cut_records_deny_stops_the_start(patch: pytest.MonkeyPatch) -> None:
-    """Another program can have written it under our key."""
+    """Another program may have written it under our key."""
     patch.setattr(history, "is_contradicted", lambda *_args: False)
 
 
@@ -524,7 +534,7 @@ def positions_that_a_new_timeline_lacks_are_not_delivered(patch: pytest.MonkeyPa
 
 
 def a_session_knows_the_checkpoint_that_it_found(patch: pytest.MonkeyPatch) -> None:
-    """After a promotion it goes on from another one."""
+    """After a promotion, the daemon continues from another position."""
     init = Session.__init__
 
     def ignorant(self: Session, *args: Any, found: Any) -> None:  # noqa: ANN401, ARG001 - as the original
@@ -538,7 +548,7 @@ def who_fences_and_writes_nothing_is_no_stranger(patch: pytest.MonkeyPatch) -> N
 
 
 def a_slot_is_announced_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
-    """A crash between the two must not look as if the checkpoint were lost."""
+    """A crash between the two must not look like a lost checkpoint."""
 
     async def silent(_self: KafkaSink, _checkpoint: Any) -> None:  # noqa: ANN401 - as the original
         pass
@@ -564,12 +574,12 @@ def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:
-    """Also while Kafka is away, or a prepared transaction is outstanding."""
+    """Even while Kafka is down, or a prepared transaction is outstanding."""
     patch.setattr(ShutdownWatch, "overdue", property(lambda _self: False))
 
 
 def a_disk_that_hangs_ends_the_process(patch: pytest.MonkeyPatch) -> None:
-    """Another process on another host may have a disk that works, and this one keeps the slot from it."""
+    """A process on another host may have a disk that works, but this process occupies the slot."""
     patch.setattr(disk, "DISK_LIMIT_S", 1e9)
 
 
@@ -583,7 +593,7 @@ def without_transactions_an_owner_throws_away_what_it_has_not_sent(patch: pytest
 
 
 def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) -> None:
-    """A truncate between the two would leave no rows to read, and come only behind the snapshot."""
+    """After a truncate between the two, no rows could be read, and the truncate would come after the snapshot."""
     take = Reader.take
     shapes: dict[Reader, Shape] = {}
 
@@ -600,7 +610,7 @@ def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) ->
 
 
 def rows_stand_behind_all_that_was_inserted(patch: pytest.MonkeyPatch) -> None:
-    """What commits asynchronously is visible before it is flushed."""
+    """An asynchronous commit is visible before it is flushed."""
     take = Reader.take
 
     async def flushed(self: Reader) -> Taken:
@@ -634,7 +644,7 @@ def what_a_snapshot_sees_behind_what_waits_makes_it_void(patch: pytest.MonkeyPat
 
 
 def nothing_behind_what_waits_counts_as_received(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Progress, "hold_back", lambda _self, _lsn: None)
+    patch.setattr(Progress, "limit_received", lambda _self, _lsn: None)
 
 
 def messages_behind_the_rows_wait(patch: pytest.MonkeyPatch) -> None:
@@ -646,7 +656,7 @@ def rows_that_moved_are_read_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def writers_of_a_table_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """The table may have been published after they wrote."""
+    """The table may have been published after their writes."""
 
     async def at_once(_self: TableReading, _table: Any, _shape: Shape) -> None:  # noqa: ANN401 - as the original
         pass
@@ -659,7 +669,7 @@ def rows_at_one_position_are_counted_over_sessions(patch: pytest.MonkeyPatch) ->
 
     def forgetful(self: Inserter, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original
         init(self, *args, **options)
-        self._place = Place()
+        self._position = LoadPosition()
 
     patch.setattr(Inserter, "__init__", forgetful)
 
@@ -677,13 +687,13 @@ def rows_that_a_new_timeline_lacks_need_a_new_epoch(patch: pytest.MonkeyPatch) -
     check = history.check_timeline
 
     def forgetful(checkpoint: Checkpoint, server: Any, switches: Any) -> Checkpoint:  # noqa: ANN401 - as the original
-        return check(replace(checkpoint, place=Place()), server, switches)
+        return check(replace(checkpoint, load_position=LoadPosition()), server, switches)
 
     patch.setattr(history, "check_timeline", forgetful)
 
 
 def forgetting(patch: pytest.MonkeyPatch, **fields: Any) -> None:  # noqa: ANN401 - those of CommandState
-    """Have sessions begin without some of what the checkpoint says of commands."""
+    """Have sessions begin without a part of the checkpoint's state of commands."""
     init = Requests.__init__
 
     def begin(self: Requests, outbox: Outbox, begun: Begun, state: CommandState, wake: Callable[[], None]) -> None:
@@ -708,8 +718,39 @@ def a_pause_outlives_a_session(patch: pytest.MonkeyPatch) -> None:
     forgetting(patch, is_paused=False)
 
 
+def a_paused_pipeline_delivers_nothing(patch: pytest.MonkeyPatch) -> None:
+    init = Intake.__init__
+    patch.setattr(Intake, "__init__", lambda self, stream, _is_paused: init(self, stream, lambda: False))
+
+
+def a_pause_of_the_pipeline_outlives_a_session(patch: pytest.MonkeyPatch) -> None:
+    forgetting(patch, is_pipeline_paused=False)
+
+
+def a_pause_of_the_pipeline_waits_for_the_end_of_a_round(patch: pytest.MonkeyPatch) -> None:
+    """What has waited for the round would be delivered at its end, or the round would wait for the stream."""
+    init = Loader.__init__
+
+    def hasty(self: Loader, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original
+        init(self, *args, **options)
+        self.at_work = contextlib.nullcontext()  # type: ignore[assignment]  # nobody waits for it
+
+    patch.setattr(Loader, "__init__", hasty)
+
+
+def a_paused_session_reads_commands_before_it_knows_its_tables(patch: pytest.MonkeyPatch) -> None:
+    """The loader looks at tables when the pause is over, and a command ends the pause."""
+    run_commands = Commands.run
+
+    async def late(self: Commands) -> NoReturn:
+        await self._loader.looked.wait()
+        await run_commands(self)
+
+    patch.setattr(Commands, "run", late)
+
+
 def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> None:
-    """A broker that lost touch tells of an end before the last command that was taken."""
+    """A broker that lost touch reports an end before the last command that was read."""
     opened = TopicCommandReader._open
 
     def believing(self: TopicCommandReader, state: CommandState) -> CommandState:
@@ -722,7 +763,7 @@ def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> No
 
 
 def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
-    """Before the next cut with something else in it, the command has been carried out, and nobody knows."""
+    """Until another cut with content, the command would have been carried out without a record of it."""
     become = Requests.become
     late: dict[Requests, list[Answer]] = {}
 
@@ -736,7 +777,7 @@ def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_load_that_was_cancelled_does_not_go_on(patch: pytest.MonkeyPatch) -> None:
-    """A chunk may have been read when the command is carried out."""
+    """A chunk may have been read before the command is carried out."""
     patch.setattr(TableReading, "_is_current", lambda _self, _opened: True)
     patch.setattr(Loader, "_on_end", lambda self, opened: self._tables.pop(opened.oid, None))
 
@@ -746,7 +787,7 @@ def ddl_that_changes_rows_is_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_layout_is_as_old_as_what_was_read(patch: pytest.MonkeyPatch) -> None:
-    """What is altered while a table is read shows at the next look, if it was not seen before."""
+    """A change of the table during its load is noticed at the next look, unless it was noticed before."""
     finish = Begun.finish
 
     def forgetful(self: Begun, load: Load, _layout: Layout | None) -> Loaded:
@@ -784,8 +825,9 @@ RULES: list[Sabotage] = [
     a_cut_begins_where_the_last_one_recorded_ended,
     the_first_cut_of_a_topic_lists_all_its_partitions,
     a_full_cut_lists_everything,
+    a_topic_without_changes_is_in_no_cut,
     the_mark_shows_that_an_answer_is_outdated,
-    the_mark_is_not_written_by_the_producer_of_the_session,
+    the_probe_is_not_written_by_the_producer_of_the_session,
     a_read_that_comes_no_further_asks_another_broker,
     what_one_broker_says_of_a_topic_is_asked_of_others,
     a_standby_fences_nobody,
@@ -841,6 +883,10 @@ OF_COMMANDS: list[Sabotage] = [
     commands_are_read_from_where_the_last_session_ended,
     what_commands_ask_for_outlives_a_session,
     a_pause_outlives_a_session,
+    a_paused_pipeline_delivers_nothing,
+    a_pause_of_the_pipeline_outlives_a_session,
+    a_pause_of_the_pipeline_waits_for_the_end_of_a_round,
+    a_paused_session_reads_commands_before_it_knows_its_tables,
     an_outdated_end_does_not_take_commands_back,
     an_answer_is_in_the_cut_of_what_follows,
     a_load_that_was_cancelled_does_not_go_on,

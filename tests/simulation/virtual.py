@@ -27,11 +27,11 @@ TICK_S = 1e-6
 
 
 class Killed(BaseException):
-    """The process of this thread was killed, so nothing that the thread does may have an effect any more."""
+    """The process of this thread was killed, so the thread may have no effect any more."""
 
 
 class Stuck(Exception):
-    """Nothing is left that could ever happen."""
+    """No timer or task is left, so nothing can happen any more."""
 
 
 class Process:
@@ -42,11 +42,11 @@ class Process:
         self._loop = loop
         self.lanes: list[_Lane] = []
         self.steps_left = 0
-        """Steps until it is killed; 0: it lives on."""
+        """The number of steps until the process is killed. 0: it is not killed."""
         self.on_last_step: Callable[[], object] = self.kill
 
     def step(self) -> None:
-        """Note that the process has done, or is about to do, something that others see. It may die here."""
+        """Note that the process has done, or is about to do, something visible to others. It may die here."""
         if self.steps_left:
             self.steps_left -= 1
             if not self.steps_left:
@@ -56,7 +56,7 @@ class Process:
             raise Killed
 
     def kill(self) -> None:
-        """End its threads where they are."""
+        """End its threads at their current step."""
         self.alive = False
         for lane in self.lanes:
             lane.kill()
@@ -75,15 +75,15 @@ class _Thread:
         self.killed = False
 
     def step(self) -> float | None:
-        """Let it run until it sleeps, and return for how long. Return None when it has ended."""
+        """Run it until it sleeps, and return for how long it sleeps. Return None if it has ended."""
         _Thread.current = self
         try:
-            return self._greenlet.switch()  # type: ignore[no-any-return]  # what sleep() says, or None at the end
+            return self._greenlet.switch()  # type: ignore[no-any-return]  # the argument of sleep(), or None at the end
         finally:
             _Thread.current = None
 
     def sleep(self, seconds: float) -> None:
-        """Hand back to the loop; called in the thread."""
+        """Return control to the loop. Called in the thread."""
         self._greenlet.parent.switch(seconds)
         if self.killed:
             raise Killed
@@ -128,7 +128,7 @@ class _Lane:
                 outcome.extend((True, call()))
             except Killed:
                 outcome.extend((None, None))
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:  # noqa: BLE001 - passed to the task that waits
                 outcome.extend((False, error))
 
         self._thread = _Thread(run)
@@ -154,7 +154,7 @@ class _Lane:
 
 
 class _Selector:
-    """Waits for nothing but the next timer, by moving the clock."""
+    """A selector that only moves the clock to the next timer."""
 
     def __init__(self, loop: "Loop") -> None:
         self._loop = loop
@@ -162,7 +162,8 @@ class _Selector:
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Stuck
-        # A little time passes in any case, as it does for real: rounded differences of times would never end.
+        # Some time passes in any case, as in reality. Otherwise rounded differences of times could cause an endless
+        # loop.
         self._loop.now += timeout + TICK_S
         return []
 
@@ -188,7 +189,7 @@ class Loop(asyncio.BaseEventLoop):
             return failed
         key = id(executor), id(process)
         if key not in self._lanes:
-            # Both are kept beside their lane, so that their ids are nobody else's.
+            # Keep references to both beside their lane, so that their ids are not reused.
             self._lanes[key] = executor, process, _Lane(self, process)
         return self._lanes[key][-1].submit(lambda: func(*args))
 
@@ -226,7 +227,7 @@ def sleep(seconds: float) -> None:
 
 
 class SilentLog:
-    """Stands in for a module's logger; ``note`` gets what it says."""
+    """Replaces a module's logger. ``note`` gets its events."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note

@@ -1,7 +1,6 @@
-"""A WAL of random transactions: the changes that clients make in the scripted PostgreSQL, and what a consumer has to
-see of them.
+"""A WAL of random transactions: the changes that clients make, and those that a consumer has to see.
 
-Records are what the decoder of a walsender reads (:mod:`tests.simulation.walsender`). Locks are those of PostgreSQL: a
+The decoder of a walsender reads these records (:mod:`tests.simulation.walsender`). Locks are those of PostgreSQL: a
 (sub)transaction that changes a table's columns locks the table until it ends.
 """
 
@@ -63,7 +62,7 @@ class Change:
 
 @dataclass(slots=True)
 class Altered:
-    """The transaction changed the columns of a table; ``hides``: or what the publication shows of it."""
+    """The transaction changed the columns of a table, or (``hides``) which columns the publication sends."""
 
     lsn: int
     xid: int
@@ -130,7 +129,7 @@ class RollbackPrepared:
 
 @dataclass(slots=True)
 class Standalone:
-    """A message that belongs to no transaction; ``lsn`` is where it starts, ``end`` what the protocol calls its LSN."""
+    """A message outside transactions. ``lsn``: where its record starts. ``end``: the LSN in the protocol's message."""
 
     lsn: int
     end: int
@@ -139,7 +138,7 @@ class Standalone:
 
 @dataclass(slots=True)
 class Other:
-    """WAL that nothing published: other databases, vacuum."""
+    """WAL without published changes: other databases, vacuum."""
 
     lsn: int
     end: int
@@ -152,7 +151,7 @@ Record: TypeAlias = (
 
 @dataclass(slots=True)
 class Truth:
-    """The content of one transaction (or, with ``standalone``, of one message) that a consumer has to see."""
+    """The content of one transaction that a consumer has to see, or (``standalone``) of one message."""
 
     lsn: int
     end: int
@@ -171,7 +170,7 @@ class Transaction:
     xid: int
     origin: str | None
     stack: list[list[int]]
-    """The savepoints it is in: the id of each, and of those released into it."""
+    """The current savepoints: the id of each, and the ids of those released into it."""
     changes: list[Change] = field(default_factory=list)
     undo: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     tables: set[int] = field(default_factory=set)
@@ -182,7 +181,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """The probabilities of what this world's clients do."""
+    """The probabilities of the clients' actions in this world."""
 
     two_phase: float
     ddl: float
@@ -219,7 +218,7 @@ class Wal:
         self.end = 0x10000
         self.records: list[Record] = []
         self.truth: list[Truth] = []
-        """What is committed, in commit order."""
+        """The committed transactions, in commit order."""
         self.open: list[Transaction] = []
         self.prepared: list[Transaction] = []
         self.outcomes: dict[int, str] = {}
@@ -273,13 +272,13 @@ class Wal:
             self._other()
 
     def lose_tail(self, since: int) -> int:
-        """Forget what was written ``since``, as far as nothing of it is published; return where the WAL ends then."""
+        """Remove unpublished WAL after ``since``. Return the new end of the WAL."""
         while self.records and isinstance(self.records[-1], Other) and self.records[-1].lsn >= since:
             self.end = self.records.pop().lsn
         return self.end
 
     def snapshot(self) -> "Snapshot":
-        """Return what a snapshot of the disk would hold; nothing is open or prepared."""
+        """Return the state that a snapshot of the disk would have. No transaction is open or prepared."""
         while self.open or self.prepared:
             self.finish()
         return Snapshot(self.end, len(self.records), len(self.truth), self._xid)
@@ -298,7 +297,7 @@ class Wal:
         self._commit(transaction)
 
     def restore(self, snapshot: "Snapshot") -> int:
-        """Forget everything since, so that positions and transaction ids are given out again; return where it ends."""
+        """Remove everything since, so that positions and transaction ids are reused. Return the new end of the WAL."""
         del self.records[snapshot.records :], self.truth[snapshot.truth :]
         self.end, self._xid = snapshot.end, snapshot.xid
         self.outcomes = {xid: outcome for xid, outcome in self.outcomes.items() if xid <= snapshot.xid}
@@ -331,7 +330,7 @@ class Wal:
         self.truth.append(Truth(end, end, 0, 0, None, [change], standalone=True))
 
     def _column_list(self) -> None:
-        """ALTER PUBLICATION: a transaction of its own, which locks no table."""
+        """ALTER PUBLICATION: a separate transaction, which locks no table."""
         table = self._dice.choice(self.tables)
         if table.identity != "d" or table.owner is not None:
             return
@@ -396,7 +395,7 @@ class Wal:
                 transaction.undo.remove(entry)
 
     def _alter(self, transaction: Transaction) -> None:
-        """Add or drop a column, if nobody else uses the table."""
+        """Add or drop a column, if no other transaction uses the table."""
         table = self._dice.choice(self.tables)
         if not self._may_lock(transaction, table):
             return
@@ -417,7 +416,7 @@ class Wal:
         self.records.append(Altered(lsn, transaction.xid, transaction.stack[-1][0], table))
 
     def _may_lock(self, transaction: Transaction, table: Table) -> bool:
-        """Return whether nobody else uses the table."""
+        """Return whether no other transaction uses the table."""
         return table.owner in (None, transaction.xid) and table.users <= {transaction.xid}
 
     def _change(self, transaction: Transaction) -> None:
@@ -504,7 +503,7 @@ class Wal:
         self.open.remove(transaction)
         self.prepared.append(transaction)
         start, end = self._take(self._room())
-        # the same few names again and again: a gid means nothing once its transaction is resolved
+        # a few names are reused, because a gid is free again when its transaction has ended
         taken = {one.prepared.gid for one in self.prepared if one.prepared}
         gid = next(name for name in ("", "a", "b", "c", "d", "e", "f", "g", "h") if name not in taken)
         transaction.prepared = Prepare(start, end, transaction.xid, self._now(), gid)

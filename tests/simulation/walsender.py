@@ -1,7 +1,8 @@
 """One walsender: the reorder buffer and pgoutput of PostgreSQL, from records of a WAL to messages of the protocol.
 
-It follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c``, in the same order. They decide which transactions are
-skipped, when a transaction is streamed, when a table is described (again), and what is sent of prepared transactions.
+It follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c``, in the same order. These decide which transactions are
+skipped, when a transaction is streamed, when a table is described (again), and which messages are sent for prepared
+transactions.
 """
 
 import random
@@ -17,12 +18,12 @@ from tests.support.pgoutput_encoder import encode, xlog_data
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the client asked for, and the quirks of this server's minor version.
+    """The client's options, and the quirks of this server's minor version.
 
-    ``work_mem``: changes held before one is streamed. ``empty``: transactions without published changes are sent (up
-    to 14). ``stray_aborts``: a Stream Abort comes for what was never streamed (18.0 to 18.6). ``skips_aborted``:
-    transactions known to be aborted are not decoded any further (18 and later). ``bare_prepare``: a prepared
-    transaction that only locked rows sends a Prepare without its beginning (18.0 to 18.4).
+    ``work_mem``: changes held before one is streamed. ``empty``: transactions without published changes are sent (up to
+    14). ``stray_aborts``: a Stream Abort comes for transactions that were never streamed (18.0 to 18.6).
+    ``skips_aborted``: transactions known to be aborted are not decoded any further (18 and later). ``bare_prepare``: a
+    prepared transaction that only locked rows sends a Prepare without its beginning (18.0 to 18.4).
     """
 
     streaming: bool = False
@@ -85,7 +86,7 @@ class Walsender:
         return self.decoded == self._wal.flushed
 
     def decode_next(self) -> list[XLogData]:
-        """Decode the next record and return what is sent of it."""
+        """Decode the next record, and return the resulting messages."""
         record = self._wal.records[self.decoded]
         self.decoded += 1
         found = [xlog_data(encode(message), lsn) for lsn, message in self._decode(record)]
@@ -198,7 +199,7 @@ class Walsender:
         if not self._is_two_phase or record.lsn < self._start:
             return
         transaction = self._transactions.get(record.xid)
-        if transaction is None:  # it locked rows, and nothing else
+        if transaction is None:  # it only locked rows
             if self._options.bare_prepare:
                 yield record.end, messages.Prepare(record.lsn, record.end, record.ts, record.xid, record.gid)
             return
@@ -302,7 +303,7 @@ class Walsender:
         entry = self._described.get(table.oid)
         if entry is None:
             entry = self._described[table.oid] = _Described(visible)
-        assert entry.columns == visible, "a server that describes a table wrongly is no server"
+        assert entry.columns == visible, "a wrong description would be an error of the simulation"
         if (top in entry.streamed) if self._in_stream else entry.schema_sent:
             return
         if self._in_stream:
@@ -326,7 +327,7 @@ class Walsender:
                 entry.schema_sent = True
 
     def _skip(self, transaction: _Buffered) -> None:
-        """Forget one that is not sent (again); what it did to the catalog remains."""
+        """Forget a transaction that is not sent (again). Its changes of the catalog remain."""
         transaction.altered += [change for change in transaction.changes if isinstance(change, wal.Altered)]
         self._apply(transaction)
 

@@ -1,5 +1,6 @@
-"""One world: a scripted PostgreSQL, a scripted Kafka, daemons between them, and the faults of all of these. Everything
-follows from the seed. :func:`run` returns a description of the first error, or None.
+"""One world: a scripted PostgreSQL, a scripted Kafka, daemons between them, and the faults of all of these.
+
+Everything follows from the seed. :func:`run` returns a description of the first error, or None.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from pgsluice.checkpoint import Checkpoint
 from pgsluice.errors import Diverged, DrainTimeout, HistoryError, UnavailableError
 from pgsluice.kafka.checkpoint import checkpoint_key
 from pgsluice.kafka.client import ClientErrors
-from pgsluice.kafka.mark import is_mark
 from pgsluice.kafka.options import CutFormat, Mode, SinkOptions
+from pgsluice.kafka.probe import is_probe
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import KafkaSink
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import ends
 from pgsluice.pipeline.options import PipelineOptions
@@ -56,7 +57,7 @@ PIPELINE = "sim"
 KEY = checkpoint_key(PIPELINE)
 
 FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_lsn=1)
-"""What somebody else writes under a key of his own; it is further on than all of ours."""
+"""A record that another program writes under its own key. Its position is higher than all of ours."""
 
 OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
@@ -64,20 +65,20 @@ CALM_S = 900.0
 """How long everything may take to arrive after the last fault: back-offs, time-outs, retries."""
 
 SPILLING_BYTES = 200
-"""The memory of spools: so little that most rows go to files."""
+"""The memory limit of spools. It is so low that most rows go to files."""
 
 STEPS = 150
-"""How much clients do in one world: some 30 transactions."""
+"""The number of clients' actions in one world, which gives some 30 transactions."""
 
 
 COMMANDED = 0.5
-"""In how many of the worlds where tables are loaded commands are given."""
+"""The share of worlds with commands among those in which tables are loaded."""
 
 ORDER_S = (0.3, 2.0, 6.0)
-"""Between two commands, at one of these rates."""
+"""The mean time between two commands. Each world uses one of these."""
 
 MEANWHILE = 0.2
-"""How often a client does something between two steps of a load."""
+"""The probability of a client's action between two steps of a load."""
 
 
 class Schemas(MemoryRegistry):
@@ -106,7 +107,7 @@ class World:
     loads: bool = False
     """Whether tables have rows that are loaded."""
     commands: bool | None = None
-    """Whether commands are given where tables are loaded; None: in some of these worlds."""
+    """Whether commands are given if tables are loaded. None: in some of these worlds."""
     violation: str | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -122,7 +123,7 @@ class World:
 
 
 class Simulation:
-    """The parts of a world, and the events in it."""
+    """The parts of a world, and its events."""
 
     def __init__(self, world: World, stack: contextlib.ExitStack) -> None:
         self.world = world
@@ -153,11 +154,11 @@ class Simulation:
                 self.model.orders = Orders(self.broker, COMMANDS_TOPIC, orders, world.violate)
                 self.broker.topics[COMMANDS_TOPIC] = [Partition()]
         self.is_quiet = False
-        """Whether clients write nothing that is published."""
+        """Whether clients write only unpublished changes."""
         self.is_over = False
         """Whether clients have finished their work in this world."""
         self.is_held = False
-        """Whether daemons that have ended stay down."""
+        """Whether daemons that have ended are not started again."""
         self.epochs_due = 1
         """The highest epoch that the pipeline may have reached by the decisions of an operator."""
         self.troubles: list[Trouble] = []
@@ -176,7 +177,7 @@ class Simulation:
         )
 
     def make_directory(self) -> Path | None:
-        """Make a directory for one process, None in worlds without files, which are faster."""
+        """Make a directory for one process. Return None in worlds without files, which are faster."""
         if self._directory is None:
             return None
         self._processes += 1
@@ -191,7 +192,7 @@ class Simulation:
         self.troubles = dice.sample(possible, dice.choice((1, 2, 3, len(possible))))
         drawn: Mode = "at_least_once" if dice.random() < 0.15 else "exactly_once"
         self.mode = self.world.mode or drawn
-        # Without transactions nothing keeps a former owner's late records out.
+        # Without transactions, nothing prevents late records of a former owner.
         takeovers = _cut_off in self.troubles or _promote in self.troubles
         others = self.mode == "exactly_once" and (takeovers or dice.random() < 0.3)
         self.daemons = [Daemon(self, n) for n in range(1 + others)]
@@ -234,7 +235,7 @@ class Simulation:
         return self.server.is_up and not self.server.shutting_down and not self.is_quiet
 
     def _write_meanwhile(self) -> None:
-        """Let a client do something between two steps of a load, where it matters."""
+        """Let a client act between two steps of a load, when its changes matter most."""
         if self._may_write and not self.is_over and self._meanwhile.random() < MEANWHILE:
             for _ in range(self._meanwhile.choice((1, 1, 5))):
                 self.wal.step()
@@ -259,7 +260,10 @@ class Simulation:
             orders.give([table.name for table in self.wal.tables])
 
     def _check_fence(self, process: Process) -> None:
-        """A standby leaves the owner alone; who streamed, or found no slot, may not know yet that it is one."""
+        """Check that a standby does not fence the owner.
+
+        A process that streamed, or found no slot, may not know yet that it is a standby.
+        """
         active = self.server.active
         if self.mode == "exactly_once" and active is not None and active.process is not process:
             own = self.server.last[process]
@@ -271,11 +275,18 @@ class Simulation:
         """Whether something has happened after which a daemon may stop until an operator decides."""
         return self.model.births < self.epochs_due
 
+    def expect_new_epoch(self) -> None:
+        """Note that something has happened after which a new epoch is due.
+
+        There may have been more epochs than were due, because a daemon that adopts may begin one after a promotion.
+        """
+        self.epochs_due = max(self.epochs_due, self.model.births) + 1
+
     @property
     def is_slot_before_epoch(self) -> bool:
-        """Whether a crash took the slot back behind the beginning of an epoch that has delivered nothing.
+        """Whether a crash took the slot back to before the beginning of an epoch that has delivered nothing.
 
-        A daemon cannot tell such a server from one that was restored.
+        A daemon cannot distinguish such a server from a restored one.
         """
         slot = self.server.slot
         return slot is not None and slot.confirmed < self.model.born_at
@@ -292,15 +303,15 @@ class Simulation:
         self.wal.finish()
         self.wal.write_elsewhere()
         while self.wal.end == self.model.delivered:
-            # A server that was restored may end exactly where the last one did. Nothing shows the difference before it
-            # writes more.
+            # The WAL of a restored server may end exactly where the last one did. The difference cannot be noticed
+            # before it writes more.
             self.wal.write_elsewhere()
         self.server.wake()
         if self.model.orders is not None:
             self.model.orders.resume()
 
     async def _check_arrival(self) -> None:
-        """What is committed arrives, and is acknowledged, once nothing goes wrong any more."""
+        """Check that after the last fault, everything that was committed arrives and is acknowledged."""
         deadline = self.world.loop.now + CALM_S
         while (missing := self._missing()) is not None:
             if self.world.loop.now > deadline:
@@ -319,12 +330,12 @@ class Simulation:
             return f"the slot never gets to {last:X}"
         for name, partitions in self.broker.topics.items():
             if any(partition.stable < len(partition.log) for partition in partitions):
-                return f"what {name} holds can never be read: a transaction stays open"
+                return f"records in {name} can never be read, because a transaction stays open"
         never = set() if self.model.mirror is None else self._published() - self.model.mirror.loaded
         if never:
             return f"tables {never} are never loaded"
         if self.model.mirror is not None and (unnoticed := self.model.mirror.unnoticed()):
-            return f"columns {unnoticed} have values that nobody notices"
+            return f"columns {unnoticed} have values, and no daemon has noticed this"
         return None if self.model.orders is None else self.model.orders.missing()
 
     def _published(self) -> set[int]:
@@ -342,7 +353,7 @@ def _load_options(dice: random.Random) -> LoadOptions:
 
 
 def _server_options(dice: random.Random) -> Options:
-    """Return what the client asks for, and how the server is."""
+    """Return the client's options and the server's quirks."""
     messages = dice.random() < 0.3
     return Options(
         streaming=not messages and dice.random() < 0.7,
@@ -370,10 +381,10 @@ class Daemon:
         self.adopts = False
         """Whether the operator starts it with --adopt-slot."""
         self.lag_s = 0.0
-        """How long each of its requests to Kafka may take on its way, at most."""
+        """The longest time that each of its requests to Kafka may be in flight."""
         self.pipeline: Pipeline | None = None
         self.disk: ScriptedDisk | None = None
-        """Of the process that runs now; its limits are the product's."""
+        """The disk of the process that runs now. Its time limits are the product's."""
         self._task: asyncio.Task[None] | None = None
         self._may_adopt = False
 
@@ -389,7 +400,7 @@ class Daemon:
             await asyncio.wait((context_task,))
             self._judge(context_task)
             await asyncio.sleep(self._dice.choice((0.1, 1.0, 5.0)))
-            while self._simulation.is_held:  # noqa: ASYNC110 - looked at now and then
+            while self._simulation.is_held:  # noqa: ASYNC110 - a simple poll is enough
                 await asyncio.sleep(0.1)
 
     async def _run(self, process: Process) -> None:
@@ -410,20 +421,20 @@ class Daemon:
         if isinstance(error, HistoryError) and (is_slot_before or is_left_before):
             self._simulation.epochs_due = max(self._simulation.epochs_due, self._simulation.model.births + 1)
         if isinstance(error, HistoryError) and (self._may_adopt or self._simulation.is_new_epoch_due):
-            # The operator may have a supervisor that tries again before he looks.
+            # The operator may have a supervisor that starts the daemon again before the operator looks.
             self.adopts = self._dice.random() < 0.5
             if isinstance(error, Diverged):
                 self._simulation.model.on_refusal(str(error))
             return
-        # Kafka was away, or a disk hung, for too long: the daemon's supervisor starts it again. There are no strangers
-        # in these worlds.
+        # Kafka was down, or a disk hung, for too long. The daemon's supervisor starts it again. No other programs
+        # interfere in these worlds.
         excused = isinstance(error, UnavailableError) and "another pipeline" not in str(error)
         if error is None or isinstance(error, DrainTimeout) or excused:
             return
         self._world.violate(f"{self.name} stopped: {type(error).__name__}: {error}")
 
     def kill(self, *, unnoticed: bool = False) -> None:
-        """Kill the daemon as kill -9 does, or as a host that falls silent."""
+        """Kill the daemon like kill -9, or like a host that falls silent."""
         self._world.note(f"{self.name} is killed")
         self.process.kill()
         self._simulation.server.drop(self.process, unnoticed=unnoticed)
@@ -431,7 +442,7 @@ class Daemon:
             self._task.cancel()
 
     def terminate(self) -> None:
-        """Stop the daemon as SIGTERM does."""
+        """Stop the daemon like SIGTERM."""
         if self.pipeline is not None and self.process.alive:
             self.pipeline.stop()
 
@@ -460,7 +471,7 @@ class Daemon:
         return Pipeline(self._options(), source, sink, simulation.schemas, self._spool_maker(), METRICS)
 
     def _spool_maker(self) -> Callable[[], ends.Spool]:
-        """Return what makes spools that spill nearly everything, or spools without files."""
+        """Return a factory of spools that spill nearly everything, or of spools without files."""
         directory, disk = self._simulation.make_directory(), self.disk
         if directory is None or disk is None:
             return MemorySpool
@@ -489,7 +500,7 @@ async def _kill(simulation: Simulation) -> None:
 
 
 async def _kill_at_a_step(simulation: Simulation) -> None:
-    """Between two steps that others see: just before a commit, just after it, before it is acknowledged."""
+    """Kill the daemon between two visible steps: just before a commit, just after it, or before its acknowledgement."""
     process = simulation.dice.choice(simulation.daemons).process
     process.steps_left = simulation.dice.randrange(1, 60)
 
@@ -506,13 +517,13 @@ async def _cut_connection(simulation: Simulation) -> None:
     active = simulation.server.active
     if active is not None:
         simulation.server.forget(active)
-        # The server knows at once; the client perhaps only later.
+        # Break a connection. The server notices at once, and the client perhaps only later.
         delay_s = simulation.dice.choice((0.0, 1.0, 20.0))
         asyncio.get_running_loop().call_later(delay_s, active.break_off, "the connection was lost")
 
 
 async def _cut_off(simulation: Simulation) -> None:
-    """The owner loses PostgreSQL and does not notice; its last cut is still on its slow way to Kafka."""
+    """Let the owner lose PostgreSQL without noticing, while its last cut is still in flight to Kafka."""
     server = simulation.server
     active = server.active
     if active is None or simulation.is_quiet:
@@ -543,14 +554,14 @@ async def _crash_server(simulation: Simulation) -> None:
 
 
 async def _promote(simulation: Simulation) -> None:
-    """A standby takes over that lacks what was written last; nothing of that was published."""
+    """Promote a standby that lacks the last WAL. The missing WAL has no published changes."""
     if simulation.mode == "at_least_once" and simulation.loading is not None:
         return  # rows that were read may need a new epoch, which the model does not follow without transactions
     await _go_back(simulation, promote=True)
 
 
 async def _overtake_a_start(simulation: Simulation) -> None:
-    """Let whoever gets the slot first lose it at once, and fence its next owner without knowing that."""
+    """Let the next owner of the slot lose it at once, and fence its successor without knowing that."""
     server = simulation.server
     simulation.slow_down(2.0)
     for _ in range(300):
@@ -568,17 +579,17 @@ async def _overtake_a_start(simulation: Simulation) -> None:
 
 
 async def _restore(simulation: Simulation) -> None:
-    """The server is restored from a snapshot of its disk, which lacks what was written last."""
+    """Restore the server from a snapshot of its disk, which lacks the last WAL."""
     if simulation.mode == "exactly_once":
         await _go_back(simulation, promote=False)
 
 
 async def _restore_without_the_last(simulation: Simulation) -> None:
-    """The server is restored from a snapshot of its disk, which lacks published transactions, too."""
+    """Restore the server from a snapshot of its disk, which also lacks published transactions."""
     server, dice = simulation.server, simulation.dice
     if simulation.mode != "exactly_once" or simulation.is_held or not _can_go_back(simulation):
         return
-    assert server.slot is not None, "that has been looked at"
+    assert server.slot is not None, "a case that has been examined"
     simulation.is_quiet = True
     snapshot, slot = simulation.wal.snapshot(), server.slot.snapshot()
     messages = dice.choice((0.0, 0.3, 1.0))
@@ -589,9 +600,9 @@ async def _restore_without_the_last(simulation: Simulation) -> None:
     if server.is_up and not server.shutting_down:
         for daemon in simulation.daemons:
             daemon.kill()
-        simulation.broker.time_out()  # so that nothing of what is lost is on its way to Kafka any more
+        simulation.broker.time_out()  # so that no lost change is in flight to Kafka any more
         server.go_back(simulation.wal.restore(snapshot), slot, promote=False)
-        simulation.epochs_due += 1
+        simulation.expect_new_epoch()
         simulation.model.on_loss(snapshot)
         for _ in range(dice.choice((0, 3, 20))):
             simulation.wal.transact(messages)
@@ -609,7 +620,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
     server, dice = simulation.server, simulation.dice
     if not _can_go_back(simulation):
         return
-    assert server.slot is not None, "that has been looked at"
+    assert server.slot is not None, "a case that has been examined"
     simulation.is_quiet = True
     since, slot = simulation.wal.end, server.slot.snapshot()
     for _ in range(dice.randrange(4)):
@@ -620,10 +631,11 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
         before = simulation.wal.end
         end = simulation.wal.lose_tail(since)
         server.go_back(end, slot, promote=promote)
-        simulation.epochs_due += end < before and not promote
+        if end < before and not promote:
+            simulation.expect_new_epoch()
         simulation.model.on_history(end, promoted=promote)
         if dice.random() < 0.5:
-            for _ in range(20):  # it has written as much again when somebody connects
+            for _ in range(20):  # it has written as much again before a daemon connects
                 simulation.wal.step()
         await asyncio.sleep(dice.choice((0.5, 5.0)))
         server.is_up = True
@@ -633,7 +645,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
 
 
 async def _lose_checkpoints(simulation: Simulation) -> None:
-    """Kafka loses the last checkpoints while nobody is running, or somebody forges one."""
+    """Let Kafka lose the last checkpoints while no daemon runs, or let another program forge one."""
     if simulation.mode != "exactly_once" or simulation.is_held:
         return
     simulation.is_held = True
@@ -644,21 +656,22 @@ async def _lose_checkpoints(simulation: Simulation) -> None:
     last = simulation.model.cut - simulation.dice.choice((2, 3, 9))
 
     def is_lost(value: bytes) -> bool:
-        return is_mark(value) or json.loads(value)["cut"] > last
+        return is_probe(value) or json.loads(value)["cut"] > last
 
     if not partition.open and simulation.broker.outdated is None:
         is_forged = simulation.strangers.random() < 0.5
-        simulation.epochs_due += _forge(simulation, partition) if is_forged else partition.lose(KEY, is_lost)
+        if _forge(simulation, partition) if is_forged else partition.lose(KEY, is_lost):
+            simulation.expect_new_epoch()
     simulation.is_held = False
 
 
 def _forge(simulation: Simulation, partition: Partition) -> bool:
-    """Write a checkpoint under the pipeline's key that the cut records deny; return whether there was one to forge.
+    """Write a checkpoint under the pipeline's key that contradicts the cut records. Return whether this was possible.
 
-    Where that of the last cut is lost, or another one was forged, it would be one fault too many.
+    If the checkpoint of the last cut is lost, or another one was forged, a second fault would be too much.
     """
     values = [entry.value or b"" for entry in partition.log if entry.is_visible and entry.key == KEY]
-    genuine = [json.loads(value) for value in values if not is_mark(value)]
+    genuine = [json.loads(value) for value in values if not is_probe(value)]
     if not genuine or not genuine[-1]["end_lsn"] or genuine[-1]["cut"] != simulation.model.cut:
         return False
     last = genuine[-1]
@@ -676,9 +689,9 @@ def _forge(simulation: Simulation, partition: Partition) -> bool:
 
 
 async def _late_marker(simulation: Simulation) -> None:
-    """A marker that comes late shows the checkpoint of a cut, and the process dies before it commits the cut.
+    """Let a late marker show the checkpoint of a cut, and kill the process before it commits the cut.
 
-    Or it hides the checkpoint, or the record of a cut, and the process dies when it has committed the cut.
+    Or let it hide the checkpoint or the record of a cut, and kill the process when it has committed the cut.
     """
     broker, dice = simulation.broker, simulation.dice
     topic = dice.choice(OWN_TOPICS)
@@ -723,11 +736,12 @@ async def _kafka_weather(simulation: Simulation) -> None:
 
 
 async def _outdated_broker(simulation: Simulation) -> None:
-    """A broker loses touch with its cluster: some clients are told what was there before, perhaps of a new session."""
+    """Let a broker lose touch with its cluster. Some clients get outdated answers, perhaps those of a new session."""
     broker, server, dice = simulation.broker, simulation.server, simulation.dice
     if broker.leader_epoch:
-        return  # it happens once in a world
-    # Where others write, or markers come twice, an old end may happen to be the one predicted: one fault too many.
+        return  # it happens only once in a world
+    # If other programs write, or markers come twice, an old end may happen to equal the predicted one. This would be
+    # one fault too many.
     disturbed = {_foreign_rows, _kafka_weather}.intersection(simulation.troubles)
     led = OWN_TOPICS if disturbed else list(broker.topics)
     broker.lose_touch(led, dice.choice((0.3, 0.7)))
@@ -736,13 +750,16 @@ async def _outdated_broker(simulation: Simulation) -> None:
     if active is not None and dice.random() < 0.9:
         server.forget(active)
         active.break_off("the connection was lost")
-    # Some outages last longer than a read is patient.
+    # Some outages last longer than the time limit of a read.
     await asyncio.sleep(dice.choice((3.0, 10.0, 90.0)))
     broker.outdated = None
 
 
 async def _foreign_transaction(simulation: Simulation) -> None:
-    """Somebody writes to the checkpoint topic, and does not come to an end, or commits what looks like a checkpoint."""
+    """Let another program write to the checkpoint topic.
+
+    It leaves its transaction open, or commits a record that looks like a checkpoint.
+    """
     broker = simulation.broker
     transaction = broker.open("somebody", simulation.dice.choice((1.0, 20.0)))
     broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", FOREIGN.to_json())
@@ -752,7 +769,7 @@ async def _foreign_transaction(simulation: Simulation) -> None:
 
 
 async def _foreign_rows(simulation: Simulation) -> None:
-    """Somebody writes to a topic of changes, and perhaps thinks better of it."""
+    """Let another program write to a topic of changes, and perhaps abort."""
     broker, dice = simulation.broker, simulation.dice
     places = [(name, dice.randrange(PARTITIONS)) for name in sorted(broker.topics) if ".public." in name]
     transaction = broker.open("somebody", dice.choice((0.01, 1.0, 20.0)))
@@ -763,7 +780,7 @@ async def _foreign_rows(simulation: Simulation) -> None:
 
 
 async def _two_phase(simulation: Simulation) -> None:
-    """The operator sets postgres.two_phase, and starts the daemons again."""
+    """Let the operator set postgres.two_phase, and restart the daemons."""
     server = simulation.server
     if not server.options.two_phase:
         server.options = replace(server.options, two_phase=True)
@@ -772,7 +789,7 @@ async def _two_phase(simulation: Simulation) -> None:
 
 
 async def _disk_hangs(simulation: Simulation) -> None:
-    """For a while, or until the process ends: another one may have a disk that works."""
+    """Let a disk hang for a while, or until the process ends. Another process may have a disk that works."""
     dice = simulation.dice
     disk = dice.choice(simulation.daemons).disk
     if disk is None:
@@ -819,10 +836,10 @@ def run(
     loads: bool | None = None,
     commands: bool | None = None,
 ) -> str | None:
-    """Run the world of ``seed``, delivering in its own mode or this one; return what went wrong first, or None.
+    """Run the world of ``seed``, in its own mode or this one. Return the first error, or None.
 
-    ``loads``: whether tables are loaded; None: in one world of four. ``commands``: whether commands are given there;
-    None: in some of these worlds.
+    ``loads``: whether tables are loaded. None: in one world of four. ``commands``: whether commands are given in a
+    world with loads. None: in some of these worlds.
     """
     loop = Loop()
     asyncio.set_event_loop(loop)

@@ -29,7 +29,7 @@ CONTROL: Final = "_pgsluice_cuts"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The moment when a driver dies: ``before``, ``within`` or after (``behind``) the commit of ``table``."""
+    """The moment when a driver dies: ``before``, ``within`` or ``after`` the commit of ``table``."""
 
     table: str
     when: str
@@ -41,7 +41,7 @@ STEPS: Final[Mapping[str, Step]] = {
     "between the commits of two tables": Step("public.lines", "before", "public.orders"),
     "within the commit of a table": Step("public.orders", "within"),
     "before the control table": Step(CONTROL, "before"),
-    "behind the control table": Step(CONTROL, "behind"),
+    "after the control table": Step(CONTROL, "after"),
 }
 
 

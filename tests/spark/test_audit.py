@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark import AuditReport, Delta, NoSuchView, PipelineError
-from pgsluice_spark.cli import COMMANDS, parser
+from pgsluice_spark.command_line import parser
+from pgsluice_spark.commands import COMMANDS
 from pgsluice_spark.config import Config
 from pgsluice_spark.postgres import Snapshot, Source, before_header
 from sandbox.kafka import Kafka

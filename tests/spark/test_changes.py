@@ -224,16 +224,17 @@ def test_what_it_refuses(spark: SparkSession, new_topic: Callable[[dict[int, Jso
 
 
 def test_schemas_from_their_topic(spark: SparkSession, kafka: Kafka) -> None:
-    create(kafka, NewTopic("shop.schemas", 1, config={"cleanup.policy": "compact"}))
+    topic = "only.schemas"
+    create(kafka, NewTopic(topic, 1, config={"cleanup.policy": "compact"}))
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True})
     recorded = [("t-value", 1, 5), ("other-value", 1, 6), ("t-key", 1, 7), ("t-value", 2, 8), ("t-value", 1, 5)]
     for subject, version, identifier in recorded:
         entry = {"subject": subject, "version": version, "id": identifier, "schemaType": "AVRO", "schema": '"ö"'}
         key = json.dumps({"subject": subject, "id": identifier})
-        producer.produce("shop.schemas", key=key, value=json.dumps(entry | {"postgres": None}, ensure_ascii=False))
-    producer.produce("shop.schemas", key="deleted", value=None)
+        producer.produce(topic, key=key, value=json.dumps(entry | {"postgres": None}, ensure_ascii=False))
+    producer.produce(topic, key="deleted", value=None)
     producer.flush()
-    registry = TopicRegistry(spark, kafka.bootstrap_servers, "shop.schemas")
+    registry = TopicRegistry(spark, kafka.bootstrap_servers, topic)
     assert sorted(registry.versions(["t-value", "t-key", "none"]), key=lambda version: version.id) == [
         SchemaVersion("t-value", 1, 5, '"ö"'),
         SchemaVersion("t-key", 1, 7, '"ö"'),

@@ -15,7 +15,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from pgsluice_spark.cli import main, parser
+from pgsluice_spark.cli import main
+from pgsluice_spark.command_line import parser
 from pgsluice_spark.config import read
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres

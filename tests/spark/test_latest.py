@@ -46,9 +46,9 @@ def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json: 
 
 @dataclass
 class Table:
-    """A table, the changes that random statements make to it, and what the changes tell about it.
+    """A table, the changes that random statements make to it, and the rows that follow from these changes.
 
-    ``rows`` is what a reader has. ``gone`` are the keys among them whose rows were deleted without a change.
+    ``rows`` are the rows of a reader. ``gone`` are the keys among them whose rows were deleted without a change.
     """
 
     random: random.Random

@@ -1,4 +1,4 @@
-"""Maintenance between batches, on tables of each target: what it deletes, and what it must keep."""
+"""Maintenance between batches, on tables of each target: the files that it deletes, and those that it must keep."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Change logs in Parquet files: they have each change once, whatever a killed driver has left.
+"""Change logs in Parquet files: they have each change once, even if a killed driver has left incomplete files.
 
 Some tests check what mirrors are told about a log.
 """

@@ -1,4 +1,4 @@
-"""A certificate authority that signs what tests need, even certificates that have expired."""
+"""A certificate authority that signs any certificate that tests need, even expired ones."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

@@ -68,6 +68,8 @@ class World:
     owner: "FakeSink | None" = None
     """The most recently registered producer."""
     topics: set[str] = field(default_factory=set)
+    prepared: list[list[str]] = field(default_factory=list)
+    """The topics that were prepared together, by call."""
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
     partitioned: set[int] = field(default_factory=set)
     rows: dict[int, list[int]] = field(default_factory=dict)
@@ -181,7 +183,7 @@ class FakeStream:
         self.queue: asyncio.Queue[list[Frame] | PgsluiceError] = asyncio.Queue()
         self._ended: asyncio.Future[PgsluiceError] = asyncio.get_running_loop().create_future()
         self.reports: list[tuple[int, int]] = []
-        self.let_go: list[int] = []
+        self.released: list[int] = []
         self.stopped = False
         for commit_lsn, frames in world.wal:
             if commit_lsn >= (world.position or 0):
@@ -210,7 +212,7 @@ class FakeStream:
             self.queue.put_nowait([Keepalive(self._world.server.xlogpos, 0, reply_requested=False)])
 
     def answer_shutdown(self, wal_end: int) -> None:
-        self.let_go.append(wal_end)
+        self.released.append(wal_end)
 
     async def stop(self) -> None:
         self.stopped = True
@@ -495,6 +497,10 @@ class FakeSink:
         self._world.step("open_topic")
         assert keyed or not policy.tombstones
         self._world.topics.add(policy.topic)
+
+    async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
+        self._world.step("prepare_topics")
+        self._world.prepared.append([policy.topic for policy in policies])
 
     async def begin(self) -> None:
         self._world.step("begin")

@@ -1,4 +1,4 @@
-"""Does with any record of a service topic everything that pgsluice would do with it.
+"""Processes any record of a service topic in every way in which pgsluice would process it.
 
 Used by the property tests and the fuzzer. Each function returns the result. Only documented errors are allowed: a
 ValueError of a part, to which callers add topic and offset, or a PgsluiceError.

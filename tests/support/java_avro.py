@@ -75,7 +75,7 @@ public class Avro {
 
 @dataclass(frozen=True)
 class Task:
-    """Tells whether ``reader`` can read what ``writer`` wrote, and reads ``data``, the body of a message."""
+    """A task: find out whether ``reader`` can read records of ``writer``, and read ``data``, the body of a message."""
 
     writer: Schema
     reader: Schema

@@ -24,7 +24,7 @@ def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
 
 
 def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    """Run a statement. Return all cuts, up to one that ends after everything that was committed by then.
+    """Run a statement. Return all cuts, up to one that ends after everything that was committed before.
 
     On an idle server, loaded rows have the server's current position, so the statement has to write something.
     """

@@ -1,4 +1,4 @@
-"""A consumer that knows the wire contract and no code of pgsluice. It is Confluent's own client, with read_committed.
+"""A consumer that knows the wire contract, but no code of pgsluice. It uses Confluent's client, with read_committed.
 
 It follows the cut records of ``<prefix>.transactions`` and reads every partition they list up to ``next``,
 decoding with Confluent's deserializer against the registry that the daemon serves.
@@ -24,7 +24,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 POLL_S = 0.1
-"""How long a call gathers messages, unless it has as many as it wants earlier."""
+"""How long a call gathers messages, unless it has enough earlier."""
 BATCH = 2000
 TIMEOUT_S = 180
 METADATA_TIMEOUT_S = 15

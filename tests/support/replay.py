@@ -73,9 +73,10 @@ class Replay:
         completes: Callable[[dict[str, Any]], bool] = itemgetter("replaces"),
         forgets: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """``tombstones`` (by ``schema.table``) and ``partitions`` (by topic) say what to expect. ``partial``: tables
-        that had rows before. ``completes`` says for a mark whether its load reads all rows of the table. ``forgets``
-        says for the id of such a load whether the copy of the table begins with it.
+        """``tombstones`` (by ``schema.table``) and ``partitions`` (by topic) are the expected ones.
+
+        ``partial``: tables that had rows before. ``completes`` returns for a mark whether its load reads all rows of
+        the table. ``forgets`` returns for the id of such a load whether a new copy of the table begins with it.
         """
         self.loads = Loads(self._complain_of_load)
         self._completes = completes

@@ -11,7 +11,7 @@ from pgsluice.kafka.ledger import OffsetPrediction
 from pgsluice.kafka.options import CutFormat, SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import KafkaSink
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 from pgsluice.record import Record, Target
 from pgsluice.tables import TablePolicy
 from pgsluice.transaction import Transaction
@@ -21,7 +21,7 @@ from tests.support.kafka import client_options, read_committed
 KEY = b"the pipeline's key"
 MIB = 1024 * 1024
 
-Place = tuple[str, int]
+Partition = tuple[str, int]
 
 
 def insert(target: Target, number: int, size: int = 0) -> Record:
@@ -116,7 +116,7 @@ def cut_records(kafka: Kafka, prefix: str) -> list[dict[str, Any]]:
     return [json.loads(message.value()) for message in messages]
 
 
-def offsets(cut: dict[str, Any]) -> dict[Place, tuple[int, int]]:
+def offsets(cut: dict[str, Any]) -> dict[Partition, tuple[int, int]]:
     return {
         (topic["topic"], at["partition"]): (at["first"], at["next"])
         for topic in cut["topics"]

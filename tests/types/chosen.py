@@ -1,4 +1,4 @@
-"""What a value becomes in a column whose type was chosen, derived again from the documentation, for ``proof``."""
+"""The expected value in a column whose type was chosen, derived independently from the documentation, for ``proof``."""
 
 import math
 import re
@@ -20,7 +20,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "timestamptz": ["timestamp-millis"],
     "interval": ["interval-micros"],
 }
-"""For each type: what can be chosen, besides its own Avro type, and besides ``string``, which is always possible."""
+"""The types that can be chosen for each type, besides its own Avro type and ``string``, which is always possible."""
 
 UNFIT: Final = object()
 """Stands for a value that is marked."""

@@ -1,4 +1,4 @@
-"""Values of every type that a column can have: the difficult ones, and any number of others.
+"""Values of every type that a column can have: difficult ones, and any number of random ones.
 
 Used by ``proof``. The values are drawn from a seed, as text for the type's input function.
 """

@@ -10,7 +10,7 @@ from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.commands import CommandState, Request
 from pgsluice.cut import Cut
 from pgsluice.errors import HistoryError
-from pgsluice.loads import Load, Place
+from pgsluice.loads import Load, LoadPosition
 from pgsluice.transaction import Delivered, Transaction
 
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 2, 9, 1000, last_end_lsn=990, last_xid=700, last_commit_ts=55)
@@ -33,7 +33,7 @@ class TestCheckpoint:
             selection_lsn=3,
             refused="Restored.",
             loads=(LOAD,),
-            place=Place(950, 3),
+            load_position=LoadPosition(950, 3),
             tracks_loads=True,
             commands=COMMANDS,
         )
@@ -82,7 +82,7 @@ class TestCheckpoint:
             ({"loads": None}, "'loads' is not an array"),
             ({"loads": [3]}, "a Load is not an object"),
             ({"loads": [{"id": "5f3a"}]}, "'schema' of a Load is missing"),
-            ({"place": None}, "a Place is not an object"),
+            ({"place": None}, "a LoadPosition is not an object"),
             ({"commands": None}, "'commands' is not an object"),
             ({"tracks_loads": 1}, "'tracks_loads' is not true or false"),
             ({"place": {"lsn": -1}}, "'lsn' has a value that it cannot have"),
@@ -108,12 +108,18 @@ class TestCheckpoint:
         former = json.loads(CHECKPOINT.to_json())
         del former["loads"], former["place"]
         found = Checkpoint.from_json(json.dumps(former).encode())
-        assert (found, found.loads, found.place) == (CHECKPOINT, (), Place())
+        assert (found, found.loads, found.load_position) == (CHECKPOINT, (), LoadPosition())
 
     def test_one_of_a_version_without_commands_has_read_none(self) -> None:
         former = json.loads(CHECKPOINT.to_json())
         del former["commands"]
         assert Checkpoint.from_json(json.dumps(former).encode()) == CHECKPOINT
+
+    def test_only_that_of_a_paused_pipeline_has_a_field_that_versions_without_pauses_refuse(self) -> None:
+        assert "is_pipeline_paused" not in json.loads(CHECKPOINT.to_json())["commands"]
+        paused = replace(CHECKPOINT, commands=replace(COMMANDS, is_pipeline_paused=True))
+        assert json.loads(paused.to_json())["commands"]["is_pipeline_paused"] is True
+        assert Checkpoint.from_json(paused.to_json()) == paused
 
     def test_one_of_a_version_that_loaded_nothing_by_default_does_not_track_loads(self) -> None:
         found = json.loads(replace(CHECKPOINT, tracks_loads=True).to_json())
@@ -135,16 +141,16 @@ class TestCheckpoint:
 
     def test_a_cut_says_how_far_loads_have_come(self) -> None:
         further = replace(LOAD, last=("50",), rows=1008)
-        loading = replace(CHECKPOINT, loads=(LOAD,), place=Place(950, 3))
-        advanced = loading.advanced(Cut(end_lsn=1200, loads=[further], place=Place(1100, 9)), 10)
-        assert advanced == replace(loading, cut=10, end_lsn=1200, loads=(further,), place=Place(1100, 9))
-        ended = advanced.advanced(Cut(end_lsn=1300, loads=[], place=Place(1250, 1)), 11)
-        assert (ended.loads, ended.place) == ((), Place(1250, 1))
+        loading = replace(CHECKPOINT, loads=(LOAD,), load_position=LoadPosition(950, 3))
+        advanced = loading.advanced(Cut(end_lsn=1200, loads=[further], load_position=LoadPosition(1100, 9)), 10)
+        assert advanced == replace(loading, cut=10, end_lsn=1200, loads=(further,), load_position=LoadPosition(1100, 9))
+        ended = advanced.advanced(Cut(end_lsn=1300, loads=[], load_position=LoadPosition(1250, 1)), 11)
+        assert (ended.loads, ended.load_position) == ((), LoadPosition(1250, 1))
 
     def test_one_without_rows_that_were_read_keeps_them(self) -> None:
-        loading = replace(CHECKPOINT, loads=(LOAD,), place=Place(950, 3))
+        loading = replace(CHECKPOINT, loads=(LOAD,), load_position=LoadPosition(950, 3))
         advanced = loading.advanced(heartbeat(1200), 10)
-        assert (advanced.loads, advanced.place) == ((LOAD,), Place(950, 3))
+        assert (advanced.loads, advanced.load_position) == ((LOAD,), LoadPosition(950, 3))
 
     def test_a_cut_advances_it_and_names_its_last_transaction(self) -> None:
         cut = Cut(end_lsn=1200, last=(Transaction(701, 1150, 56), 1180), last_message=(1100, "0a1b2c3d"))

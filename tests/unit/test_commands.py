@@ -62,7 +62,10 @@ class TestARecord:
             (b'{"version": 1, "order": {}}', "it is neither a command nor an answer"),
             (b'{"version": 1, "command": {}}', "'id' of a Command is missing"),
             (record(later=1), "a Command has fields that are not known"),
-            (record(verb="drop"), "its verb is not one of start, cancel, pause, resume"),
+            (
+                record(verb="drop"),
+                "its verb is not one of start, cancel, pause, resume, pause_pipeline, resume_pipeline",
+            ),
             (record(verb=["start"]), "'verb' has a value that it cannot have"),
             (record(tables="public.orders"), "'tables' has a value that it cannot have"),
             (record(expires_ms=-1), "'expires_ms' has a value that it cannot have"),
@@ -98,6 +101,12 @@ class TestWhatCommandsLeaveBehind:
     def test_survives_the_way_through_a_checkpoint(self) -> None:
         assert read_command_state(as_json(asdict(STATE))) == STATE
         assert read_command_state(as_json(asdict(CommandState()))) == CommandState()
+
+    def test_is_read_by_versions_without_pauses_unless_the_pipeline_is_paused(self) -> None:
+        assert STATE.to_fields().keys() == {"topic_id", "offset", "is_paused", "requests"}
+        paused = replace(STATE, is_pipeline_paused=True)
+        assert paused.to_fields()["is_pipeline_paused"] is True
+        assert [read_command_state(as_json(one.to_fields())) for one in (STATE, paused)] == [STATE, paused]
 
     def test_is_nothing_in_a_checkpoint_of_an_earlier_version(self) -> None:
         assert read_command_state({}) == CommandState()

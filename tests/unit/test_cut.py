@@ -11,7 +11,7 @@ from pgsluice import cut as module
 from pgsluice.avro.schema import cut_schema
 from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut, cut_records
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place, State
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, LoadPosition, State
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction, WholeTransactions
@@ -65,16 +65,16 @@ def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> N
 
 def test_rows_that_were_read_join_it_with_how_far_they_have_come() -> None:
     cut = Cut()
-    assert (cut.loads, cut.place, cut.marks, cut.loaded) == (None, None, [], [])
+    assert (cut.loads, cut.load_position, cut.marks, cut.loaded) == (None, None, [], [])
     load, marks = (
         Load("a load", "public", "orders", 7, "a shape", ("id",), ("5",), 5),
         [mark("begin", 0, 0), mark("rows", 6, 5)],
     )
-    cut.add_load([load], Place(90, 7), marks, ())
-    assert (cut.loads, cut.place, cut.marks, cut.loaded) == ([load], Place(90, 7), marks, [])
+    cut.add_load([load], LoadPosition(90, 7), marks, ())
+    assert (cut.loads, cut.load_position, cut.marks, cut.loaded) == ([load], LoadPosition(90, 7), marks, [])
     end, loaded = mark("end", 7, 5), Loaded("a load", "public", "orders", 7, 5, 1)
-    cut.add_load([], Place(90, 8), [end], [loaded])
-    assert (cut.loads, cut.place, cut.marks, cut.loaded) == ([], Place(90, 8), [*marks, end], [loaded])
+    cut.add_load([], LoadPosition(90, 8), [end], [loaded])
+    assert (cut.loads, cut.load_position, cut.marks, cut.loaded) == ([], LoadPosition(90, 8), [*marks, end], [loaded])
 
 
 def test_it_is_empty_without_records_and_marks() -> None:
@@ -87,7 +87,7 @@ def test_it_is_empty_without_records_and_marks() -> None:
 
 def test_it_is_not_empty_when_a_table_without_rows_was_read() -> None:
     cut = Cut()
-    cut.add_load([], Place(90, 2), [mark("begin", 0, 0), mark("end", 1, 0)], ())
+    cut.add_load([], LoadPosition(90, 2), [mark("begin", 0, 0), mark("end", 1, 0)], ())
     assert not cut.is_empty
 
 
@@ -200,7 +200,7 @@ def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
 def test_marks_are_in_the_first_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PART_BYTES", 1)
     cut, marks = Cut(), [mark("begin", 0, 0), mark("rows", 6, 5), mark("end", 7, 5, replaces=False)]
-    cut.add_load([], Place(90, 8), marks, ())
+    cut.add_load([], LoadPosition(90, 8), marks, ())
     parts = cut_records(cut, IDENTITY, {("a", 0): (0, 1), ("b", 0): (0, 1), ("c", 0): (0, 1)}, {}, full=True)
     assert [round_trip(part)["snapshots"] for part in parts] == [[asdict(one) for one in marks], [], []]
 

@@ -15,11 +15,11 @@ from pgsluice.loads import (
     Load,
     Loaded,
     LoadMark,
-    Place,
+    LoadPosition,
     assumed,
     moved_key,
+    read_load_position,
     read_loads,
-    read_place,
     table_key,
 )
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
@@ -117,28 +117,28 @@ class TestALoad:
         assert read_loads([as_json(asdict(most))]) == (most,)
 
 
-class TestAPlace:
+class TestALoadPosition:
     def test_the_rows_at_one_position_are_counted_on(self) -> None:
-        place = Place(1000, 5)
-        assert place.at(1000) == place
-        assert place.behind(3) == Place(1000, 8)
+        position = LoadPosition(1000, 5)
+        assert position.at(1000) == position
+        assert position.after(3) == LoadPosition(1000, 8)
 
     def test_those_at_another_one_begin_anew(self) -> None:
-        assert Place(1000, 5).at(1100) == Place(1100, 0)
+        assert LoadPosition(1000, 5).at(1100) == LoadPosition(1100, 0)
 
     def test_rows_are_numbered_before_every_change_that_commits_there(self) -> None:
-        assert (Place(1000).seq, Place(1000, 5).seq) == (FIRST_SEQ, FIRST_SEQ + 5)
+        assert (LoadPosition(1000).seq, LoadPosition(1000, 5).seq) == (FIRST_SEQ, FIRST_SEQ + 5)
         assert FIRST_SEQ < -1, "the number of a message outside transactions"
 
     def test_it_survives_the_way_through_a_checkpoint(self) -> None:
-        assert read_place(as_json(asdict(Place(1000, 5)))) == Place(1000, 5)
-        assert read_place({}) == Place(0, 0)
+        assert read_load_position(as_json(asdict(LoadPosition(1000, 5)))) == LoadPosition(1000, 5)
+        assert read_load_position({}) == LoadPosition(0, 0)
 
     @pytest.mark.parametrize(
         ("found", "complaint"),
         [
-            ([], "a Place is not an object"),
-            ({"lsn": 1, "counts": 2}, "a Place has fields that are not known"),
+            ([], "a LoadPosition is not an object"),
+            ({"lsn": 1, "counts": 2}, "a LoadPosition has fields that are not known"),
             ({"lsn": "0/0"}, "'lsn' has a value that it cannot have"),
             ({"lsn": 2**64}, "'lsn' has a value that it cannot have"),
             ({"count": -1}, "'count' has a value that it cannot have"),
@@ -147,13 +147,13 @@ class TestAPlace:
     )
     def test_anything_else_is_none(self, found: object, complaint: str) -> None:
         with pytest.raises(ValueError, match=complaint):
-            read_place(found)
+            read_load_position(found)
 
     def test_one_behind_which_no_row_could_be_numbered_is_none(self) -> None:
         """Only another program can have written it."""
-        assert read_place({"count": 2**62}).seq == 0
+        assert read_load_position({"count": 2**62}).seq == 0
         with pytest.raises(ValueError, match="'count' has a value that it cannot have"):
-            read_place({"count": 2**62 + 1})
+            read_load_position({"count": 2**62 + 1})
 
 
 def test_a_mark_has_the_fields_of_the_contract() -> None:

@@ -1,4 +1,4 @@
-"""The position that may be confirmed, depending on what was received and delivered."""
+"""The position that may be confirmed, depending on the received and delivered changes."""
 
 import pytest
 
@@ -60,16 +60,16 @@ class TestASimpleEnd:
 
     def test_not_while_one_is_prepared(self) -> None:
         progress = Progress(1000)
-        progress.hold(700, 1100)
+        progress.on_prepared(700, 1100)
         assert not progress.is_simple
         progress.forget(700)
         assert progress.is_simple
 
     def test_not_while_one_waits(self) -> None:
         progress = Progress(1000)
-        progress.hold_back(1100)
+        progress.limit_received(1100)
         assert not progress.is_simple
-        progress.let_go()
+        progress.lift_limit()
         assert progress.is_simple
 
 
@@ -127,15 +127,15 @@ class TestWhatTheServerOwes:
 class TestPreparedTransactions:
     def test_nothing_behind_a_prepare_is_confirmed_while_it_is_outstanding(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold(700, 1500)
-        progress.hold(800, 1700)
+        progress.on_prepared(700, 1500)
+        progress.on_prepared(800, 1700)
         assert progress.confirmable == 1500
 
     def test_not_even_when_its_commit_was_received_until_that_is_delivered(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold(700, 1500)
+        progress.on_prepared(700, 1500)
         progress.on_received(2200)
-        progress.release(700, 2200)
+        progress.on_prepared_commit(700, 2200)
         progress.on_delivered(2100)
         assert progress.confirmable == 1500
         progress.on_delivered(2200)
@@ -143,19 +143,19 @@ class TestPreparedTransactions:
 
     def test_a_commit_that_was_delivered_before_releases_it_at_once(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold(700, 1500)
-        progress.release(700, 1900)
+        progress.on_prepared(700, 1500)
+        progress.on_prepared_commit(700, 1900)
         assert progress.confirmable == 2000
 
     def test_so_does_a_rollback(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold(700, 1500)
+        progress.on_prepared(700, 1500)
         progress.forget(700)
         assert progress.confirmable == 2000
 
     def test_a_checkpoint_holds_the_slot_until_one_says_that_nothing_does(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold(700, 1500)
+        progress.on_prepared(700, 1500)
         progress.on_delivered(2000, progress.held_at(2000))
         progress.forget(700)
         assert (progress.confirmable, progress.undelivered) == (1500, True)
@@ -164,10 +164,10 @@ class TestPreparedTransactions:
 
     def test_it_says_so_when_the_commit_is_before_its_end(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold(700, 1500)
-        progress.hold(800, 1700)
+        progress.on_prepared(700, 1500)
+        progress.on_prepared(800, 1700)
         progress.on_received(2200)
-        progress.release(700, 2100)
+        progress.on_prepared_commit(700, 2100)
         assert [progress.held_at(lsn) for lsn in (2000, 2099, 2100)] == [1500, 1500, 1700]
         progress.forget(800)
         assert progress.held_at(2100) == 0
@@ -184,14 +184,14 @@ class TestPreparedTransactions:
     def test_one_that_was_prepared_before_the_slot_told_of_it_comes_again_anyway(self) -> None:
         progress = Progress(2000, slot_lsn=1500)
         progress.on_received(2000)
-        progress.hold(700, 1499)
+        progress.on_prepared(700, 1499)
         assert (progress.confirmable, progress.held_at(2000)) == (2000, 0)
-        progress.hold(800, 1500)
+        progress.on_prepared(800, 1500)
         assert progress.confirmable == 1500
 
     def test_the_end_of_what_is_not_held_changes_nothing(self) -> None:
         progress = received_and_delivered(2000)
-        progress.release(700, 3000)
+        progress.on_prepared_commit(700, 3000)
         progress.forget(800)
         assert progress.confirmable == 2000
 
@@ -201,7 +201,7 @@ class TestHoldingBack:
 
     def test_what_is_received_counts_up_to_there(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold_back(2500)
+        progress.limit_received(2500)
         progress.on_received(2400)
         assert progress.received == 2400
         progress.on_received(2500)
@@ -212,17 +212,17 @@ class TestHoldingBack:
 
     def test_the_first_one_that_waits_decides(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold_back(2500)
-        progress.hold_back(2700)
+        progress.limit_received(2500)
+        progress.limit_received(2700)
         progress.on_received(3000)
         assert progress.received == 2500
 
     def test_letting_go_tells_how_far_it_was(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold_back(2500)
+        progress.limit_received(2500)
         progress.on_received(3000)
         progress.on_received(2900)
-        assert progress.let_go() == 3000
+        assert progress.lift_limit() == 3000
         assert progress.received == 2500
         progress.on_received(3000)
         assert (progress.received, progress.undelivered) == (3000, True)
@@ -231,27 +231,27 @@ class TestHoldingBack:
 
     def test_each_time_anew(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold_back(2500)
+        progress.limit_received(2500)
         progress.on_received(3000)
-        progress.let_go()
+        progress.lift_limit()
         progress.on_received(3000)
-        progress.hold_back(3500)
+        progress.limit_received(3500)
         progress.on_received(3400)
-        assert (progress.received, progress.let_go()) == (3400, 0)
+        assert (progress.received, progress.lift_limit()) == (3400, 0)
 
     def test_without_anything_behind_it_nothing_is_to_come(self) -> None:
-        assert received_and_delivered(2000).let_go() == 0
+        assert received_and_delivered(2000).lift_limit() == 0
 
     def test_what_was_received_before_remains_so(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold_back(1500)
+        progress.limit_received(1500)
         progress.on_received(2500)
         assert (progress.received, progress.confirmable) == (2000, 2000)
 
     def test_a_checkpoint_of_that_time_keeps_what_is_prepared(self) -> None:
         progress = received_and_delivered(2000)
-        progress.hold_back(2500)
-        progress.hold(700, 2200)
+        progress.limit_received(2500)
+        progress.on_prepared(700, 2200)
         progress.on_received(3000)
         assert progress.held_at(2500) == 2200
         progress.on_delivered(2500, 2200)
@@ -259,7 +259,7 @@ class TestHoldingBack:
 
     def test_another_server_is_noticed_all_the_same(self) -> None:
         progress = Progress(1000, {900: "transaction"})
-        progress.hold_back(800)
+        progress.limit_received(800)
         with pytest.raises(Diverged, match="last transaction delivered ended at 0/384"):
             progress.on_received(901)
 

@@ -699,7 +699,7 @@ class TestTheGate:
 
 
 class Counting(MemorySpool):
-    """A spool that remembers what it has opened."""
+    """A spool that keeps a list of everything that it has opened."""
 
     def __init__(self) -> None:
         self.rows: list[MemoryRows] = []

@@ -23,6 +23,13 @@ _SNAPSHOT_ACTIONS = {
     "cancel": "End loads. Rows that were delivered stay.",
 }
 
+_PAUSES = (
+    ("pause", "pause_pipeline", "Let a running pipeline deliver nothing more until `resume`."),
+    ("resume", "resume_pipeline", "Let a pipeline that was paused go on."),
+)
+
+_DETACH = "send the command, and do not wait for its end"
+
 _PATTERN = "pattern of schema and table, as in tables.include; may be repeated"
 
 _EXIT_CODES = """\
@@ -33,7 +40,7 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that hides secrets. The parser of the standard library repeats arguments that it does not know."""
+    """A parser that hides secrets. The standard library's parser repeats unknown arguments in its error messages."""
 
     def error(self, message: str) -> NoReturn:
         """End the process with ``message``, from which possible secrets are removed."""
@@ -69,6 +76,10 @@ def parser(commands: Mapping[str, Run]) -> Parser:
     slot.add_argument("action", choices=["create", "status", "drop"])
     snapshot = added.add_parser("snapshot", help=_SNAPSHOT, description=_SNAPSHOT, allow_abbrev=False)
     _add_snapshot_actions(snapshot, commands["snapshot"], with_settings)
+    for name, verb, meaning in _PAUSES:
+        one = add(name, meaning)
+        one.add_argument("--detach", action="store_true", help=_DETACH)
+        one.set_defaults(verb=verb)
     _add_tail(add("tail", "Print changes as they commit, from PostgreSQL or from the topics."))
     registry = add("registry", "Serve the schema registry's read API, or export it to a server.")
     registry.add_argument(
@@ -76,7 +87,7 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         nargs="?",
         choices=["serve", "export"],
         default="serve",
-        help="serve the schemas of prefixes, without a pipeline; or copy them to a registry server, with their ids",
+        help="serve the schemas of prefixes without a pipeline, or copy them with their ids to a registry server",
     )
     registry.add_argument(
         "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"
@@ -158,7 +169,7 @@ def _add_snapshot_actions(snapshot: Parser, command: Run, with_settings: Parser)
         if action == "start":
             added.add_argument("--where", metavar="SQL", help="a condition: load only the rows that meet it")
         if action != "status":
-            added.add_argument("--detach", action="store_true", help="send the command, and do not wait for its end")
+            added.add_argument("--detach", action="store_true", help=_DETACH)
 
 
 def _settings_options() -> Parser:

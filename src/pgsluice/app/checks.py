@@ -22,12 +22,12 @@ from pgsluice.app.wiring import (
     type_options,
 )
 from pgsluice.avro.schema import cut_schema
-from pgsluice.config import Settings
+from pgsluice.config import Settings, certificates
 from pgsluice.errors import PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.options import SinkOptions
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 from pgsluice.pipeline.encoders import differing_identities, refusals
 from pgsluice.postgres import checks as postgres_checks
 from pgsluice.postgres import snapshot_checks
@@ -69,7 +69,8 @@ async def _check(settings: Settings) -> list[Finding]:
     is_readable = not any(name.endswith("reachable") or name.startswith("topic ") for name in failed)
     history = await check_history(settings, client) if is_readable else []
     spill_dir = await directory.check(settings.buffer.spill_dir, Disk())
-    return [*postgres, *tables, *snapshots, *kafka, *registry, *history, spill_dir]
+    expiring = await asyncio.to_thread(certificates.check, settings)
+    return [*postgres, *tables, *snapshots, *kafka, *registry, *history, *expiring, spill_dir]
 
 
 async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Copies positions, lags and states into the metrics, which do not count these themselves."""
+"""Copies positions, lags and states into the metrics at regular intervals."""
 
 import asyncio
 import time
@@ -14,7 +14,8 @@ from pgsluice.pipeline.pipeline import State
 from pgsluice.pipeline.session_status import age_s
 
 USUAL_ERRORS: Final = ("_ALL_BROKERS_DOWN", "_TRANSPORT")
-"""Errors of Kafka clients that are shown before the first one, because an increase is only seen from a value on."""
+"""Errors of Kafka clients whose counters start at 0. Prometheus sees an increase only if it has seen an earlier
+value."""
 
 GAUGES_S: Final = 1.0
 """How often they are copied."""
@@ -24,7 +25,7 @@ CERTIFICATES_S: Final = 60.0
 
 
 class Gauges:
-    """Keeps the metrics up to date that show a state."""
+    """Keeps the metrics that show a state up to date."""
 
     def __init__(self, settings: Settings, metrics: Metrics, status: Status, errors: ClientErrors) -> None:
         self._metrics = metrics
@@ -36,7 +37,7 @@ class Gauges:
         self._show_limits(settings)
 
     async def keep_certificates(self) -> NoReturn:
-        """Show when the certificates expire, again and again, because they are renewed."""
+        """Show when the certificates expire. Read them again and again, because they are renewed."""
         while True:
             self._metrics.certificate_expiry.set_all(await asyncio.to_thread(expiries, self._settings))
             await asyncio.sleep(CERTIFICATES_S)
@@ -47,6 +48,8 @@ class Gauges:
         while True:
             session = self._status.pipeline.session
             metrics.set_state(self._status.pipeline.state, State)
+            if (is_paused := self._status.is_paused()) is not None or self._status.pipeline.state is State.STANDBY:
+                metrics.paused.set(is_paused)  # between two sessions, it stays as it was
             lag_seconds, lag_bytes = self._status.lag()
             metrics.lag_seconds.set(lag_seconds)
             metrics.lag_bytes.set(lag_bytes)
@@ -83,8 +86,8 @@ class Gauges:
         sample, last = status.slot.sample, metrics.last_commit_ts
         wal_end = 0 if sample is None or sample.wal_end is None else sample.wal_end
         metrics.stage_lag_bytes.set_all({} if self._positions is None else stages(self._positions, wal_end))
-        behind = None if last is None else age_s(last)
-        metrics.source_lag_seconds.set(0.0 if lag_seconds == 0 else behind)
+        age = None if last is None else age_s(last)
+        metrics.source_lag_seconds.set(0.0 if lag_seconds == 0 else age)
 
     def _show_slot(self) -> None:
         """Show what is known of the slot. Remove what is not known any more."""
@@ -115,8 +118,8 @@ class Gauges:
 def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
     """Return how many bytes of WAL each stage is behind the one before it.
 
-    ``positions``: by their names in the metrics. ``wal_end``: how far the server's WAL goes by another source, or 0.
-    A session begins to count at 0 what it has received, but all before ``confirmed`` was received earlier.
+    ``positions``: by their names in the metrics. ``wal_end``: the end of the server's WAL according to another source,
+    or 0. A new session has received nothing yet, but everything before ``confirmed`` was received by earlier sessions.
     """
     confirmed = positions["confirmed"]
     delivered = max(positions["delivered"], confirmed)

@@ -1,4 +1,4 @@
-"""The part of ``pgsluice check`` that asks whether a start could go on from what earlier sessions left.
+"""The part of ``pgsluice check`` that finds out whether a start could continue from the last checkpoint.
 
 It gathers the facts of a start, and lets the same function decide. ``tests/integration/test_cli.py`` covers it.
 """
@@ -14,7 +14,7 @@ from pgsluice.config import Settings
 from pgsluice.errors import HistoryError, PgsluiceError, RetryableError, SlotInUse
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.past import read_past
+from pgsluice.kafka.past import PastInKafka, read_past
 from pgsluice.lsn import format_lsn
 from pgsluice.pipeline.startup import Past, examine
 from pgsluice.postgres.source import PostgresSource
@@ -25,15 +25,18 @@ _NAME: Final = "history"
 
 
 async def check_history(settings: Settings, client: ClientOptions) -> list[Finding]:
-    """Return whether the slot, the server and the checkpoints in Kafka belong together, if all of them can be read."""
+    """Return whether slot, server, checkpoints and topics belong together. Return nothing if one cannot be read."""
     try:
         source = await PostgresSource.open(source_options(settings))
     except PgsluiceError:
         return []  # the findings on PostgreSQL have the reason
     try:
-        checkpoint = await examine(
-            pipeline_options(settings, adopt_slot=False), source, await _read_past(settings, client)
-        )
+        past = await _read_past(settings, client)
+        if past.changes is not None and settings.kafka.topics.changed == "stop":
+            raise HistoryError(past.changes)
+        is_atomic = settings.delivery.mode == "exactly_once"
+        known = Past(past.checkpoints, past.recorded, is_atomic)
+        checkpoint = await examine(pipeline_options(settings, adopt_slot=False), source, known)
     except SlotInUse:
         return [Finding(_NAME, Verdict.OK, "a running process continues it; another one would be its standby")]
     except RetryableError as error:
@@ -49,7 +52,7 @@ async def check_history(settings: Settings, client: ClientOptions) -> list[Findi
     return [Finding(_NAME, Verdict.OK, f"{detail} of epoch {checkpoint.epoch}")]
 
 
-async def _read_past(settings: Settings, client: ClientOptions) -> Past:
+async def _read_past(settings: Settings, client: ClientOptions) -> PastInKafka:
     prefix, is_atomic = settings.kafka.topic_prefix, settings.delivery.mode == "exactly_once"
     follower = SchemaFollower(registry_options(settings, client.errors), [prefix + SCHEMAS], SchemaStore())
     try:
@@ -59,7 +62,7 @@ async def _read_past(settings: Settings, client: ClientOptions) -> Past:
         def text_of(identifier: int) -> str | None:
             return next((one.schema for one in follower.store.uses(identifier) if one.subject == subject), None)
 
-        checkpoints, recorded = await asyncio.to_thread(
+        return await asyncio.to_thread(
             partial(
                 read_past,
                 client,
@@ -72,4 +75,3 @@ async def _read_past(settings: Settings, client: ClientOptions) -> Past:
         )
     finally:
         await follower.close()
-    return Past(checkpoints, recorded, is_atomic)

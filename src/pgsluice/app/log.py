@@ -1,7 +1,7 @@
 """The log: structured events on standard error, as JSON unless it is a terminal.
 
 The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
-``logging``, which ends up in the same stream. Row data cannot get into the log: see :func:`only_plain_values`.
+``logging``, whose events go to the same stream. Row data cannot get into the log: see :func:`only_plain_values`.
 
 https://www.structlog.org/en/stable/processors.html
 """
@@ -25,14 +25,14 @@ from pgsluice.lsn import MAX_LSN, format_lsn
 from pgsluice.printable import printable, without_url_secrets
 
 REPEAT_INTERVAL_S = 10.0
-"""How often the same event is logged, at most. There is no limit at level debug."""
+"""The shortest time between two log lines of the same event. There is no limit at level debug."""
 
 REPEATS_TRACKED_MAX = 1000
-"""How many different events are remembered for that. The oldest is forgotten first, and may then be logged again."""
+"""How many different events this limit remembers. The oldest is forgotten first, and may then be logged again."""
 
 WARNINGS_KEPT_MAX = 50
 WARNING_MAX_CHARACTERS = 2000
-"""How many warnings are kept in memory for the status page, and how much of each."""
+"""How many warnings are kept in memory for the status page, and how many characters of each."""
 
 _CHATTY = ("httpx", "httpx2")
 """Libraries that log a line at level info for every request."""
@@ -189,7 +189,7 @@ class Warned:
 
 
 class RecentWarnings:
-    """Keeps the last warnings and errors of this process, without secrets and rows, as the log has them."""
+    """Keeps the last warnings and errors of this process as they were logged, without secrets and rows."""
 
     _OWN: Final = frozenset({"event", "level", "logger", "timestamp", "remedy", "exc_info"})
 
@@ -211,7 +211,7 @@ class RecentWarnings:
 
 
 WARNINGS: Final = RecentWarnings()
-"""The warnings of this process. Like the configuration of the log, there is one of it."""
+"""The warnings of this process. There is only one instance, because the log has only one configuration."""
 
 
 def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:

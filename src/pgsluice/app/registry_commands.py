@@ -72,7 +72,7 @@ async def _export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict
             raise ConfigError(f"{missing} Correct --prefix, or kafka.topic_prefix; nothing was exported.")
     finally:
         await follower.close()
-    return await export(follower.store, rest(), settings.schema_registry.subject_name_strategy)
+    return await export(follower.store, await asyncio.to_thread(rest), settings.schema_registry.subject_name_strategy)
 
 
 async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:

@@ -1,4 +1,6 @@
-"""``pgsluice setup-sql``: the SQL that gives PostgreSQL what a pipeline needs, and nothing more. It runs none of it.
+"""``pgsluice setup-sql``: prints the SQL that gives PostgreSQL what a pipeline needs, and nothing more.
+
+It only prints the SQL.
 
 ``tests/integration/test_setup_sql.py`` covers it.
 """

@@ -1,4 +1,4 @@
-"""``pgsluice snapshot``: sends commands to a running pipeline, and shows their progress.
+"""``pgsluice snapshot``, ``pause`` and ``resume``: they send commands to a running pipeline, and shows their progress.
 
 ``cli`` uses it. The checkpoint says how far loads have come. The answers to the command say how they ended.
 """
@@ -14,10 +14,10 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""After this time, no pipeline carries out the command, because the user may have found another way."""
+"""A pipeline ignores a command that is older than this, because the user may have given up on it."""
 
 LATE_S: Final = 30.0
-"""How much longer to wait for an answer, because it comes with the next cut."""
+"""How much longer to wait for an answer. It comes with the next cut."""
 
 PROGRESS_S: Final = 5.0
 """How often the progress of loads is shown."""
@@ -62,7 +62,9 @@ def status(client: CommandClient) -> list[str]:
     lines |= {str(one): ("stale, loading" if str(one) in stale else "loading", one.rows) for one in checkpoint.loads}
     width = max((len(name) for name in lines), default=0)
     states = {"end": "loaded"}
+    paused = ["the pipeline is paused, until `pgsluice resume`"] if checkpoint.commands.is_pipeline_paused else []
     return [
+        *paused,
         f"loads are {'paused' if checkpoint.commands.is_paused else 'not paused'}",
         *(f"{name:<{width}}  {states.get(state, state):<14}  {rows} rows" for name, (state, rows) in lines.items()),
     ]

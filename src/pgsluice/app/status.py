@@ -23,8 +23,8 @@ PREPARED_SHOWN: Final = 10
 """How many prepared transactions the status shows, the oldest first."""
 
 LIVE_S: Final = 120.0
-"""How long the work may give no sign of life. This is more than it ever needs: PostgreSQL has time-outs of some ten
-seconds for connecting and for answering, and a disk that hangs ends the process after thirty."""
+"""How long a running pipeline may give no sign of life. This is more than any step ever needs: PostgreSQL has time-outs
+of some ten seconds for connecting and for answering, and a disk that hangs ends the process after thirty."""
 
 
 class Status:
@@ -49,6 +49,7 @@ class Status:
             "encoder": speedups.NAME,
             "format": "binary" if pipeline.binary else "text",
             "state": pipeline.state.value,
+            "paused": self.is_paused(),
             "last_error": pipeline.last_error,
             "uptime_s": round(time.time() - self._started),
             "lag_seconds": None if lag_seconds is None else round(lag_seconds, 3),
@@ -74,15 +75,15 @@ class Status:
         return status
 
     def live(self) -> str | None:
-        """Return why the process does not live, or None if it does.
+        """Return why the process is not live, or None if it is.
 
-        The answer itself shows that the event loop runs. Signs of life show that the work goes on.
+        The answer itself shows that the event loop runs. The signs of life show that the pipeline makes progress.
         """
         silent_s = self.pipeline.vitals.silent_s
         return f"nothing has moved for {silent_s:.0f} s" if silent_s > LIVE_S else None
 
     def ready(self, role: Role) -> str | None:
-        """Return why the process does not do its part, or does not own the slot. Return None if it does."""
+        """Return why the process is not ready for ``role``. Return None if it is ready."""
         state, session = self.pipeline.state, self.pipeline.session
         if session is not None and (stall := session.status.stall) is not None:
             return stall
@@ -94,19 +95,24 @@ class Status:
         """Return the lag in seconds and in bytes. Each may be unknown. A standby has no lag of its own."""
         now, lag, session, sample = time.monotonic(), self._lag, self.pipeline.session, self.slot.sample
         if self.pipeline.state is State.STANDBY:
-            lag.leave(now)
+            lag.note_other_owner(now)
             return None, None
         if session is not None and session.status.heard_at is not None:
-            lag.hear(session.status.heard_at, session.status.server_lsn)
+            lag.note_server(session.status.heard_at, session.status.server_lsn)
         elif sample is not None and sample.wal_end is not None:
-            lag.hear(sample.sampled_at, sample.wal_end)
+            lag.note_server(sample.sampled_at, sample.wal_end)
         if session is not None:
-            lag.reach(session.status.caught_up_lsn, session.status.confirmed_lsn)
+            lag.note_delivered(session.status.caught_up_lsn, session.status.confirmed_lsn)
             if (age := session.status.oldest_commit_age_s()) > 0:
-                lag.owe(now - age)
+                lag.note_undelivered_commit(now - age)
         elif sample is not None and sample.slot is not None:
-            lag.reach(sample.slot.confirmed_flush_lsn, sample.slot.confirmed_flush_lsn)
+            lag.note_delivered(sample.slot.confirmed_flush_lsn, sample.slot.confirmed_flush_lsn)
         return lag.seconds(now), lag.bytes
+
+    def is_paused(self) -> bool | None:
+        """Return whether a command has paused the pipeline. Return None if that is not known, as at a standby."""
+        session = self.pipeline.session
+        return None if session is None or self.pipeline.state is State.STANDBY else session.is_paused
 
     def sample(self) -> SlotSample | None:
         """Return the last sample of the slot, or None if it is too old."""

@@ -1,7 +1,7 @@
 """Sends spans by OpenTelemetry: of sessions, cuts, rounds of loads, and requests to the schema registry server.
 
-Only the variables ``OTEL_...`` configure it, and only the extra ``otel`` installs it. Without either, nothing is
-imported. A span is made when the work has ended, so work costs nothing while it goes on.
+Only the variables ``OTEL_...`` configure it, and only the extra ``otel`` installs it. Without the variables or the
+extra, nothing is imported. A span is made when the work has ended, so it costs nothing while the work is in progress.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -52,7 +52,7 @@ class Tracing:
 
 
 def tracing(pipeline: str) -> Tracing | None:
-    """Return what sends spans. Return None if the environment asks for none."""
+    """Return the sender of spans. Return None if the environment asks for no spans."""
     wanted = any(os.environ.get(name) for name in _ASK_FOR_SPANS)
     is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if not wanted or is_off or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":

@@ -18,7 +18,7 @@ from pgsluice.kafka.commands import CommandClient, CommandTopics
 from pgsluice.kafka.msk import token_callback
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.options import PipelineOptions
 from pgsluice.pipeline.outbox import Limits
@@ -50,7 +50,7 @@ def access_files(settings: Settings) -> AccessFiles:
 
 
 def client_options(settings: Settings, purpose: str = "", errors: ClientErrors | None = None) -> ClientOptions:
-    """Return how to make clients of the cluster. Brokers see them under the pipeline's name and their ``purpose``."""
+    """Return the options of the cluster's clients. Their client id has the pipeline's name and their ``purpose``."""
     kafka = settings.kafka
     changing = kafka.password_file is not None or kafka.password_command is not None
     if errors is None:
@@ -80,7 +80,7 @@ def command_client(settings: Settings) -> CommandClient:
 
 
 def connection_options(settings: Settings) -> ConnectionOptions:
-    """Return how to reach the server that is streamed from."""
+    """Return the connection options of the server that pgsluice streams from."""
     postgres = settings.postgres
     return ConnectionOptions(
         postgres.libpq_parameters(),
@@ -92,7 +92,7 @@ def connection_options(settings: Settings) -> ConnectionOptions:
 
 
 def primary_options(settings: Settings) -> ConnectionOptions | None:
-    """Return how to reach the server from which rows are read. None means that it is the one that is streamed from."""
+    """Return the connection options of the server from which rows are read. None means the server of the stream."""
     parameters = settings.primary_parameters()
     if parameters is None:
         return None
@@ -101,7 +101,7 @@ def primary_options(settings: Settings) -> ConnectionOptions | None:
 
 
 def type_options(settings: Settings) -> TypeOptions:
-    """Return the Avro types for those types of PostgreSQL for which the settings have a choice."""
+    """Return the Avro types that the settings choose for types of PostgreSQL."""
     tables = settings.tables
     return TypeOptions(tables.numeric.decimal or "string", tables.time_range, binary=settings.postgres.binary)
 
@@ -129,7 +129,7 @@ def source_options(settings: Settings) -> SourceOptions:
 
 
 def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
-    """Return how to reach the topic of schemas, and how to create it if it does not exist."""
+    """Return the options of the topic of schemas: how to reach it, and how to create it if it does not exist."""
     return RegistryOptions(
         client_options(settings, "schemas", errors),
         replication_factor=settings.kafka.topics.replication_factor,
@@ -154,7 +154,7 @@ def schema_registry(
 def rest_options(
     settings: Settings, answered: Callable[[str, float], None] = lambda _result, _seconds: None
 ) -> "Callable[[], RestOptions]":
-    """Return a function that returns how to connect to the registry's server now."""
+    """Return a function that returns the connection options of the registry server, with the current password."""
     with client_installed():
         from pgsluice.registry.rest import RestOptions  # noqa: PLC0415 - as in schema_registry
     chosen = settings.schema_registry
@@ -184,7 +184,7 @@ def client_installed() -> Iterator[None]:
 
 
 def _service_topic_config(settings: Settings) -> dict[str, str]:
-    """Return the settings of the user's topics that service topics share: those that concern durability."""
+    """Return the settings for durability of the user's topics. Service topics get the same ones."""
     name = "min.insync.replicas"
     config = settings.kafka.topics.config
     return {name: config[name]} if name in config else {}

@@ -81,7 +81,7 @@ class RowEncoder:
     def encode_key_image(self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]) -> bytes:
         """Return the body of an old row with only the identity columns; the others are null.
 
-        The server sends nulls for the other columns, which mean nothing.
+        The server sends nulls for the other columns. These nulls have no meaning.
         """
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
@@ -96,7 +96,7 @@ class KeyEncoder:
         self._table = _Table(relation, sent)
         self.columns = tuple(field.column.name for field in fields)
         self.places = [relation.columns.index(field.column) for field in fields]
-        """The indexes of its parts in a row."""
+        """The indexes of the key's columns in a row."""
         self.types = [field.type for field in fields]
         self.binary_writers = [
             self._table.binary_writer(place, kind) for place, kind in zip(self.places, self.types, strict=True)

@@ -83,7 +83,7 @@ def _float8() -> Writer:
 
 
 def _number(number: float) -> float:
-    """Return ``number``, but always the same NaN, which is the one that the text gives."""
+    """Return ``number``. Every NaN becomes the one NaN that the text form gives."""
     return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
 
 

@@ -53,7 +53,7 @@ def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> 
         except DAMAGED:
             raise ValueError(f"it does not follow its schema {identifier}") from None
         if stream.tell() != len(body):
-            raise ValueError(f"it goes on after the end that its schema {identifier} gives it")
+            raise ValueError(f"it has more bytes than its schema {identifier} describes")
         assert isinstance(found, dict), "the schema is that of a record"
         return found
 
@@ -84,7 +84,7 @@ def _writer(text: str | None, wanted: dict[str, Any], identifier: int) -> Any:  
 
 
 class _Other(Exception):
-    """A schema is not a version of the wanted one."""
+    """The schema is not a version of the wanted one."""
 
 
 def _version_of(wanted: Any, written: Any) -> Any:  # noqa: ANN401 - any part of a schema

@@ -1,8 +1,8 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
 They are built once per version of a relation from :class:`Field` objects, which :class:`TableFields` assigns. A column
-keeps its field as long as its Avro type changes only in ways that every reader can handle. :class:`FieldHistory` has
-what is needed of the former versions.
+keeps its field as long as its Avro type changes only in ways that every reader can handle. :class:`FieldHistory` keeps
+what this needs from former versions.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -32,7 +32,7 @@ from pgsluice.relation import Column, Relation
 
 # --- names
 
-# These are escaped: what Avro does not allow in a name, and every underscore that would read as the start of an escape.
+# The characters to escape: those that Avro does not allow in a name, and underscores that look like an escape.
 _ESCAPE: Final = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4})")
 _ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 
@@ -51,7 +51,7 @@ def pg_name(name: str) -> str:
 
 
 def _is_character(digits: str) -> bool:
-    """Return whether the digits are the number of a character. They may not be, if another program wrote the schema."""
+    """Return whether the digits are a character's number. They may not be if another program wrote the schema."""
     return int(digits, 16) <= sys.maxunicode and not 0xD800 <= int(digits, 16) <= 0xDFFF  # noqa: PLR2004 - surrogates
 
 
@@ -73,7 +73,7 @@ class Field:
 
 
 _AMBIGUOUS: Final[Schema] = []
-"""The type of a field to which other programs gave several types: an empty union, which no type widens."""
+"""The type of a field to which other programs gave incompatible types: an empty union, which accepts no value."""
 
 
 class FieldHistory:
@@ -88,8 +88,8 @@ class FieldHistory:
         # Names are compared without case, because Spark, Delta and DuckDB cannot distinguish names by case.
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
-        """For each name in small letters, the number below which all are taken. No number is tried twice, because names
-        stay taken."""
+        """For each name in lower case, the lowest number that may be free. No number is tried twice, because names stay
+        taken."""
         for envelope in registered:
             self.learn(envelope)
 
@@ -127,7 +127,7 @@ class FieldHistory:
         return number
 
     def is_taken(self, name: str) -> bool:
-        """Return whether a field has this name, in large or small letters."""
+        """Return whether a field has this name, in upper or lower case."""
         return name.lower() in self._taken
 
 
@@ -137,7 +137,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 class TableFields:
-    """Assigns fields to the columns of one table. They depend on its history, and on the relations since then.
+    """Assigns fields to the columns of one table, from its history and the relations that came after it.
 
     The history itself does not change, because a field that is assigned here may never be registered.
     """
@@ -152,8 +152,8 @@ class TableFields:
     def assign(self, relation: Relation) -> tuple[Field, ...]:
         """Return the fields of ``relation``, in its order, and remember new names.
 
-        Call this only for rows that are emitted. A relation that an ALTER TABLE has made which was rolled back must
-        leave no trace.
+        Call this only for rows that are emitted. The relation may come from an ALTER TABLE that is rolled back, which
+        must leave no trace.
         """
         return tuple(self._field(column) for column in relation.columns)
 
@@ -263,7 +263,8 @@ def key_fields(
 ) -> tuple[Field, ...]:
     """Return the fields of the key with the columns ``key``, in the relation's order; TableRefused if one is missing.
 
-    They have the names of the row's fields. If a field of the row is wider than its column, they have its type as well.
+    The key's fields have the same names as the row's fields. If a field of the row is wider than its column, the key's
+    field has the wider type as well.
     """
     missing = sorted(set(key) - {column.name for column in relation.columns})
     if missing:
@@ -428,7 +429,7 @@ def _cut_snapshot() -> dict[str, Any]:
 
 
 class _Required:
-    """The type of the marker for a field without default. None cannot be the marker, because it can be a default."""
+    """The type of the marker for a field without default. The marker cannot be None, which is a valid default."""
 
 
 _REQUIRED: Final = _Required()

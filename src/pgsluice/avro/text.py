@@ -32,7 +32,7 @@ Writer: TypeAlias = Callable[[bytes], bytes]
 
 
 class Misfit(ValueError):
-    """A value that its Avro type cannot hold. It has no message, because a message would have to show the value."""
+    """A value does not fit its Avro type. The error has no message, because a message would have to show the value."""
 
 
 def boolean(text: bytes) -> bytes:
@@ -116,7 +116,7 @@ def _double(text: bytes) -> float:
         number = float(text)
     except ValueError:
         raise Misfit from None
-    if number - number != 0:  # it is infinite, although the text was not
+    if number - number != 0:  # the number has overflowed to infinity
         raise Misfit
     return number
 
@@ -162,12 +162,12 @@ def float4_as_double(text: bytes) -> bytes:
 
 
 _ALWAYS_EXACT: Final = 15
-"""A text of at most so many characters needs no check: a double keeps all numbers of 15 digits, and without an exponent
-no number that is so short is too small."""
+"""A text of at most this length needs no check. A double keeps every number of 15 digits, and a number this short
+cannot be too small without an exponent."""
 
 
 def numeric_as_double(text: bytes) -> bytes:
-    """Return a number as a double. If the double's shortest digits are other ones, it does not fit."""
+    """Return a number as a double. If the double's shortest digits differ from the text, the number does not fit."""
     number = _double(text)
     if len(text) > _ALWAYS_EXACT and number - number == 0 and Decimal(repr(number)) != Decimal(text.decode()):
         raise Misfit

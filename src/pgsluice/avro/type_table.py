@@ -26,12 +26,12 @@ _MARKED: Final[Mapping[Opcode, str]] = {
 }
 """The values that go to ``raw``, for the types that columns have without a choice. Other types never need ``raw``."""
 
-_EXTREMES: Final = "infinities are the integer's ends"
-_POISON: Final = "what would be in `raw` is poison"
+_EXTREMES: Final = "infinities become the lowest or highest integer"
+_POISON: Final = "a value that would be in `raw` is poison"
 
 
 class _Row(NamedTuple):
-    """One line of the table. Types for which everything is the same share a line."""
+    """One line of the table. Types whose cells are all the same share a line."""
 
     avro: str
     marked: str

@@ -25,7 +25,7 @@ from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
-    """The options for types: choices of the user, and what is known of the source.
+    """The options for types: the user's choices, and facts about the source.
 
     ``numeric``, ``time_range`` and ``choices`` are ``tables.numeric``, ``tables.time_range``, and ``types`` in
     ``tables.rules``. ``binary``: values may arrive in binary format, which changes only how they are read.
@@ -80,7 +80,7 @@ def _key_timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
     return temporal_text.or_infinity(temporal_text.timestamptz(lowest, highest, unit_us), LONG_MIN, LONG_MAX)
 
 
-# How the parameters of each opcode become a writer.
+# The function that makes the writer of each opcode from its parameters.
 _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.BOOLEAN: lambda: text.boolean,
     Opcode.INTEGER: text.integer,  # lowest, highest
@@ -248,7 +248,7 @@ def is_gone(column: Column, options: TypeOptions) -> bool:
 
 
 def is_array(schema: Schema) -> bool:
-    """Return whether a schema is that of arrays."""
+    """Return whether this is the schema of an array."""
     return isinstance(schema, dict) and schema.get("type") == "array"
 
 
@@ -391,7 +391,7 @@ _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the one of two types that can hold the other's values for every reader; None if neither can."""
+    """Return the wider of two types, which can hold the other's values for every reader; None if neither can."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None

@@ -35,7 +35,7 @@ def read_json(text: str) -> object:
     """
     try:
         found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        # Half of a surrogate pair cannot be written in UTF-8. Only an escape can bring one, because the text was UTF-8.
+        # Half of a surrogate pair cannot be written in UTF-8. The text was UTF-8, so only an escape can contain one.
         if "\\u" in text:
             normalise(found).encode()
     except RecursionError:
@@ -60,7 +60,7 @@ def _finite(number: str) -> float:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:  # noqa: ANN401 - any JSON
-    """Return whether ``value``, an array or an object, has more than ``levels`` levels."""
+    """Return whether ``value`` (an array or an object) is nested more than ``levels`` levels deep."""
     row = [value]
     for _ in range(levels):
         row = [inner for outer in row for inner in _parts(outer) if isinstance(inner, dict | list)]

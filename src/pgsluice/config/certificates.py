@@ -1,16 +1,21 @@
-"""When the certificates expire that the settings name, so that somebody is warned before connections fail.
+"""The expiry times of the certificates in the settings, so that an alert can warn before connections fail.
 
-Python's ssl module reads the dates of authorities only, so the few fields up to the date are read here.
+Python's ssl module reads the dates of authorities only, so this module parses the few fields up to the date.
 
 https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
 """
 
 import re
 import ssl
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 from pgsluice.config.model import Settings
+from pgsluice.finding import Finding, Verdict
+
+SOON: Final = timedelta(days=14)
+"""How long before a certificate expires a check warns, as the alert does."""
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -18,17 +23,38 @@ _UTC_TIME, _EXPLICIT_VERSION = 0x17, 0xA0
 _LONG_FORM = 0x80
 
 
+def check(settings: Settings) -> list[Finding]:
+    """Warn of certificates that have expired or expire soon. Return nothing if the settings name none."""
+    expire = {name: datetime.fromtimestamp(time, UTC) for name, time in expiries(settings).items()}
+    now = datetime.now(UTC)
+    warnings = [_warning(name, at, now) for name, at in expire.items() if at - now < SOON]
+    if warnings or not expire:
+        return warnings
+    name, at = min(expire.items(), key=lambda item: item[1])
+    return [Finding("certificates", Verdict.OK, f"the first to expire is {name}, on {at:%Y-%m-%d} UTC")]
+
+
+def _warning(name: str, at: datetime, now: datetime) -> Finding:
+    return Finding(
+        "certificates",
+        Verdict.WARN,
+        f"{name} {'expired' if at <= now else 'expires'} on {at:%Y-%m-%d} UTC",
+        "Renew it, and replace the file. pgsluice reads it again without a restart.",
+    )
+
+
 def expiries(settings: Settings) -> dict[str, float]:
     """Return when the certificates of each setting expire, as Unix times. Leave out what cannot be read.
 
-    For a client's certificate, this is the first time at which one of its chain expires. A file of authorities may hold
-    old ones beside their successors, so the last time counts.
+    In a chain, the earliest time counts. A file of authorities may hold old ones beside
+    their successors, so there the latest time counts.
     """
     postgres, client, registry = settings.postgres, settings.kafka.client, settings.schema_registry
     chains = {
         "postgres.sslcert": postgres.sslcert,
         "kafka.client.ssl.certificate.location": client.get("ssl.certificate.location"),
         "schema_registry.cert_file": registry.cert_file,
+        "http.tls_cert_file": settings.http.tls_cert_file,
     }
     authorities = {
         "postgres.sslrootcert": postgres.sslrootcert,
@@ -68,7 +94,7 @@ def not_after(certificate: bytes) -> float:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of the element at ``at``, and where its content begins and ends."""
+    """Return the tag of the element at ``at``, and the offsets at which its content begins and ends."""
     tag, length, at = der[at], der[at + 1], at + 2
     if length & _LONG_FORM:
         size = length & ~_LONG_FORM

@@ -1,8 +1,8 @@
-"""Finds what other users can reach: secrets that they can read, files that they can change, and an open HTTP port.
+"""Finds what is exposed to other users: secrets that they can read, files that they can change, an open HTTP port.
 
 ``pgsluice run`` logs the findings and ``pgsluice check`` prints them. The rule for files with secrets is that of libpq
-for private keys. A file of root may be readable for its group, because Kubernetes mounts secrets so with ``fsGroup``.
-Any other file may be readable for its owner only.
+for private keys. A file of root may be readable for its group, because Kubernetes mounts secrets this way with
+``fsGroup``. Any other file may be readable for its owner only.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
 """
@@ -44,8 +44,8 @@ def _readable(settings: Settings, sources: Sources) -> list[Finding]:
 
 def _writable(sources: Sources) -> Iterator[Finding]:
     """Return a warning if others can change the settings, because they could send our changes to their own servers."""
-    read = [*sources.file.places.values(), *sources.secrets.places.values()]
-    files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", place)) for place in read)
+    read = [*sources.file.origins.values(), *sources.secrets.origins.values()]
+    files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", origin)) for origin in read)
     around = dict.fromkeys(file.absolute().parent for file in files)
     if found := [str(path) for path in (*files, *around) if _is_writable_for_all(path)]:
         detail = f"every user can write to {', '.join(found)}, and can therefore change the settings"
@@ -53,8 +53,10 @@ def _writable(sources: Sources) -> Iterator[Finding]:
 
 
 def _in_arguments(sources: Sources) -> Iterator[Finding]:
-    if given := [".".join(map(str, path)) for path in _secrets(sources.flags)]:
-        detail = f"{', '.join(given)} was given by --set: every user of the machine can see it in the list of processes"
+    if secrets := [".".join(map(str, path)) for path in _secrets(sources.flags)]:
+        detail = (
+            f"{', '.join(secrets)} was given by --set: every user of the machine can see it in the list of processes"
+        )
         remedy = "Use a secret file (PGSLUICE_SECRETS_DIR), password_file, or an environment variable."
         yield Finding("secrets in arguments", Verdict.WARN, detail, remedy)
 
@@ -62,8 +64,8 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     """Return a warning if the file or a flag opens the port to others.
 
-    A variable gives no warning. Our image sets it, because a container has to listen on all addresses, and the
-    container's network decides who reaches them.
+    An environment variable gives no warning, because our image sets one: a container has to listen on all addresses,
+    and its network decides who can reach them.
     """
     http, path = settings.http, ("http", "listen")
     if sources.flags.get(path) is None and sources.file.get(path) is None:
@@ -91,7 +93,7 @@ def _files(settings: Settings, sources: Sources) -> Iterator[str]:
     """Return the files from which secrets were read or will be read."""
     if any(_secrets(sources.file)):
         yield sources.file.name
-    yield from (sources.secrets.place(path) for path in _secrets(sources.secrets))
+    yield from (sources.secrets.origin(path) for path in _secrets(sources.secrets))
     registry, client = settings.schema_registry, settings.kafka.client
     named = (
         settings.postgres.password_file,

@@ -16,8 +16,9 @@ class Http(Section):
     )
     allowed_hosts: list[HostName] = Field(
         default=[],
-        description="Host names that clients may use in their Host header, besides localhost and IP addresses. If it "
-        "is empty, every name is allowed, but none if `listen` is a loopback address.",
+        description="Host names that clients may use in their Host header, besides localhost and IP addresses. If "
+        "the list is empty, every name is allowed, unless `listen` is a loopback address: then no other "
+        "name is allowed.",
         examples=[["pgsluice.example.com"]],
     )
     tls_cert_file: Text | None = Field(
@@ -43,7 +44,7 @@ class Http(Section):
     @classmethod
     def _check_key_file(cls, file: str | None, info: ValidationInfo) -> str | None:
         if (file is None) != (info.data.get("tls_cert_file") is None):
-            raise ValueError("goes together with http.tls_cert_file: set both, or none")
+            raise ValueError("goes together with http.tls_cert_file: set both or neither")
         return file
 
     @field_validator("token_file")

@@ -52,7 +52,7 @@ class Topics(Section):
     changed: Literal["stop", "accept"] = Field(
         default="stop",
         description="What happens if somebody else deletes, re-creates or empties a topic, or changes its partitions: "
-        "stop, or go on with the topic as it is.",
+        "stop, or continue with the topic as it is.",
     )
 
     @field_validator("name")
@@ -105,15 +105,15 @@ class Kafka(Section):
 
     @field_validator("password_file", "password_command", "aws_msk_region")
     @classmethod
-    def _check_credentials(cls, given: object, info: ValidationInfo) -> object:
-        if given is None:
+    def _check_credentials(cls, setting: object, info: ValidationInfo) -> object:
+        if setting is None:
             return None
         if "sasl.password" in info.data.get("client", {}):
             raise ValueError('is set together with "sasl.password" under kafka.client: keep one of the two')
         keep_one(info, "kafka", "password_file", "password_command")
         if info.field_name == "password_file":
-            read_password_file(str(given))
-        return given
+            read_password_file(str(setting))
+        return setting
 
     def librdkafka_properties(self) -> dict[str, str]:
         """Return the properties of every client of the cluster, without a password that :meth:`password` returns."""
@@ -146,8 +146,8 @@ class Delivery(Section):
     transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
         default=Duration.parse("15min"),
         description="The longest time that a Kafka transaction may last. If the brokers' transaction.max.timeout.ms "
-        "(15 minutes by default) is smaller, it holds instead. In mode at_least_once: if Kafka accepts nothing for "
-        "this time, the session ends, and the next one sends the records again.",
+        "(15 minutes by default) is smaller, it applies instead. In mode at_least_once: if Kafka accepts "
+        "nothing for this time, the session ends, and the next one sends the records again.",
     )
     cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
         default=Duration.parse("50ms"),
@@ -163,8 +163,8 @@ class Delivery(Section):
     )
     poison: Literal["stop", "dead_letter"] = Field(
         default="stop",
-        description="What happens to a change that Kafka or Avro cannot take (a record that is too large, a key with a "
-        "value that a key cannot hold): stop, or write a dead letter in its place and go on.",
+        description="What happens to a change that Kafka or Avro cannot represent (a record that is too large, a key "
+        "with a value that a key cannot hold): stop, or write a dead letter in its place and continue.",
     )
     heartbeat: Annotated[Duration, Within("100ms", "1min")] = Field(
         default=Duration.parse("10s"),

@@ -1,7 +1,7 @@
 """Properties of librdkafka that users may not set, because exactly-once delivery depends on them.
 
 The settings model uses this for ``kafka.client``. All other properties are passed to the library, which checks their
-names. The module also tells which values may be shown.
+names. The module also knows which values may be shown.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """

@@ -95,7 +95,7 @@ class Sources:
 
     @property
     def secrets(self) -> Layer:
-        """The layer of the secret files. The place of each value is the name of its file."""
+        """The layer of the secret files. The origin of each value is the name of its file."""
         return self.layers[_SECRETS]
 
     def settings(self) -> Settings:
@@ -118,12 +118,12 @@ class Sources:
         return Merged.model_validate({})
 
     def origin(self, path: Path) -> str | None:
-        """Return the place at which the value of ``path`` was set; None if no source sets it."""
+        """Return where the value of ``path`` was set; None if no source sets it."""
         layers = self._layers_of(path)
-        return next((layer.place(path) for layer in layers if layer.get(path) is not None), None)
+        return next((layer.origin(path) for layer in layers if layer.get(path) is not None), None)
 
     def _layers_of(self, path: Path) -> Sequence[Layer]:
-        """Return the layers that can set ``path``. Tables are merged from all layers, a list comes from one."""
+        """Return the layers that can set ``path``. Tables are merged from all layers, a list comes from one of them."""
         names = tuple(takewhile(lambda part: isinstance(part, str), path))
         if names == path:
             return self.layers
@@ -135,7 +135,7 @@ class Sources:
         return next((value for value in values if value is not None), None)
 
     def http(self) -> Http:
-        """Return ``http``, even if other settings are wrong, for commands that only ask a running daemon."""
+        """Return ``http``, even if other settings are wrong, for commands that only query a running daemon."""
         problems = [problem for layer in self.layers if layer.broken for problem in layer.problems]
         if problems:
             raise SettingsError(problems)
@@ -152,15 +152,15 @@ class Sources:
                 yield Problem(self._nearest_origin(path), f"{dotted(path)}: {sentence}")
 
     def _nearest_origin(self, path: Path) -> str:
-        """Return the place of ``path``, or of the nearest table or list around it that a source has."""
+        """Return the origin of ``path``, or of the nearest table or list around it that a source has."""
         if origin := self.origin(path):
             return origin
         for length in range(len(path) - 1, 0, -1):
             outer = path[:length]
             for layer in self._layers_of(outer):
                 in_list = isinstance(outer[-1], int)
-                if layer.get(outer) is not None and (in_list or outer in layer.places):
-                    return layer.place(outer)
+                if layer.get(outer) is not None and (in_list or outer in layer.origins):
+                    return layer.origin(outer)
         return self.file.name
 
 

@@ -1,8 +1,8 @@
-"""The settings as a whole: all tables of the file, and what they have to agree on.
+"""The settings as a whole: all tables of the file, and the rules across tables.
 
 The modules beside this one hold one table each, with the type, default, limits and meaning of every key. The
 documentation is generated from them. The daemon maps settings to the options of the shell packages, and ``sources``
-reads the values. If two keys have to agree, this is checked at the one that comes later.
+reads the values. If two keys have to agree, the check belongs to the key that comes later in the file.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """
@@ -82,7 +82,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use our layers, which were read with the place of each value. The library's own sources know no places."""
+        """Use our layers, which were read with the origin of each value. The library's own sources do not keep it."""
         return (init_settings, *(InitSettingsSource(settings_cls, layer) for layer in cls.layers))
 
 

@@ -1,4 +1,4 @@
-"""Problems of the settings: one sentence per problem, each with its place and its remedy.
+"""Problems of the settings: one sentence per problem, each with its origin and its remedy.
 
 The model's validators and the sources raise them, and ``load`` reports all of them at once. A sentence never contains
 the value of a secret.
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pgsluice.errors import ConfigError
 
 _SECRET_PARTS = ("password", "passphrase", "secret", "scram_", "key.pem", "sasl.oauthbearer.config")
-"""Parts by which the names of secrets of libpq and librdkafka can be recognised."""
+"""Words that occur in the names of secret parameters of libpq and librdkafka."""
 
 Path = tuple[str | int, ...]
 """The path of a value in the tree of settings: ``("tables", "rules", 0, "match")``."""
@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem. ``origin``: its place, which is ``file:line``, a variable, a flag or a secret file."""
+    """One problem. ``origin``: ``file:line``, a variable, a flag or a secret file."""
 
     origin: str
     sentence: str

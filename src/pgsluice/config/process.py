@@ -13,7 +13,8 @@ class Buffer(Section):
     """The buffer for rows of streamed and prepared transactions, which wait for their commit."""
 
     memory_max: Annotated[Size, Within("1MiB", "1TiB")] = Field(
-        default=Size.parse("32MiB"), description="Memory for the rows of all transactions. Further rows go to disk."
+        default=Size.parse("32MiB"),
+        description="Memory for the rows of all transactions. Further rows are written to disk.",
     )
     spill_dir: Text = Field(
         default="/var/lib/pgsluice/spill",
@@ -36,9 +37,9 @@ class Log(Section):
 
 
 class Shutdown(Section):
-    """The end of the process."""
+    """How the process stops."""
 
     drain_timeout: Annotated[Duration, Within("100ms", "1h")] = Field(
         default=Duration.parse("20s"),
-        description="Time for the cut in flight to finish after SIGTERM.",
+        description="How long the current cut may take to finish after SIGTERM.",
     )

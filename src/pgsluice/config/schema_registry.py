@@ -2,14 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from pgsluice.config import secret_command
 from pgsluice.config.naming import check_address
 from pgsluice.config.secret_file import read_password_file
 from pgsluice.config.section import Section, keep_one
 from pgsluice.config.units import Duration, Within
-from pgsluice.config.values import Secret, Text
-from pgsluice.errors import ConfigError
+from pgsluice.config.values import Command, Secret, Text
+from pgsluice.errors import ConfigError, RegistryUnavailable
 
 
 class SchemaRegistry(Section):
@@ -39,6 +40,12 @@ class SchemaRegistry(Section):
         description="File whose first line is the password. It is read again for every connection.",
         examples=["/run/secrets/registry-password"],
     )
+    password_command: Command | None = Field(
+        default=None,
+        description="Program and arguments. The first line that it prints is the password. It runs for every "
+        "connection, without a shell, and may take 30 seconds.",
+        examples=[["vault", "kv", "get", "-field=password", "secret/registry"]],
+    )
     token: Secret | None = Field(
         default=None, description="Bearer token, instead of user and password.", examples=["secret"]
     )
@@ -46,6 +53,11 @@ class SchemaRegistry(Section):
         default=None,
         description="File whose first line is the token. It is read again for every connection.",
         examples=["/run/secrets/registry-token"],
+    )
+    token_command: Command | None = Field(
+        default=None,
+        description="Program and arguments. The first line that it prints is the token, as with password_command.",
+        examples=[["gcloud", "auth", "print-access-token"]],
     )
     ca_file: Text | None = Field(
         default=None,
@@ -91,9 +103,9 @@ class SchemaRegistry(Section):
             raise ValueError("has a colon, but in basic authentication a colon ends the user's name")
         return username
 
-    @field_validator("password", "password_file")
+    @field_validator("password", "password_file", "password_command")
     @classmethod
-    def _check_password(cls, password: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+    def _check_password(cls, password: object, info: ValidationInfo) -> object:
         if password is not None and info.data.get("username", "") is None:
             raise ValueError("needs schema_registry.username: without it, no password is sent")
         return password
@@ -107,6 +119,14 @@ class SchemaRegistry(Section):
         read_password_file(file)
         return file
 
+    @field_validator("password_command", "token_command")
+    @classmethod
+    def _check_command(cls, command: list[str] | None, info: ValidationInfo) -> list[str] | None:
+        if command is not None:
+            name = str(info.field_name).removesuffix("_command")
+            keep_one(info, "schema_registry", name, f"{name}_file")
+        return command
+
     @field_validator("key_file")
     @classmethod
     def _check_key_file(cls, file: str | None, info: ValidationInfo) -> str | None:
@@ -114,19 +134,24 @@ class SchemaRegistry(Section):
             raise ValueError("needs the certificate that it belongs to: set cert_file")
         return file
 
-    @field_validator("token", "token_file")
+    @field_validator("token", "token_file", "token_command")
     @classmethod
-    def _check_token(cls, token: SecretStr | str | None, info: ValidationInfo) -> SecretStr | str | None:
+    def _check_token(cls, token: object, info: ValidationInfo) -> object:
         if token is not None:
             keep_one(info, "schema_registry", "username")
         return token
 
     def secret(self, name: Literal["password", "token"]) -> str | None:
-        """Return the password or token for one connection. Its file is read; ConfigError if that fails."""
-        value, file = getattr(self, name), getattr(self, f"{name}_file")
-        if file is None:
-            return None if value is None else str(value.get_secret_value())
-        try:
-            return read_password_file(file)
-        except ValueError as error:
-            raise ConfigError(f"schema_registry.{name}_file: {error}") from None
+        """Return the password or token for one connection; None if it is not set. This may block.
+
+        Raise ConfigError or RegistryUnavailable if its file or command fails.
+        """
+        if (command := getattr(self, f"{name}_command")) is not None:
+            return secret_command.run(command, f"schema_registry.{name}_command", RegistryUnavailable)
+        if (file := getattr(self, f"{name}_file")) is not None:
+            try:
+                return read_password_file(file)
+            except ValueError as error:
+                raise ConfigError(f"schema_registry.{name}_file: {error}") from None
+        value = getattr(self, name)
+        return None if value is None else str(value.get_secret_value())

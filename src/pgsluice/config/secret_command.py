@@ -1,7 +1,7 @@
-"""Runs commands that print secrets: ``postgres.password_command`` and ``kafka.password_command``.
+"""Runs commands that print secrets: ``postgres.password_command`` and its like for Kafka and the schema registry.
 
-Clouds and vaults give passwords that live for minutes, so each connection asks for its own. Everything that such a
-command prints may be secret, so no message quotes it.
+Clouds and vaults issue passwords that expire after minutes, so the command runs for each connection. Everything that
+such a command prints may be secret, so no message quotes it.
 """
 
 import os
@@ -64,7 +64,7 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
 
 
 def _read(pipe: IO[bytes], deadline: float) -> bytes:
-    """Return what comes through the pipe, but not much more than a secret may have. TimeoutError if it stays open."""
+    """Read the pipe to its end, but not much more than a secret can have. TimeoutError if the pipe stays open."""
     output = bytearray()
     while len(output) <= PASSWORD_BYTES_MAX:
         if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -79,6 +79,6 @@ def _read(pipe: IO[bytes], deadline: float) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and what it has started, so that nothing waits for it."""
+    """Kill the command and its child processes, so that nothing waits for them."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

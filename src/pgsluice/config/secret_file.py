@@ -5,14 +5,14 @@ from pathlib import Path
 from pgsluice.config.problems import unreadable
 
 PASSWORD_BYTES_MAX = 64 * 1024
-"""A password is shorter, because even tokens of clouds have only a few KiB. A file named by mistake may be longer."""
+"""Every password is shorter: even cloud tokens have only a few KiB. A file that was named by mistake may be longer."""
 
 TOKEN_MIN_CHARACTERS = 16
 """A shorter token of the HTTP server could be guessed."""
 
 
 def read_token_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError if it cannot be read, or is no safe token."""
+    """Return the first line of file ``name``; ValueError if the file cannot be read, or the token is not safe."""
     token = read_password_file(name)
     if len(token) < TOKEN_MIN_CHARACTERS:
         raise ValueError(
@@ -23,7 +23,7 @@ def read_token_file(name: str) -> str:
 
 
 def read_password_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError if it cannot be read, or is no password."""
+    """Return the first line of file ``name``; ValueError if the file cannot be read, or the line is not a password."""
     try:
         with Path(name).open("rb") as file:
             content = file.read(PASSWORD_BYTES_MAX)
@@ -33,7 +33,7 @@ def read_password_file(name: str) -> str:
 
 
 def first_line(content: bytes, source: str) -> str:
-    """Return the first line of ``content``, which is from ``source``; ValueError without it if it is no password."""
+    """Return the first line of ``content``, which came from ``source``; ValueError if it is not a password."""
     try:
         password = content.decode().split("\n", 1)[0].removesuffix("\r")
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from pgsluice.config.values import Count, Secret
 
 
 class Snapshot(Section):
-    """Rows that are older than the slot: whether and how tables are read while their changes are streamed."""
+    """The existing rows of tables: whether and how they are read while changes are streamed."""
 
     mode: Literal["never", "initial", "when_needed"] = Field(
         default="initial",

@@ -1,4 +1,4 @@
-"""The sources of settings: file, secret files, environment and flags. Each one keeps the place of every value.
+"""The sources of settings: file, secret files, environment and flags. Each one keeps the origin of every value.
 
 ``loading`` merges the layers. If a source cannot understand something, it notes a problem.
 """
@@ -28,11 +28,11 @@ _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 @dataclass(slots=True)
 class Layer:
-    """The values of one source. ``places``: the place of each value. ``name``: the source itself."""
+    """The values of one source. ``origins``: the origin of each value. ``name``: the source itself."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
-    places: dict[Path, str] = field(default_factory=dict)
+    origins: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
     """Whether nothing could be read, so that missing keys are not worth reporting."""
@@ -47,20 +47,20 @@ class Layer:
                 return None
         return value
 
-    def place(self, path: Path) -> str:
-        """Return the place of ``path``, or else of the nearest table or list around it."""
+    def origin(self, path: Path) -> str:
+        """Return the origin of ``path``, or else of the nearest table or list around it."""
         around = (path[:length] for length in range(len(path), 0, -1))
-        return next((self.places[outer] for outer in around if outer in self.places), self.name)
+        return next((self.origins[outer] for outer in around if outer in self.origins), self.name)
 
     def put(self, path: tuple[str, ...], value: object, origin: str) -> None:
-        """Set ``path``. If a value stands where a table has to be, nothing is set, because that is reported anyway."""
+        """Set ``path``. Do nothing if there is a value where a table has to be, which is reported anyway."""
         table = self.values
         for part in path[:-1]:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 return
         table[path[-1]] = value
-        self.places[path] = origin
+        self.origins[path] = origin
 
 
 def file_layer(name: str | None) -> Layer:
@@ -78,15 +78,15 @@ def file_layer(name: str | None) -> Layer:
     except tomllib.TOMLDecodeError as error:
         layer.problems.append(_syntax_problem(name, text, str(error)))
     else:
-        layer.places = {path: f"{name}:{line}" for path, line in key_lines(text).items()}
+        layer.origins = {path: f"{name}:{line}" for path, line in key_lines(text).items()}
     layer.broken = bool(layer.problems)
     return layer
 
 
 def _syntax_problem(name: str, text: str, message: str) -> Problem:
     # The messages of tomllib are like "Invalid value (at line 3, column 8)" and "... (at end of document)".
-    fault, _, place = message.rpartition(" (at ")
-    line, _, column = place.rstrip(")").removeprefix("line ").partition(", ")
+    fault, _, position = message.rpartition(" (at ")
+    line, _, column = position.rstrip(")").removeprefix("line ").partition(", ")
     if not column:
         return Problem(name, f"is not TOML: {message}")
     is_value = fault.startswith(("Invalid value", "Expected newline"))
@@ -189,7 +189,7 @@ def flags_layer(flags: Sequence[str]) -> Layer:
 
 
 def _flag_origin(flag: str, number: int) -> str:
-    """Return a name for a flag that cannot be read. It repeats only our own names, because the rest may be a secret."""
+    """Return a name for a flag that cannot be parsed. It has no unknown text, which may be a secret."""
     found = _DOTTED.match(flag.strip())
     parts = found[0].split(".") if found else []
     key, _ = _find(parts)

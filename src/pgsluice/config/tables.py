@@ -22,7 +22,7 @@ from pgsluice.config.values import (
 
 
 class Rule(Section):
-    """Different settings for some tables. The first rule that matches a table holds."""
+    """Different settings for some tables. The first rule that matches a table applies."""
 
     match: Glob = Field(description="Pattern over schema.table.", examples=["public.orders"])
     keys: Names | None = Field(
@@ -79,7 +79,7 @@ class Tables(Section):
         default="quarantine",
         description="What happens to a table that cannot be published with these settings (a type that a column cannot "
         'have, a topic that is taken). "quarantine": a dead letter replaces each of its changes, and all other tables '
-        'go on. "stop": pgsluice stops.',
+        'continue. "stop": pgsluice stops.',
     )
     time_range: Literal["common", "full"] = Field(
         default="common",

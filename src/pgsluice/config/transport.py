@@ -1,4 +1,4 @@
-"""Finds connections that somebody between pgsluice and a server could read or change, as far as the settings tell.
+"""Finds connections that somebody between pgsluice and a server could read or change, judged by the settings.
 
 ``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Connections within the machine (loopback
 addresses, Unix sockets) are left out. No connection is made.
@@ -46,10 +46,10 @@ def findings(settings: Settings) -> list[Finding]:
     ]
 
 
-def _postgres(name: str, given: Mapping[str, str] | None) -> Iterator[Finding]:
-    if given is None:
+def _postgres(name: str, configured: Mapping[str, str] | None) -> Iterator[Finding]:
+    if configured is None:
         return
-    parameters = libpq.in_effect(given)
+    parameters = libpq.in_effect(configured)
     mode = parameters.get("sslmode", "prefer")
     # Kerberos encrypts without TLS. With channel binding, only a server that knows the password's hash can answer, and
     # nobody in between can forward its answer.
@@ -64,8 +64,8 @@ def _postgres(name: str, given: Mapping[str, str] | None) -> Iterator[Finding]:
 def _postgres_hosts(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Return the address and the name of each host that may be connected to by TCP."""
     names, addresses = (parameters.get(name, "").split(",") for name in ("host", "hostaddr"))
-    for name, given in zip_longest(names, addresses, fillvalue=""):
-        address = given.strip() or name.strip()
+    for name, hostaddr in zip_longest(names, addresses, fillvalue=""):
+        address = hostaddr.strip() or name.strip()
         if address and not address.startswith(("/", "@")):  # otherwise it is a directory or name of Unix sockets
             yield address, name.strip() or address
 

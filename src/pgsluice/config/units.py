@@ -90,7 +90,7 @@ def _split_unit(text: str, units: dict[str, int], example: str) -> int:
 
 
 def _meant(unit: str, units: Iterable[str]) -> str:
-    """Return the unit with the longest common beginning; of several, the largest: minutes for ``m``."""
+    """Return the unit with the longest common prefix. If several have it, return the largest: minutes for ``m``."""
     smallest_first = list(units)
     common = [_in_common(unit.lower(), known.lower()) for known in smallest_first]
     if not any(common):
@@ -99,7 +99,7 @@ def _meant(unit: str, units: Iterable[str]) -> str:
 
 
 def _in_common(one: str, other: str) -> int:
-    """Return how many characters both begin with."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

@@ -1,7 +1,7 @@
 """The types of the values of settings, each with its check.
 
-The modules of the settings use them. A check that refuses a value raises ValueError, or KeyProblems if one value has
-many keys.
+The modules of the settings use them. A check that refuses a value raises ValueError, or KeyProblems if the value is a
+table with several wrong keys.
 """
 
 from collections import Counter

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pgsluice.avro.binary import INT_MAX, LONG_MAX
 from pgsluice.cut import CUT_MAX, EPOCH_MAX
 
-Place = tuple[str, int]
+Partition = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 
@@ -32,14 +32,14 @@ class Account:
     """Topics, and the end of each partition, which is the offset after its last record."""
 
     topics: dict[str, TopicState] = field(default_factory=dict)
-    ends: dict[Place, int] = field(default_factory=dict)
-    leader_epochs: dict[Place, int] = field(default_factory=dict)
+    ends: dict[Partition, int] = field(default_factory=dict)
+    leader_epochs: dict[Partition, int] = field(default_factory=dict)
     """How many leaders each partition has had, if brokers say so. The answer of the newest leader counts."""
 
     def is_newer(self, other: "Account") -> bool:
         """Return whether newer leaders have answered here than in ``other``."""
         both = self.leader_epochs.keys() & other.leader_epochs.keys()
-        return sum(self.leader_epochs[place] - other.leader_epochs[place] for place in both) > 0
+        return sum(self.leader_epochs[partition] - other.leader_epochs[partition] for partition in both) > 0
 
 
 class LastCuts:
@@ -49,13 +49,13 @@ class LastCuts:
         self.unreadable = unreadable
         """Why a record could not be read as a cut record. If this is set, nothing else is known."""
         self.number = self.epoch = self.end_lsn = 0
-        """Those of the highest cut, or 0 if there is none."""
+        """Number, epoch and end_lsn of the highest cut, or 0 if there is none."""
         self.positions: dict[int, tuple[int, int]] = {}
-        """Epoch and end_lsn of the highest cut and of the cut before it, by number. The last record of a cut counts."""
+        """Epoch and end_lsn of the highest cut and of the previous cut, by number. The last record of a cut counts."""
         self.is_complete = False
         """Whether a full cut was read. Otherwise the account may lack topics that only earlier cuts list."""
         self._ids: dict[str, str] = {}
-        self._ends: dict[Place, int] = {}
+        self._ends: dict[Partition, int] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record.
@@ -119,10 +119,25 @@ def _check_number(name: str, number: int, lowest: int, highest: int) -> None:
 
 def changes(known: Account, found: Account) -> dict[str, str]:
     """Return a sentence for each known topic that has changed."""
-    return {topic: sentence for topic in sorted(known.topics) for sentence in _changes(topic, known, found)}
+    short = _short(known, found)
+    return {topic: sentence for topic in sorted(known.topics) for sentence in _changes(topic, known, found, short)}
 
 
-def _changes(topic: str, known: Account, found: Account) -> Iterator[str]:
+_Short = Mapping[str, list[tuple[int, int, int]]]
+"""By topic, the partitions that end before their known end: their number, where they end, and where they ended."""
+
+
+def _short(known: Account, found: Account) -> _Short:
+    """Return the partitions that have lost records. Retention only moves the beginning of a partition."""
+    short: dict[str, list[tuple[int, int, int]]] = {}
+    for (topic, partition), end in known.ends.items():
+        is_at = found.ends.get((topic, partition), end)
+        if is_at < end:
+            short.setdefault(topic, []).append((partition, is_at, end))
+    return short
+
+
+def _changes(topic: str, known: Account, found: Account, short: _Short) -> Iterator[str]:
     before, now = known.topics[topic], found.topics.get(topic)
     if now is None:
         yield (
@@ -137,25 +152,19 @@ def _changes(topic: str, known: Account, found: Account) -> Iterator[str]:
     elif before.partitions not in (0, now.partitions):
         yield (
             f"Topic {topic} has {now.partitions} partitions now instead of {before.partitions}, so keys move to other "
-            "partitions: consumers may see changes of a row in the wrong order, and what they keep by partition is "
-            "in the wrong place."
+            "partitions: consumers may see changes of a row in the wrong order, and the state that they keep by "
+            "partition is in the wrong place."
         )
-    else:
-        yield from _lost(topic, known, found)
+    elif topic in short:
+        yield _lost(topic, sorted(short[topic]))
 
 
-def _lost(topic: str, known: Account, found: Account) -> Iterator[str]:
-    """Yield a sentence if a partition ends before its known end. Retention only moves the beginning of a partition."""
-    short = sorted(
-        (place[1], found.ends.get(place, end), end)
-        for place, end in known.ends.items()
-        if place[0] == topic and found.ends.get(place, end) < end
+def _lost(topic: str, short: list[tuple[int, int, int]]) -> str:
+    """Return the sentence about partitions that end before their known end."""
+    partition, is_at, was_at = short[0]
+    others = f" (and {len(short) - 1} more of its partitions)" if len(short) > 1 else ""
+    return (
+        f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, before what was written to it up "
+        f"to {was_at}: the topic was emptied, or Kafka lost records, for example after an unclean leader "
+        "election. Consumers miss them."
     )
-    if short:
-        partition, is_at, was_at = short[0]
-        others = f" (and {len(short) - 1} more of its partitions)" if len(short) > 1 else ""
-        yield (
-            f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, before what was written to it up "
-            f"to {was_at}: the topic was emptied, or Kafka lost records, for example after an unclean leader "
-            "election. Consumers miss them."
-        )

@@ -36,9 +36,9 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
 
     With transactions (``is_atomic``), the checkpoints come in the order in which they were written, which is the order
     of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka takes
-    nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. It stands
-    where it was written, before everything that later sessions write. Its cut can be higher than theirs if it was to
-    begin an epoch that never came about.
+    nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. It comes
+    before everything that later sessions write. Its cut can be higher than theirs if it belongs to an epoch that never
+    began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
     sorted by cut. A refusal ends its epoch, so it comes last in it. Otherwise, the late checkpoint of a former owner

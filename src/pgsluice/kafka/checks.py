@@ -1,4 +1,4 @@
-"""What ``pgsluice check`` examines in Kafka: connection, rights and the state of topics. It changes nothing."""
+"""The checks of ``pgsluice check`` for Kafka: connection, rights and the state of topics. It changes nothing."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,8 @@ from confluent_kafka.admin import AclOperation
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka.options import Mode, SinkOptions
-from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
+from pgsluice.kafka.topic_spec import TopicSpec, check_compacted
+from pgsluice.kafka.topics import Topics
 from pgsluice.kafka.transactional import REFUSED_TIMEOUT_MS, try_transactional_id
 
 _NEEDED = (AclOperation.READ, AclOperation.WRITE)
@@ -40,7 +41,7 @@ def check(options: SinkOptions) -> list[Finding]:
 
 
 def refused_tables(options: SinkOptions, specs: Sequence[TopicSpec]) -> list[str]:
-    """Return why tables with these topics could not be published, as far as Kafka tells. This blocks."""
+    """Return the reasons that Kafka gives why tables with these topics could not be published. This blocks."""
     try:
         with closing(Topics(options.producer.client, threading.Event())) as topics:
             return [*_full(options, specs), *_unsuitable(topics, specs)]
@@ -114,7 +115,7 @@ def _transactional_id(topics: Topics, options: SinkOptions) -> Finding:
     """Check whether we may use the transactional id, without fencing the producer that uses it."""
     name = options.producer.transactional_id
     if not topics.refuse_transaction_timeout_ms(REFUSED_TIMEOUT_MS):
-        detail = f"{name}; the start will show whether it may be used, because the brokers do not say what they refuse"
+        detail = f"{name}; the start will show whether it may be used, because a check cannot find out"
         return Finding(_TRANSACTIONAL_ID, Verdict.OK, detail)
     try:
         try_transactional_id(options.producer)
@@ -163,7 +164,7 @@ def _creation(topics: Topics, options: SinkOptions) -> Finding:
 
 
 def _batches(topics: Topics, options: SinkOptions) -> Finding:
-    """Check whether Kafka could refuse many small rows in one batch, although it would take each of them alone."""
+    """Check whether Kafka could refuse many small rows in one batch, although it would accept each row alone."""
     name, size = "size of batches", topics.batch_bytes
     small = topics.small_topics(options.transactions_topic.name.removesuffix("transactions"))
     if not small:

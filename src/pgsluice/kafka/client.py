@@ -1,4 +1,4 @@
-"""What all Kafka clients have in common: how they are made, what librdkafka's errors mean, and how they are reported.
+"""The common part of all Kafka clients: their construction, the meaning of librdkafka's errors, and their reports.
 
 ``kafka/`` and ``registry/`` use this module, and know nothing of each other. librdkafka retries in the background and
 gives the reasons only to its error callback. The last reason turns "timed out" into a sentence that helps.
@@ -156,7 +156,7 @@ def _tls_advice(words: str) -> str:
 
 
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
-"""librdkafka quotes the rest of this secret property, from the first word on that it does not know."""
+"""librdkafka quotes the rest of this secret property, beginning with the first unknown word."""
 
 
 def _without_secret(error: KafkaError) -> KafkaError:
@@ -165,7 +165,7 @@ def _without_secret(error: KafkaError) -> KafkaError:
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
-    """Keep librdkafka's own log lines for debugging. ClientErrors reports what matters of them."""
+    """Keep librdkafka's own log lines for debugging. ClientErrors reports the important ones."""
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return _chatter.isEnabledFor(logging.DEBUG)
 
@@ -176,7 +176,7 @@ _chatter.addFilter(_to_debug)
 
 @dataclass(slots=True)
 class ClientErrors:
-    """What the clients of one cluster report in the background. Often their calls only time out.
+    """The errors that the clients of one cluster report in the background. Often their calls only time out.
 
     All clients of a cluster share one instance, so the log says once that Kafka is away, and once that it is back.
     """
@@ -190,7 +190,7 @@ class ClientErrors:
     is_away: bool = False
     """Whether the log has said that Kafka is away, and not yet that it is back."""
     _advice: str = ""
-    """What the log has last said to do about it. A broker that went down may come back with another certificate."""
+    """The advice that the log has given last. A broker that went down may come back with another certificate."""
     _reports: int = 0
     """The number of reports since Kafka answered."""
     _all_down: bool = False
@@ -283,7 +283,7 @@ def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:
-    """Return the pgsluice error for ``error``, with a sentence that begins with what was being done.
+    """Return the pgsluice error for ``error``, with a sentence that begins with the operation.
 
     If the error does not say why, the last report in ``errors`` explains it.
     """

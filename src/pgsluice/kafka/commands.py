@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""How long the reading thread waits for a record, and so how long closing may have to wait for that thread."""
+"""How long the reading thread waits for a record. Closing may have to wait as long for that thread."""
 
 BATCH: Final = 16
 """How many records are read at once, whatever their size."""
@@ -84,7 +84,8 @@ class TopicCommandReader:
             low, high = topics.bounds(self._topic, 0)
         is_known = found.id == state.topic_id != ""
         if is_known and state.offset > high:
-            # Perhaps only this broker does not know the last records. They must not be read a second time.
+            # Perhaps only this broker does not know the last records. So do not begin anew, because that would read
+            # them twice.
             log.warning(
                 "the topic of commands ends before the last one that was read: new ones are ignored until it has "
                 "grown that far. If Kafka lost its records, delete the topic",

@@ -19,11 +19,11 @@ FILES: Final = (
 """The properties that name files which a client reads once."""
 
 _State = tuple[int, int, int]
-"""What tells one version of a file from another: inode, size, and time of the last change in nanoseconds."""
+"""The attributes that identify a version of a file: inode, size, and time of the last change in nanoseconds."""
 
 
 class ClientFiles:
-    """The files that ``properties`` name, as they are now. Make it before the client."""
+    """The present versions of the files that ``properties`` name. Make it before the client."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._names = [properties[name] for name in FILES if name in properties]
@@ -31,7 +31,7 @@ class ClientFiles:
 
     @property
     def changed(self) -> bool:
-        """Whether a file is another one now. A file that is missing has not changed, because it may be on its way."""
+        """Whether a file has changed. A missing file does not count, because it may be about to be replaced."""
         states = self._states()
         return None not in states and states != self._read
 

@@ -20,7 +20,8 @@ from pgsluice.kafka.transactional import TransactionalProducer
 log = structlog.get_logger(__name__)
 
 _SAME_WAIT_S = 4 * SLICE_S
-"""A waiting producer reports once per slice. If reports pause for longer than this, nobody waited in between."""
+"""A waiting producer reports once per slice. If reports pause for longer than this, the producer was not waiting in
+between."""
 
 
 class IdempotentProducer(CutProducer):
@@ -32,7 +33,7 @@ class IdempotentProducer(CutProducer):
     is_atomic = False
 
     _former: TransactionalProducer | None = None
-    """The producer that ended a former owner's transaction. It is kept until it has written the mark."""
+    """The producer that ended a former owner's transaction. It is kept until it has written the probe."""
     _transactions_work = False
     _left = 0
     _left_since = 0.0
@@ -41,8 +42,8 @@ class IdempotentProducer(CutProducer):
     def _properties(self) -> dict[str, object]:
         return {
             "enable.idempotence": True,
-            # If a record is dropped or refused, the records behind it must not be written. Otherwise they would
-            # overtake its next attempt.
+            # If a record is dropped or refused, the records after it must not be written. Otherwise they would overtake
+            # its next attempt.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
         }
@@ -62,20 +63,20 @@ class IdempotentProducer(CutProducer):
                 former.close()
         connect(self._producer, topic, SLICE_S)
 
-    def mark(self, topics: Sequence[str], key: bytes) -> bytes | None:
-        """Write the mark with the transactional producer that ended former owners' transactions, if transactions work.
+    def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
+        """Write the probe with the transactional producer that ended former owners' transactions, if transactions work.
 
-        Return None if they do not work. If they worked before, the failure to write a mark is a temporary one, so going
-        on without a mark would be wrong. Raise SinkUnavailable in that case.
+        Return None if transactions do not work. If they worked before, the failure is temporary, so continuing without
+        a probe would be wrong. Raise SinkUnavailable in that case.
         """
         if not self._transactions_work:
             return None
         former, self._former = self._former, None
         again = former is None
-        with closing(former or self._transactional()) as marking:
+        with closing(former or self._transactional()) as writing:
             if again:
-                marking.fence(topics[0])
-            return marking.mark(topics, key)
+                writing.fence(topics[0])
+            return writing.write_probe(topics, key)
 
     def _transactional(self) -> TransactionalProducer:
         return TransactionalProducer(self._options, self._given_up, self._refusals)

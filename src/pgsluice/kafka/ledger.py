@@ -16,7 +16,7 @@ import structlog
 from pgsluice.cut import Cut
 from pgsluice.errors import HistoryError, SinkUnavailable
 from pgsluice.history import LOAD_AGAIN
-from pgsluice.kafka.account import Account, LastCuts, Place, TopicState, changes
+from pgsluice.kafka.account import Account, LastCuts, Partition, TopicState, changes
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 
@@ -30,7 +30,7 @@ CONFIRM_S = 5.0
 after the other. A broker that lost touch with its cluster does not hear of it at all."""
 
 DISTRUST_S = 600.0
-"""How long to do without predictions after a wrong one, because what caused it may happen again."""
+"""How long to make no predictions after a wrong one, because its cause may occur again."""
 
 AGAIN_S = 0.25
 """The pause between two requests about a change. A new client makes each request."""
@@ -38,8 +38,8 @@ AGAIN_S = 0.25
 _PARTITIONS_SHOWN = 10
 
 _REMEDY = (
-    'See to the consumers. Then start once with kafka.topics.changed = "accept": it goes on with the topics '
-    f"as they are. If the consumers lack rows, {LOAD_AGAIN}"
+    'Repair the consumers first. Then start once with kafka.topics.changed = "accept", which continues with the '
+    f"topics as they are. If the consumers lack rows, {LOAD_AGAIN}"
 )
 
 
@@ -89,14 +89,17 @@ class Ledger:
         self._is_atomic = is_atomic
         self._prediction = prediction or OffsetPrediction()
         self._known = Account()
-        self._marked: set[Place] = set()
+        self._marked: set[Partition] = set()
         """Partitions in which the marker of our last transaction follows the end that we know. A marker takes an
         offset."""
         self._unlisted: set[str] = set()
+        self._unwritten: set[str] = set()
+        """Topics that were opened in this session, and that no committed cut has written to. No cut lists them, because
+        their schemas may not be registered yet, and a start would miss these."""
         self._full_at = float("-inf")
         self._memory = ""
         self._missing: list[str] = []
-        """The partitions with missing replicas that the log has named last."""
+        """The partitions with missing replicas that were logged last."""
 
     @property
     def full_is_due(self) -> bool:
@@ -114,9 +117,9 @@ class Ledger:
         """Return the id of each topic."""
         return {topic: state.id for topic, state in self._known.topics.items()}
 
-    def end(self, place: Place) -> int:
+    def end(self, partition: Partition) -> int:
         """Return the end offset that a partition had at the last cut."""
-        return self._known.ends.get(place, 0)
+        return self._known.ends.get(partition, 0)
 
     def watch(self, topic: str, state: TopicState) -> None:
         """End sessions from now on if the topic changes."""
@@ -127,32 +130,33 @@ class Ledger:
         self._memory = topic
         self.watch(topic, state)
 
-    def pin(self, states: Mapping[str, TopicState], reached: Mapping[Place, int] | None = None) -> None:
+    def pin(self, states: Mapping[str, TopicState], reached: Mapping[Partition, int] | None = None) -> None:
         """Watch topics that changes are written to, and note the end of each partition.
 
         ``reached`` has offsets that these partitions have certainly reached.
         """
-        places = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
+        partitions = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
         # An outdated broker may report a lower end than the partition really has. If we believed it, the next cut would
         # begin inside an earlier one.
-        ends = self._topics.next_offsets(places)
-        self._known.ends |= {place: max(end, (reached or {}).get(place, 0)) for place, end in ends.items()}
+        ends = self._topics.next_offsets(partitions)
+        self._known.ends |= {partition: max(end, (reached or {}).get(partition, 0)) for partition, end in ends.items()}
         self._known.topics |= states
         self._unlisted |= states.keys()
+        self._unwritten |= states.keys()
 
     def recall(self, last: LastCuts, lost: str | None, others: Iterable[str], described: Collection[str]) -> None:
         """Pin the topics that earlier sessions wrote to.
 
-        Raise HistoryError if something has happened to one of them since, unless such changes are accepted. ``lost``
-        says what happened to the topic of cut records itself. ``others`` are topics that may have been written to
-        without a cut record.
+        Raise HistoryError if one of them has changed since, unless such changes are accepted. ``lost`` says what
+        happened to the topic of cut records itself. ``others`` are topics that may have been written to without a cut
+        record.
 
         The schemas of ``described`` topics are registered. A topic without a schema counts as changed. If this is
         accepted, the topic stays out of the account until its next row arrives.
         """
         known = last.account
         forgotten = known.topics.keys() - described
-        found, changed = self._compare(known)
+        found, changed = compare(self._topics, known, self._given_up)
         sentences = list(changed.values())
         for topic in forgotten:
             found.topics.pop(topic, None)
@@ -161,11 +165,12 @@ class Ledger:
         if lost is not None:
             sentences.insert(0, lost)
         if sentences and not self._accept:
-            raise HistoryError(_in_words(sentences))
+            raise HistoryError(in_words(sentences))
         for sentence in sentences:
             log.warning("a topic has changed, which is accepted", change=sentence)
         new = self._topics.describe([topic for topic in others if topic not in known.topics])
         self.pin(found.topics | new, found.ends)
+        self._unwritten.clear()
 
     def examine(self) -> None:
         """Raise an error if something has happened to a topic. This also works while a transaction waits for Kafka.
@@ -174,7 +179,7 @@ class Ledger:
         and only tries again.
         """
         try:
-            _, changed = self._compare(Account(self._known.topics))
+            _, changed = compare(self._topics, Account(self._known.topics), self._given_up)
             missing = self._topics.out_of_sync(self._known.topics)
         except SinkUnavailable:
             return  # Kafka does not answer, which explains the wait. No topic has to have changed.
@@ -186,21 +191,21 @@ class Ledger:
             )
         self._missing = missing
 
-    def following(self, cut: Cut, *, full: bool) -> dict[Place, int]:
+    def following(self, cut: Cut, *, full: bool) -> dict[Partition, int]:
         """Return the end offset of each partition that ``cut`` has to list.
 
         All records of ``cut`` have to be in Kafka already. Raise an error if something has happened to a topic.
         """
         produced = cut.produced()
-        ends = self._ends_behind(produced, self._known.ends.keys() if full else self._listed(cut, produced))
+        ends = self._ends_after(produced, self._written(cut) if full else self._listed(cut, produced))
         if full:
             return self._agreed(Account(self._known.topics, ends)).ends
         found = self._topics.next_offsets(list(ends))
-        if all(found[place] >= end for place, end in ends.items()):
+        if all(found[partition] >= end for partition, end in ends.items()):
             return found
         return self._agreed(Account(self._known.topics, ends)).ends
 
-    def predict(self, cut: Cut) -> dict[Place, int] | None:
+    def predict(self, cut: Cut) -> dict[Partition, int] | None:
         """Return the end offsets that ``cut`` will have to list once it is written, or None if they are uncertain.
 
         The records need not be in Kafka yet, so the cut record can be sent together with them. Call :meth:`mismatch`
@@ -209,31 +214,33 @@ class Ledger:
         if not self._prediction.is_clear:
             return None
         produced = cut.produced()
-        return self._ends_behind(produced, self._listed(cut, produced))
+        return self._ends_after(produced, self._listed(cut, produced))
 
-    def mismatch(self, predicted: Mapping[Place, int]) -> SinkUnavailable | None:
-        """Return what is wrong if a partition does not end where it was predicted to. Return None if all of them do.
+    def mismatch(self, predicted: Mapping[Partition, int]) -> SinkUnavailable | None:
+        """Return an error if a partition does not end at the predicted offset.
+
+        Return None if all predictions were right.
 
         All records of the cut have to be in Kafka already. Raise an error if something has happened to a topic.
         """
         found = self._topics.next_offsets(list(predicted))
-        if any(found[place] < end for place, end in predicted.items()):
+        if any(found[partition] < end for partition, end in predicted.items()):
             found = self._agreed(Account(self._known.topics, dict(predicted))).ends
-        wrong = sorted(place for place, end in predicted.items() if found[place] != end)
+        wrong = sorted(partition for partition, end in predicted.items() if found[partition] != end)
         if not wrong:
             return None
         self._prediction.failed()
-        behind = {place: predicted[place] + 1 for place in wrong}
-        if behind == {place: found[place] for place in wrong} == self._topics.stable_offsets(wrong):
-            # Each of these partitions has exactly one more offset than predicted, behind the records of this cut, and
-            # no transaction is open there. So the additional record is a marker, and it has ended our transaction in
-            # this partition. There are two explanations.
+        one_more = {partition: predicted[partition] + 1 for partition in wrong}
+        if one_more == {partition: found[partition] for partition in wrong} == self._topics.stable_offsets(wrong):
+            # Each of these partitions has exactly one more offset than predicted, after the records of this cut, and no
+            # transaction is open there. So the additional record is a marker, and it has ended our transaction in this
+            # partition. There are two explanations.
             #
-            # * A second copy of the marker of the transaction before arrived late. Readers already see the records of
-            #   this cut then. If we aborted the cut, the next session would write them again, and readers would see
-            #   them twice.
+            # * A second copy of the previous transaction's marker arrived late. In this case, readers already see the
+            #   records of this cut. If we aborted the cut, the next session would write them again, and readers would
+            #   see them twice.
             # * Somebody has ended this transaction for us, for example because it timed out. Then Kafka refuses the
-            #   commit, so nothing is lost if we go on to it.
+            #   commit, so it is safe to try it.
             return None
         topic, partition = wrong[0]
         return SinkUnavailable(
@@ -243,58 +250,46 @@ class Ledger:
             "away from others."
         )
 
-    def committed(self, cut: Cut, following: Mapping[Place, int], *, full: bool) -> None:
+    def committed(self, cut: Cut, following: Mapping[Partition, int], *, full: bool) -> None:
         """Note that ``cut`` is in Kafka, and that partitions end at ``following``."""
         # A partition that has grown has passed the old marker. In the others, that marker may still be on its way.
-        self._marked -= {place for place, end in following.items() if end > self._known.ends[place]}
+        self._marked -= {partition for partition, end in following.items() if end > self._known.ends[partition]}
         if self._is_atomic:
             self._marked |= cut.produced().keys()
         self._known.ends |= following
         self._unlisted -= {topic for topic, _ in following}
+        self._unwritten -= cut.topics.keys()
         self._missing = []
         if full:
             self._full_at = time.monotonic()
 
-    def _ends_behind(self, produced: Mapping[Place, int], places: Iterable[Place]) -> dict[Place, int]:
-        """Return where ``places`` end behind what was ``produced``, if nobody else has written to them.
+    def _ends_after(self, produced: Mapping[Partition, int], partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Return where ``partitions`` end after the ``produced`` records, if no other program has written to them.
 
         A partition in ``_marked`` gets one offset more, for the marker of the transaction before. Kafka takes no record
         of a new transaction before that marker is in all partitions of the old one. If the marker were not counted, an
         outdated broker could deceive us: the end that it knows, with the marker but without our new record, would equal
-        the end that we expect behind that record.
+        the end that we expect after that record.
         """
         ends = self._known.ends
         return {
-            place: ends[place] + (produced[place] + (place in self._marked) if place in produced else 0)
-            for place in places
+            one: ends[one] + (produced[one] + (one in self._marked) if one in produced else 0) for one in partitions
         }
 
-    def _listed(self, cut: Cut, produced: Mapping[Place, int]) -> set[Place]:
+    def _written(self, cut: Cut) -> list[Partition]:
+        """Return the partitions that a full cut has to list."""
+        unwritten = self._unwritten - cut.topics.keys()
+        return [partition for partition in self._known.ends if partition[0] not in unwritten]
+
+    def _listed(self, cut: Cut, produced: Mapping[Partition, int]) -> set[Partition]:
         """Return the partitions that ``cut`` has to list if it is not a full one."""
         new = self._unlisted & cut.topics.keys()  # all their partitions, so that readers can count them
         return {(topic, number) for topic in new for number in range(self.partitions(topic))} | produced.keys()
 
     def _agreed(self, known: Account) -> Account:
-        found, changed = self._compare(known)
+        found, changed = compare(self._topics, known, self._given_up)
         self._raise_if(changed)
         return found
-
-    def _compare(self, known: Account) -> tuple[Account, dict[str, str]]:
-        """Return what the cluster has of the known topics, and what has changed.
-
-        A change counts only if every answer within CONFIRM_S shows it. One answer that agrees with what is known is
-        enough to dismiss it, because the other answers were outdated then.
-        """
-        found = self._topics.account(known)
-        end = time.monotonic() + CONFIRM_S
-        while changes(known, found) and time.monotonic() <= end:
-            if self._given_up.wait(AGAIN_S):
-                raise SinkUnavailable("Comparing topics was given up because the session ends.")
-            with closing(self._topics.another()) as others:
-                again = others.account(known)
-            if not changes(known, again) or not found.is_newer(again):
-                found = again
-        return found, changes(known, found)
 
     def _raise_if(self, changed: Mapping[str, str]) -> None:
         """End the session if something has changed.
@@ -318,6 +313,24 @@ class Ledger:
         )
 
 
+def compare(topics: Topics, known: Account, given_up: threading.Event) -> tuple[Account, dict[str, str]]:
+    """Return what the cluster has of the known topics, and what has changed.
+
+    A change counts only if every answer within CONFIRM_S shows it. One answer that agrees with what is known is enough
+    to dismiss it, because the other answers were outdated then.
+    """
+    found = topics.account(known)
+    end = time.monotonic() + CONFIRM_S
+    while changes(known, found) and time.monotonic() <= end:
+        if given_up.wait(AGAIN_S):
+            raise SinkUnavailable("Comparing topics was given up because the session ends.")
+        with closing(topics.another()) as others:
+            again = others.account(known)
+        if not changes(known, again) or not found.is_newer(again):
+            found = again
+    return found, changes(known, found)
+
+
 def read_last_cuts(
     tail: Tail,
     decode: Callable[[bytes], Mapping[str, Any]],
@@ -325,7 +338,7 @@ def read_last_cuts(
 ) -> LastCuts:
     """Return the last full cut and those after it, but two cuts at least.
 
-    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only where it is. If retention
+    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only its position. If retention
     has deleted all records, return an empty account. Nothing is wrong in that case.
     """
     last = LastCuts()
@@ -350,7 +363,7 @@ def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | Non
     if last.unreadable is not None:
         return f"Topic {topic} has a record that is no cut record: {last.unreadable}. Only pgsluice may write to it."
     # If retention has deleted records, the topic begins at a higher offset. It may then have no cut record left,
-    # because the mark of the session, which is no cut record, may be the only record.
+    # because the probe of the session, which is no cut record, may be the only record.
     if last.number >= committed or (low and not last.number):
         return None
     held = f"ends with cut {last.number}" if last.number else "is empty"
@@ -378,7 +391,7 @@ def _undescribed(topics: list[str]) -> str:
     )
 
 
-def _in_words(sentences: list[str]) -> str:
+def in_words(sentences: list[str]) -> str:
     """Return one message for all sentences, with what to do about them."""
     return f"{_shortened(sentences)} {_REMEDY}"
 

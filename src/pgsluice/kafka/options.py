@@ -10,14 +10,14 @@ from typing import Any, Literal
 from pgsluice.dead_letter import SourceChange
 from pgsluice.kafka.ledger import OffsetPrediction
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 
 Mode = Literal["exactly_once", "at_least_once"]
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the sink is told: the producer, the service topics, and how to deliver.
+    """The options of a sink: the producer, the service topics, and the mode of delivery.
 
     The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
     ``commands_topic`` is None if no commands are taken. With ``accept_changed_topics``, a session goes on with topics

@@ -1,24 +1,35 @@
-"""What earlier sessions left in Kafka, for ``pgsluice check``. Reading it disturbs no owner at work.
+"""Reads the records of earlier sessions in Kafka, for ``pgsluice check``. This does not disturb a running owner.
 
-A session fences the former ones first, so that nothing can change afterwards. Here, an owner may go on writing.
+A session fences the former ones first, so that nothing can change afterwards. Here, an owner may continue to write.
 ``tests/integration/test_cli.py`` covers it.
 """
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.cut import Recorded
+from pgsluice.kafka.account import LastCuts
 from pgsluice.kafka.checkpoint import read_checkpoints
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.ledger import read_last_cuts
+from pgsluice.kafka.ledger import compare, in_words, lost_cuts, read_last_cuts
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 
 PATIENCE_S: Final = 30.0
 """How long Kafka may take to show the last records of one topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastInKafka:
+    """What earlier sessions left. ``changes``: what has happened to their topics since, or None."""
+
+    checkpoints: Sequence[Checkpoint]
+    recorded: Recorded
+    changes: str | None
 
 
 def read_past(
@@ -29,10 +40,11 @@ def read_past(
     decode: Callable[[bytes], Mapping[str, Any]],
     *,
     is_atomic: bool,
-) -> tuple[Sequence[Checkpoint], Recorded]:
-    """Return the last checkpoints, and what the cut records say. A topic that does not exist has nothing. This blocks.
+) -> PastInKafka:
+    """Return the last checkpoints, the content of the cut records, and the differences between it and the topics.
 
-    ``decode`` reads a cut record. Raise the same as a start.
+    A topic of checkpoints or cut records that does not exist has nothing. ``decode`` reads a cut record. Raise the same
+    as a start.
     """
     given_up = threading.Event()
     with closing(Topics(client, given_up)) as topics:
@@ -45,8 +57,12 @@ def read_past(
         if checkpoint_topic in present:
             with tail(checkpoint_topic) as read:
                 checkpoints = read_checkpoints(read, pipeline, is_atomic=is_atomic)
-        if transactions_topic not in present:
-            return checkpoints, Recorded()
-        with tail(transactions_topic) as read:
-            last = read_last_cuts(read, decode)
-    return checkpoints, Recorded(last.epoch, last.number, last.end_lsn, frozenset(last.account.topics), last.positions)
+        last, low = LastCuts(), 0
+        if transactions_topic in present:
+            with tail(transactions_topic) as read:
+                last, low = read_last_cuts(read, decode), read.low
+        lost = lost_cuts(transactions_topic, last, low, max((one.cut for one in checkpoints), default=0))
+        _, changed = compare(topics, last.account, given_up)
+    sentences = [*([] if lost is None else [lost]), *changed.values()]
+    recorded = Recorded(last.epoch, last.number, last.end_lsn, frozenset(last.account.topics), last.positions)
+    return PastInKafka(checkpoints, recorded, in_words(sentences) if sentences else None)

@@ -1,8 +1,8 @@
-"""What all kinds of producers of cuts have in common, from fencing to the end of the producer.
+"""The common part of all producers of cuts, from fencing to the end of the producer.
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
 ended, and a second commit could commit half of the next transaction. So the session ends with its producer. The next
-session makes a new producer, and reads from Kafka what became of the last cut.
+session makes a new producer, and reads the outcome of the last cut from Kafka.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """
@@ -40,10 +40,10 @@ FULL_S = 0.01
 """How long to wait for room in librdkafka's queue. librdkafka does not report good deliveries, so we have to poll."""
 
 RECORD_OVERHEAD_BYTES = 512
-"""What librdkafka holds for a record in addition to its value, including the key. Its own limit counts only values."""
+"""Memory of a record in librdkafka besides its value, including the key. librdkafka's own limit counts only values."""
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""What a produce request holds in addition to its one batch: names, ids and the header of the batch."""
+"""Bytes of a produce request besides its one batch: names, ids and the header of the batch."""
 
 GATHER_S = 0.2
 """How long to wait for further reports after a bad one. Kafka answers batches that are on their way within that
@@ -51,6 +51,11 @@ time."""
 
 GATHERED_MAX = 1000
 """How often to wait for further reports, at most."""
+
+LINGER_MS = 1000
+"""How long librdkafka waits for more records before it sends a batch that is not full. It sends one request for each
+batch, so small batches are expensive if a cut has many partitions. Every cut ends with a flush, which does not wait.
+The linger is at most half of the transaction timeout, because librdkafka wants records to outlive their wait."""
 
 STALL_S = 5.0
 """How long nothing may reach Kafka before we look for the reason. We look again after the same time."""
@@ -62,10 +67,10 @@ size."""
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """What a producer needs to know.
+    """The options of a producer.
 
-    ``queue_bytes`` limits what librdkafka may hold. ``timeout_s`` is the timeout of a transaction, which is at most
-    what the brokers allow. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if nobody can know it.
+    ``queue_bytes`` limits the memory of librdkafka's queue. ``timeout_s`` is the timeout of a transaction, and at most
+    the brokers' limit. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if nobody can know it.
     """
 
     client: ClientOptions
@@ -75,7 +80,7 @@ class ProducerOptions:
     request_bytes: int | None = None
 
     def value_limit(self) -> tuple[int, str]:
-        """Return the size of the largest value that can be sent, and what limits it, with a remedy."""
+        """Return the size of the largest value that can be sent, and a text about the limit, with a remedy."""
         limits = [
             (self.queue_bytes, "the {limit} bytes that the producer may hold: raise delivery.inflight_max"),
             (MAX_RECORD_BYTES, "the {limit} bytes that a client can send at all"),
@@ -121,6 +126,7 @@ class CutProducer(ABC):
             "message.max.bytes": MAX_RECORD_BYTES,
             "queue.buffering.max.messages": max(1, options.queue_bytes // RECORD_OVERHEAD_BYTES),
             "queue.buffering.max.kbytes": max(1, options.queue_bytes // 1024),
+            "linger.ms": options.client.properties.get("linger.ms", min(LINGER_MS, int(options.timeout_s * 1000) // 2)),
             "delivery.report.only.error": True,
             "on_delivery": self._on_delivery,
             "allow.auto.create.topics": False,
@@ -139,7 +145,7 @@ class CutProducer(ABC):
         """
 
     @abstractmethod
-    def mark(self, topics: Sequence[str], key: bytes) -> bytes | None:
+    def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
         """Write a record that readers never see to each of ``topics``, and return its unique value.
 
         Call :meth:`fence` first. Then no former owner can write anything after this record. Return None if this kind of
@@ -190,7 +196,7 @@ class CutProducer(ABC):
                 self._producer.produce(topic, value, key, partition, None, None, timestamp_ms)
             except BufferError:
                 self._look_if_stalled(moved=not waited)
-                self.check(FULL_S)
+                self._make_room()
                 self._waited(len(self._producer))
                 waited = True
             except KafkaException as error:
@@ -202,6 +208,12 @@ class CutProducer(ABC):
         self._unsent += len(value) if value is not None else 0
         if self._unsent > self._unsent_max:
             self.flush()
+
+    def _make_room(self) -> None:
+        """Have librdkafka send what it has, even if no batch is full, and wait a little."""
+        with self._judging("Writing to Kafka"):
+            self._producer.flush(FULL_S)
+        self.check()
 
     def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
         """Queue the records from ``records[at]`` on, as long as they are simple, and count them in ``cut``.
@@ -247,7 +259,7 @@ class CutProducer(ABC):
         self.check()
 
     def _look_if_stalled(self, *, moved: bool) -> None:
-        """Look for the reason if nothing has moved for a while. librdkafka may wait for what never comes."""
+        """Look for the reason if there was no progress for a while. librdkafka may wait for ever."""
         now = time.monotonic()
         if moved:
             self._moved_at = now
@@ -265,7 +277,7 @@ class CutProducer(ABC):
         """Note that Kafka does not have the last ``left`` records yet. 0 means that there is room again."""
 
     def _recovered(self) -> None:
-        self._producer.poll(0)  # errors that it has still to report are older than this success
+        self._producer.poll(0)  # errors that it has not reported yet are older than this success
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:

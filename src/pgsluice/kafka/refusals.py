@@ -1,4 +1,4 @@
-"""Records that Kafka refuses for their content: the change behind each, the limit it exceeds, and what to do.
+"""Records that Kafka refuses for their content: the change in each record, the limit that it exceeds, and the remedy.
 
 The producers use this module, because Kafka reports refusals to them. The sink provides the inspector. Kafka refuses a
 batch that is too large with all its records, so only the topic's limit shows which of them are too large.
@@ -20,7 +20,7 @@ from pgsluice.kafka.client import failure
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 
 FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
-"""Errors that come again however often the record is sent."""
+"""Errors that occur again each time the record is sent."""
 
 REFUSALS_MAX: Final = 1000
 """How many refused records are kept. Kafka will refuse the others again."""
@@ -34,7 +34,7 @@ _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 
 @dataclass(frozen=True, slots=True)
 class RecordInspector:
-    """Looks up what a refused record was, and what its topic allows.
+    """Looks up the change in a refused record, and the limit of its topic.
 
     ``origin_of`` takes a record's key and value and returns the change that they come from. ``limit_of`` takes a topic
     and returns its max.message.bytes. Both return None if that cannot be known.
@@ -104,13 +104,13 @@ class Refusals:
         return self._refused(culprits[0], _sentence(culprits[0], limits.get(culprits[0].topic)), letters)
 
     def too_large(
-        self, place: tuple[str, int], key: bytes | None, value: bytes, limit: int, what: str
+        self, partition: tuple[str, int], key: bytes | None, value: bytes, limit: int, what: str
     ) -> PgsluiceError:
         """Return the error for a record that is too large to be sent.
 
         ``what`` is the limit it exceeds, with a remedy.
         """
-        record = self._record(*place, key, value)
+        record = self._record(*partition, key, value)
         detail = f"larger than {what.format(limit=limit)}"
         letter = self._dead(record, Reason.RECORD_TOO_LARGE, detail, limit)
         return self._refused(record, f"Kafka cannot take {record}: it is {detail}, {_WAY_OUT}.", [letter])

@@ -14,8 +14,8 @@ from pgsluice.record import Record
 
 TRUNCATE: Final = "t"
 
-LONGEST: Final = 2000
-"""Records in one run. While a compiled run works, no other thread runs."""
+LONGEST: Final = 20_000
+"""Records in one run. A run counts for each table once, so short runs would be expensive if there are many tables."""
 
 
 def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands

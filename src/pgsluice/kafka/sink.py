@@ -18,20 +18,21 @@ import structlog
 from pgsluice.checkpoint import Checkpoint, last_checkpoint
 from pgsluice.cut import Cut, Recorded, cut_records
 from pgsluice.errors import ConfigError, PgsluiceError, SinkUnavailable
-from pgsluice.kafka.account import LastCuts, Place
+from pgsluice.kafka.account import LastCuts, Partition
 from pgsluice.kafka.checkpoint import checkpoint_key, read_checkpoints, read_loaded
 from pgsluice.kafka.commands import TopicCommandReader
 from pgsluice.kafka.idempotent import IdempotentProducer
 from pgsluice.kafka.ledger import AGAIN_S, CONFIRM_S, Ledger, lost_cuts, read_last_cuts
-from pgsluice.kafka.mark import OUTDATED_S, Mark
 from pgsluice.kafka.options import CutFormat, Mode, SinkOptions
 from pgsluice.kafka.partitioner import partition_for
+from pgsluice.kafka.probe import OUTDATED_S, Probe
 from pgsluice.kafka.producer import CutProducer
 from pgsluice.kafka.refusals import RecordInspector, Refusals
 from pgsluice.kafka.runs import TRUNCATE
 from pgsluice.kafka.table_topics import TableTopics
 from pgsluice.kafka.tail import Tail
-from pgsluice.kafka.topics import Topics, TopicSpec, check_compacted
+from pgsluice.kafka.topic_spec import TopicSpec, check_compacted
+from pgsluice.kafka.topics import Topics
 from pgsluice.kafka.transactional import TransactionalProducer
 from pgsluice.loads import Loaded
 from pgsluice.record import Record
@@ -59,10 +60,11 @@ class KafkaSink:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-kafka")
         self._given_up = threading.Event()
         self._producer_options = options.producer
-        self._mark = Mark(options.producer.client, self._given_up)
+        self._probe = Probe(options.producer.client, self._given_up)
         self._admin: Topics | None = None
         self._producer: CutProducer | None = None
         self._topic_ledger: Ledger | None = None
+        self._tables: TableTopics | None = None
         self._last_cuts = LastCuts()
         self._cuts_begin = 0
         """The first offset of the topic of cut records at the time when they were read."""
@@ -96,11 +98,11 @@ class KafkaSink:
         await self._run(lambda: self._announce(checkpoint))
 
     async def refuse(self, checkpoint: Checkpoint) -> None:
-        """Give up what is not committed, and commit ``checkpoint`` alone. It is durable when this returns."""
+        """Abort the open transaction, and commit ``checkpoint`` alone. It is durable when this returns."""
         await self._run(lambda: self._refuse(checkpoint))
 
     async def recorded(self) -> Recorded:
-        """Return what the cut records say about earlier sessions."""
+        """Return the information of the cut records about earlier sessions."""
         return await self._run(self._recorded)
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
@@ -123,14 +125,13 @@ class KafkaSink:
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Create the topic of a table if it does not exist, and pin its partitions for the session."""
-        spec = TopicSpec(
-            policy.topic,
-            policy.partitions,
-            policy.replication_factor,
-            policy.config,
-            compactable=keyed and not policy.truncate,
-        )
-        await self._run(lambda: self._open_topic(spec))
+        spec = TopicSpec.of(policy, keyed=keyed)
+        await self._run(lambda: self._table_topics.open(spec))
+
+    async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
+        """Do what :meth:`open_topic` would do for tables with a key, for all together, as far as it works."""
+        specs = [TopicSpec.of(policy, keyed=True) for policy in policies]
+        await self._run(lambda: self._table_topics.prepare(specs))
 
     async def begin(self) -> None:
         """Start a Kafka transaction."""
@@ -152,7 +153,7 @@ class KafkaSink:
         await self._run(lambda: self._deliver(cut, checkpoint))
 
     async def close(self) -> None:
-        """Give up what is not committed, and free the producer. Wait until the call in progress has noticed."""
+        """Abort the open transaction, and free the producer. Wait until the call in progress has ended."""
         self._given_up.set()
         if self._producer is not None:
             self._producer.abandon()
@@ -186,6 +187,12 @@ class KafkaSink:
                 prediction=self._options.prediction,
             )
         return self._topic_ledger
+
+    @property
+    def _table_topics(self) -> TableTopics:
+        if self._tables is None:
+            self._tables = TableTopics(self._options, self._topics, self._ledger)
+        return self._tables
 
     def _prepare(self) -> None:
         options = self._options
@@ -237,13 +244,13 @@ class KafkaSink:
             patience_s=options.timeout_s,
             given_up=self._given_up,
             complete=complete,
-            reach=self._mark.end(spec.name),
+            reach=self._probe.end(spec.name),
         )
 
     def _fence(self) -> None:
         if self._producer is None:
             self._producer = self._fencing_producer()
-            self._write_mark()
+            self._write_probe()
 
     def _fencing_producer(self) -> CutProducer:
         dead_letters = self._options.dead_letters_topic
@@ -257,17 +264,17 @@ class KafkaSink:
             raise
         return producer
 
-    def _write_mark(self) -> None:
-        """Write the mark behind all records, and wait until the brokers that answer us know it."""
+    def _write_probe(self) -> None:
+        """Write the probe after all records, and wait until the brokers that answer us know it."""
         topics = [self._options.checkpoint_topic.name]
         if self.is_atomic:
-            # Without transactions, consumers may read uncommitted records of cuts, so they would see the mark.
+            # Without transactions, consumers may read uncommitted records of cuts, so they would see the probe.
             topics.append(self._options.transactions_topic.name)
-        value = self._live.mark(topics, self._format.key)
+        value = self._live.write_probe(topics, self._format.key)
         if value is not None:
             if self.is_atomic:
                 self._replace_producer()
-            self._mark.find(value, topics, self._topics)
+            self._probe.find(value, topics, self._topics)
 
     def _replace_producer(self) -> None:
         """Replace a producer that has aborted a transaction by a new one.
@@ -297,12 +304,12 @@ class KafkaSink:
     def _lost_cuts(self, committed: int) -> str | None:
         """Return a sentence that says what has happened to the cut records, or None.
 
-        If there is no mark, nothing shows whether the broker is outdated. Then ask other brokers before the records
+        If there is no probe, nothing shows whether the broker is outdated. Then ask other brokers before the records
         count as lost.
         """
         topic, end = self._options.transactions_topic.name, time.monotonic() + OUTDATED_S
         while lost := lost_cuts(topic, self._last_cuts, self._cuts_begin, committed):
-            if self._mark.end(topic) or time.monotonic() > end:
+            if self._probe.end(topic) or time.monotonic() > end:
                 break
             if self._given_up.wait(AGAIN_S):
                 raise SinkUnavailable("Reading the cut records was given up because the session ends.")
@@ -326,9 +333,6 @@ class KafkaSink:
             self._read_last_cuts(self._topics, cut)
         lost = self._lost_cuts(cut)
         self._ledger.recall(self._last_cuts, lost, others, described)
-
-    def _open_topic(self, spec: TopicSpec) -> None:
-        TableTopics(self._options, self._topics, self._ledger).open(spec)
 
     def _produce(self, cut: Cut, records: list[Record]) -> None:
         at = 0
@@ -360,11 +364,11 @@ class KafkaSink:
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
         """Commit the transaction with the cut record and the checkpoint.
 
-        The cut record lists where partitions end behind the cut. Kafka can only say so after it has all records, so the
-        cut record would need another round of requests. We therefore predict the offsets, send everything together, and
-        ask Kafka before the commit whether they are right. A wrong cut record would mislead its readers, so we abort it
-        together with its cut. Without transactions we could not take it back. In that mode, and for full cuts, which
-        are compared with the cluster anyway, we ask first.
+        The cut record lists the end offsets of partitions after the cut. Kafka knows them only when it has all records,
+        so the cut record would need another round of requests. We therefore predict the offsets, send everything
+        together, and ask Kafka before the commit whether they are right. A wrong cut record would mislead its readers,
+        so we abort it together with its cut. Without transactions, a wrong record could not be aborted. In that mode,
+        and for full cuts, which are compared with the cluster anyway, we ask first.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
@@ -386,8 +390,8 @@ class KafkaSink:
         self._live.commit()
         self._ledger.committed(cut, following, full=full)
 
-    def _send_cut(self, cut: Cut, checkpoint: Checkpoint, following: Mapping[Place, int], *, full: bool) -> None:
-        offsets = {place: (self._ledger.end(place), end) for place, end in following.items()}
+    def _send_cut(self, cut: Cut, checkpoint: Checkpoint, following: Mapping[Partition, int], *, full: bool) -> None:
+        offsets = {partition: (self._ledger.end(partition), end) for partition, end in following.items()}
         identity = {"pipeline": checkpoint.pipeline, "cut": checkpoint.cut, "epoch": checkpoint.epoch}
         for part in cut_records(cut, identity, offsets, self._ledger.ids(), full=full):
             self._live.send(self._options.transactions_topic.name, 0, self._format.key, self._format.encode(part))
@@ -413,14 +417,14 @@ class KafkaSink:
 
         A broker that does not know the checkpoint cannot answer, so several clients ask for CONFIRM_S.
         """
-        place = (self._options.checkpoint_topic.name, 0)
+        partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S
         while time.monotonic() < end and not self._given_up.is_set():
             with closing(self._topics.another()) as topics:
-                behind = self._mark.behind(checkpoint.to_json(), place[0], topics)
-                stable, following = topics.stable_offsets([place]), topics.next_offsets([place])
-            if behind is not None and following[place] >= behind:
-                return stable[place] >= behind
+                offset = self._probe.offset_after(checkpoint.to_json(), partition[0], topics)
+                stable, following = topics.stable_offsets([partition]), topics.next_offsets([partition])
+            if offset is not None and following[partition] >= offset:
+                return stable[partition] >= offset
             self._given_up.wait(AGAIN_S)
         return False
 
@@ -428,7 +432,7 @@ class KafkaSink:
         self._live.begin()
         self._send_checkpoint(checkpoint)
         self._live.commit()
-        self._write_mark()  # the checkpoint will be read again, and no outdated broker may hide it from that read
+        self._write_probe()  # the checkpoint will be read again, and no outdated broker may hide it from that read
 
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()

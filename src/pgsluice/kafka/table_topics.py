@@ -3,11 +3,17 @@
 A topic that cannot be used is an error of its table (TableRefused), so that all other tables can go on.
 """
 
-from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, TableRefused
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
 from pgsluice.kafka.account import TopicState
 from pgsluice.kafka.ledger import Ledger
 from pgsluice.kafka.options import SinkOptions
-from pgsluice.kafka.topics import Topics, TopicSettings, TopicSpec, is_of_one_topic, other_service
+from pgsluice.kafka.topic_spec import TopicSettings, TopicSpec, other_service
+from pgsluice.kafka.topics import Topics
 from pgsluice.tables import SERVICE_TOPICS
 
 
@@ -18,6 +24,18 @@ class TableTopics:
         self._options = options
         self._topics = topics
         self._ledger = ledger
+        self._settings: dict[str, TopicSettings] = {}
+        """The settings of topics that :meth:`prepare` has read, and that were not opened yet."""
+
+    def prepare(self, specs: Sequence[TopicSpec]) -> None:
+        """Create topics together that :meth:`open` will be called with, because this is faster than one by one.
+
+        What cannot be created now is left to :meth:`open`, which raises the reason.
+        """
+        new = [spec for spec in specs if spec.name not in self._ledger and not _may_be_anothers(spec.name)]
+        if self._has_room(spec.name for spec in new):
+            self._ledger.pin(self._topics.make(new))
+        self._settings = self._topics.settings([spec.name for spec in specs if spec.name in self._ledger])
 
     def open(self, spec: TopicSpec) -> None:
         """Create the topic if it does not exist, pin its partitions, and check that it takes the records."""
@@ -37,7 +55,7 @@ class TableTopics:
         try:
             (state,) = self._topics.ensure(spec)
         except (PermissionDenied, ConfigError) as error:
-            if is_ours or not is_of_one_topic(error):
+            if is_ours or not _is_of_one_topic(error):
                 raise
             raise TableRefused(
                 f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave "
@@ -58,11 +76,11 @@ class TableTopics:
     def _check_room(self, spec: TopicSpec) -> None:
         """Raise TableRefused if ``spec`` has yet to be created, and the limit for topics is reached.
 
-        Everybody who may create tables in a published schema makes us create topics here, with all their partitions.
-        The limit counts the topics that earlier sessions and this session have written to. It also keeps room for the
+        Anybody who can create tables in a published schema can make us create topics, with all their partitions. The
+        limit counts the topics that earlier sessions and this session have written to. It also keeps room for the
         tables that the settings name. A topic that already exists costs nothing more, so it is always accepted.
         """
-        known = (self._ledger.ids().keys() | self._options.reserved_topics) - self._services() - {spec.name}
+        known = self._counted() - {spec.name}
         if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
             raise TableRefused(
                 f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already or "
@@ -71,10 +89,41 @@ class TableTopics:
                 "leave tables out with tables.exclude, and find out who creates them."
             )
 
+    def _counted(self) -> set[str]:
+        """Return the topics that the limit counts."""
+        return (self._ledger.ids().keys() | self._options.reserved_topics) - self._services()
+
+    def _has_room(self, topics: Iterable[str]) -> bool:
+        return len(self._counted().union(topics)) <= self._options.topics_max
+
     def _settings_of(self, topic: str) -> TopicSettings:
+        if (known := self._settings.pop(topic, None)) is not None:
+            return known
         try:
             (settings,) = self._topics.settings_of(topic)
         except SinkUnavailable:
             self._ledger.examine()  # raises the reason if the topic is gone
             raise
         return settings
+
+
+def _may_be_anothers(topic: str) -> bool:
+    """Return whether this may be a service topic, of this pipeline or of another one."""
+    return topic.rpartition(".")[2] in SERVICE_TOPICS
+
+
+_OF_ONE_TOPIC: Final = frozenset(
+    (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_CONFIG,
+    )
+)
+
+
+def _is_of_one_topic(error: PgsluiceError) -> bool:
+    """Return whether Kafka refused to show or create this one topic, and not everything that we do."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in _OF_ONE_TOPIC

@@ -1,7 +1,7 @@
 """The last committed records of a topic with one partition, complete up to its high watermark.
 
 A session reads checkpoints and the last cuts with it, to find out where to go on. An ordinary read_committed reader
-would not be enough, because another producer's open transaction hides everything that was committed behind it.
+would not be enough, because another producer's open transaction hides everything that was committed after it.
 
 ``tests/integration/test_kafka_checkpoint.py`` covers it.
 """
@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from pgsluice.errors import PgsluiceError, SinkUnavailable, UnavailableError
 from pgsluice.kafka.client import PARTITION_EOF, ClientOptions, failure
-from pgsluice.kafka.mark import is_mark, outdated
+from pgsluice.kafka.probe import is_probe, outdated
 from pgsluice.kafka.topics import Topics
 
 log = structlog.get_logger(__name__)
@@ -43,11 +43,11 @@ _POLL_S = 0.2
 class Tail:
     """One read from the end backwards, which takes ``patience_s`` at most. Every method blocks.
 
-    If it is ``complete``, it waits for an open transaction to end. Otherwise it leaves out what comes after the open
+    If it is ``complete``, it waits for an open transaction to end. Otherwise it leaves out the records after the open
     transaction. The topic is known to have records up to ``reach``, so a broker that does not show them is outdated.
     """
 
-    def __init__(  # noqa: PLR0913 - what a session has, and what this read needs
+    def __init__(  # noqa: PLR0913 - the clients of a session, and the options of this read
         self,
         options: ClientOptions,
         topics: Topics,
@@ -117,7 +117,7 @@ class Tail:
             if message is not None and error is None:
                 position, hidden = message.offset() + 1, False
                 value = message.value() or b""
-                if not is_mark(value):
+                if not is_probe(value):
                     self.offset, self.key = message.offset(), message.key()
                     yield value
                 continue
@@ -133,7 +133,7 @@ class Tail:
                 self._renew(position)
 
     def _renew(self, position: int) -> None:
-        """Go on with a new consumer, which asks again for the leader, because the former broker may be outdated."""
+        """Continue with a new consumer, which asks again for the leader, because the former broker may be outdated."""
         self._consumer.close()
         self._consumer = self._make_consumer()
         self._consumer.assign([TopicPartition(self.topic, 0, position)])
@@ -161,10 +161,10 @@ class Tail:
 
         Raise an error if Kafka does not answer, which explains it.
         """
-        fresh, place = Topics(self._options, self._given_up), (self.topic, 0)
+        fresh, partition = Topics(self._options, self._given_up), (self.topic, 0)
         try:
-            _, end = fresh.bounds(*place)
-            stable = fresh.stable_offsets([place])[place]
+            _, end = fresh.bounds(*partition)
+            stable = fresh.stable_offsets([partition])[partition]
         finally:
             fresh.close()
         if end < self.high or stable >= self.high:

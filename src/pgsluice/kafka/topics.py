@@ -5,19 +5,19 @@ https://kafka.apache.org/documentation/#topicconfigs
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable, TableRefused
-from pgsluice.kafka.account import Account, Place, TopicState
+from pgsluice.kafka.account import Account, Partition, TopicState
 from pgsluice.kafka.client import UNKNOWN_TOPIC, ClientOptions, failure
 from pgsluice.kafka.files import ClientFiles
+from pgsluice.kafka.topic_spec import TopicSettings, TopicSpec, new_topic, other_service, portions, topic_settings
 from pgsluice.tables import SERVICE_TOPICS
 
 T = TypeVar("T")
@@ -43,6 +43,9 @@ SETTINGS_MAX = 25
 """How many topics one request asks for their settings. A broker sends all settings, which takes 0.5 to 1 ms per
 topic."""
 
+_LOOKS_MAX = 5
+"""For how many topics we ask one by one. Beyond that, one request for all topics of the cluster is faster."""
+
 _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
 """A broker that comes back reports no controller at first. librdkafka asks again only with its next refresh of
 metadata, which comes after 5 minutes by default. Every request until then would time out."""
@@ -58,25 +61,6 @@ _Answer = tuple[int, int | None]
 
 class _UnknownTopic(SinkUnavailable):
     """The topic does not exist, or the broker that answered has not heard of it yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSpec:
-    """A topic that may have to be created. It is ``compactable`` if every record in it has a key."""
-
-    name: str
-    partitions: int
-    replication_factor: int = -1
-    config: Mapping[str, str] = field(default_factory=dict)
-    compactable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSettings:
-    """The settings of a topic that decide which records it takes. None means that the setting is not known."""
-
-    cleanup_policy: str | None = None
-    max_message_bytes: int | None = None
 
 
 class Topics:
@@ -105,6 +89,19 @@ class Topics:
         self._create([spec for spec in specs if spec.name not in states])
         states |= self._settled([spec.name for spec in specs if not _is_settled(states.get(spec.name))])
         return [states[spec.name] for spec in specs]
+
+    def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
+        """Create those of ``specs`` that do not exist, with few requests. Return the state of each topic that is there.
+
+        A topic that Kafka refuses to show or to create is left out. :meth:`ensure` raises the reason.
+        """
+        states = self.describe([spec.name for spec in specs], lenient=True)
+        missing = [spec for spec in specs if spec.name not in states]
+        refused = {
+            spec.name for some in portions(missing) for spec, error in self._refusals(some) if not _exists(error)
+        }
+        there = [spec.name for spec in specs if spec.name not in refused]
+        return states | self._settled([name for name in there if not _is_settled(states.get(name))])
 
     def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
         """Return the settings of ``topics`` that exist. Brokers may not know the newest topics yet."""
@@ -138,7 +135,7 @@ class Topics:
             )
 
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
-        """Raise TableRefused or ConfigError if the topic would refuse what is to be written to it."""
+        """Raise TableRefused or ConfigError if the topic would refuse our records."""
         if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
             raise TableRefused(
                 f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
@@ -164,10 +161,14 @@ class Topics:
         limits = {topic: one.max_message_bytes for topic, one in settings.items()}
         return {topic: limit for topic, limit in limits.items() if limit is not None and limit < self.batch_bytes}
 
-    def describe(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Return the state of each of ``topics`` that exists. This creates no topic."""
+    def describe(self, topics: Collection[str], *, lenient: bool = False) -> dict[str, TopicState]:
+        """Return the state of each of ``topics`` that exists. This creates no topic.
+
+        With ``lenient``, leave out topics that Kafka refuses to show, or that cannot have this name. Otherwise raise
+        PermissionDenied or ConfigError.
+        """
         states = {}
-        for topic, found in self._describe(topics):
+        for topic, found in self._describe(topics, lenient=lenient):
             identifier = str(found.topic_id)
             have_leaders = all(partition.leader is not None for partition in found.partitions)
             states[topic] = TopicState(
@@ -176,7 +177,7 @@ class Topics:
         return states
 
     def rights_to(self, topic: str) -> set[AclOperation] | None:
-        """Return what we may do with a topic, or None if the brokers do not tell."""
+        """Return our rights to a topic, or None if the brokers do not report them."""
         request = self._admin.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=REQUEST_S
         )
@@ -192,8 +193,8 @@ class Topics:
             if len(one.isr) < len(one.replicas)
         ]
 
-    def _describe(self, topics: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """Yield what Kafka says of each topic that exists."""
+    def _describe(self, topics: Collection[str], *, lenient: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield Kafka's description of each topic that exists."""
         if not topics:
             return
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
@@ -202,17 +203,20 @@ class Topics:
                 yield topic, self._answer(future, f"Describing topic {topic}")
             except _UnknownTopic:
                 continue
+            except (PermissionDenied, ConfigError):
+                if not lenient:
+                    raise
             except SinkUnavailable:
                 self._look_for_leaders([topic])
                 raise
 
     def account(self, known: Account) -> Account:
-        """Return what the cluster has of the topics and partitions in ``known``."""
+        """Return the cluster's account of the topics and partitions in ``known``."""
         states = self.describe(known.topics)
-        places = [place for place in known.ends if place[0] in states and place[1] < states[place[0]].partitions]
-        found = self._answers(places, IsolationLevel.READ_UNCOMMITTED)
-        epochs = {place: epoch for place, (_, epoch) in found.items() if epoch is not None}
-        return Account(states, {place: offset for place, (offset, _) in found.items()}, epochs)
+        partitions = [one for one in known.ends if one[0] in states and one[1] < states[one[0]].partitions]
+        found = self._answers(partitions, IsolationLevel.READ_UNCOMMITTED)
+        epochs = {partition: epoch for partition, (_, epoch) in found.items() if epoch is not None}
+        return Account(states, {partition: offset for partition, (offset, _) in found.items()}, epochs)
 
     def max_transaction_timeout_ms(self) -> int | None:
         """Return the brokers' transaction.max.timeout.ms, or None if it cannot be read."""
@@ -247,47 +251,46 @@ class Topics:
 
     def refusal_to_create(self, spec: TopicSpec) -> str | None:
         """Return why Kafka would not create this topic, or None if it would. This creates no topic."""
-        new, doing = _new_topic(spec), f"Creating topic {spec.name}"
+        new, doing = new_topic(spec), f"Creating topic {spec.name}"
         try:
             self._wait(
                 self._admin.create_topics([new], validate_only=True, request_timeout=REQUEST_S)[spec.name], doing
             )
         except KafkaException as error:
-            exists = error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS
-            return None if exists else str(failure(error, doing, self._errors))
+            return None if _exists(error) else str(failure(error, doing, self._errors))
         return None
 
-    def next_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
+    def next_offsets(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Return the end of each partition, including open transactions."""
-        return self._latest(places, IsolationLevel.READ_UNCOMMITTED)
+        return self._latest(partitions, IsolationLevel.READ_UNCOMMITTED)
 
-    def stable_offsets(self, places: Sequence[Place]) -> dict[Place, int]:
+    def stable_offsets(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Return the offset up to which read_committed readers get in each partition: the first open transaction."""
-        return self._latest(places, IsolationLevel.READ_COMMITTED)
+        return self._latest(partitions, IsolationLevel.READ_COMMITTED)
 
-    def _latest(self, places: Sequence[Place], isolation: IsolationLevel) -> dict[Place, int]:
-        return {place: offset for place, (offset, _) in self._answers(places, isolation).items()}
+    def _latest(self, partitions: Sequence[Partition], isolation: IsolationLevel) -> dict[Partition, int]:
+        return {partition: offset for partition, (offset, _) in self._answers(partitions, isolation).items()}
 
-    def _answers(self, places: Sequence[Place], isolation: IsolationLevel) -> dict[Place, _Answer]:
-        request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in places}
+    def _answers(self, partitions: Sequence[Partition], isolation: IsolationLevel) -> dict[Partition, _Answer]:
+        request = {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in partitions}
         return self._list_offsets(request, isolation) if request else {}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and its high watermark, including open transactions."""
-        place = TopicPartition(topic, partition)
+        request = TopicPartition(topic, partition)
         low, high = (
-            self._offsets({place: spec}, IsolationLevel.READ_UNCOMMITTED)[topic, partition]
+            self._offsets({request: spec}, IsolationLevel.READ_UNCOMMITTED)[topic, partition]
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
         )
         return low, high
 
-    def _offsets(self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[Place, int]:
-        return {place: offset for place, (offset, _) in self._list_offsets(request, isolation).items()}
+    def _offsets(self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[Partition, int]:
+        return {partition: offset for partition, (offset, _) in self._list_offsets(request, isolation).items()}
 
     def _list_offsets(
         self, request: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
-    ) -> dict[Place, _Answer]:
-        def ask() -> dict[Place, _Answer]:
+    ) -> dict[Partition, _Answer]:
+        def ask() -> dict[Partition, _Answer]:
             futures = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=_LEADERS_S)
             found = {
                 (at.topic, at.partition): self._answer(one, f"Listing the offsets of topic {at.topic}")
@@ -295,9 +298,9 @@ class Topics:
             }
             if min(one.offset for one in found.values()) < 0:  # some leaders did not answer, which is not an error
                 raise SinkUnavailable("Listing the offsets of topics: a partition's leader did not answer in time.")
-            return {place: (one.offset, one.leader_epoch) for place, one in found.items()}
+            return {partition: (one.offset, one.leader_epoch) for partition, one in found.items()}
 
-        return self._patiently({place.topic for place in request}, ask)
+        return self._patiently({partition.topic for partition in request}, ask)
 
     def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
         """Repeat a request for a while. Brokers hear of new topics and leaders one after the other."""
@@ -312,9 +315,10 @@ class Topics:
             pause_s = min(_RETRY_S, 2 * pause_s)
 
     def _look_for_leaders(self, topics: Iterable[str]) -> None:
-        """Make the client look up the leaders. Otherwise it goes on asking the former ones, even if they are gone."""
+        """Make the client look up the leaders. Otherwise it would still ask the former ones, even if they are gone."""
+        names = list(topics)
         with suppress(KafkaException):
-            for topic in topics:
+            for topic in names if len(names) <= _LOOKS_MAX else [None]:
                 self._admin.list_topics(topic, _LOOK_S)
 
     def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
@@ -338,13 +342,13 @@ class Topics:
                 if self._given_up.is_set():
                     raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
             else:
-                self._admin.poll(0)  # errors that it has still to report are older than this answer
+                self._admin.poll(0)  # errors that it has not reported yet are older than this answer
                 self._errors.recovered()
                 return answer
 
     def _settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
         found = self._configs([ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics])
-        return {topic: _topic_settings(values) for topic, values in found.items()}
+        return {topic: topic_settings(values) for topic, values in found.items()}
 
     def _configs(self, resources: Collection[ConfigResource]) -> dict[str, dict[str, str]]:
         """Return the settings of each resource that exists. Without the right to read them, return no settings."""
@@ -362,27 +366,29 @@ class Topics:
 
     def _create(self, specs: Sequence[TopicSpec]) -> None:
         """Create all topics with one request. A topic that somebody else has just created is accepted."""
+        for spec, error in self._refusals(specs):
+            if not _exists(error):
+                raise self._judge_creation(error, spec) from error
+
+    def _refusals(self, specs: Sequence[TopicSpec]) -> Iterator[tuple[TopicSpec, KafkaException]]:
+        """Create all topics with one request. Yield those that were not created, with the reason."""
         if not specs:
             return
-        futures = self._admin.create_topics([_new_topic(spec) for spec in specs], request_timeout=REQUEST_S)
+        futures = self._admin.create_topics([new_topic(spec) for spec in specs], request_timeout=REQUEST_S)
         for spec in specs:
-            doing = f"Creating topic {spec.name}"
             try:
-                self._wait(futures[spec.name], doing)
+                self._wait(futures[spec.name], f"Creating topic {spec.name}")
             except KafkaException as error:
-                self._judge_creation(error, spec, doing)
+                yield spec, error
 
-    def _judge_creation(self, error: KafkaException, spec: TopicSpec, doing: str) -> None:
-        code = error.args[0].code()
-        if code == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
-        if code == KafkaError.TOPIC_EXCEPTION:
-            raise TableRefused(
+    def _judge_creation(self, error: KafkaException, spec: TopicSpec) -> PgsluiceError:
+        if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
+            return TableRefused(
                 f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. If it collides with another topic whose "
                 "name differs only in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry, or "
                 "choose another kafka.topic_prefix if it is one of pgsluice's own."
-            ) from error
-        raise failure(error, doing, self._errors) from error
+            )
+        return failure(error, f"Creating topic {spec.name}", self._errors)
 
     def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
         """Return the topics as soon as each of their partitions has a leader, which usually takes some milliseconds."""
@@ -397,52 +403,9 @@ class Topics:
             pause_s = min(_RETRY_S, 2 * pause_s)
 
 
-_OF_ONE_TOPIC: Final = frozenset(
-    (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.INVALID_PARTITIONS,
-        KafkaError.INVALID_CONFIG,
-    )
-)
-
-
-def is_of_one_topic(error: PgsluiceError) -> bool:
-    """Return whether Kafka refused to show or create this one topic, and not everything that we do."""
-    cause = error.__cause__
-    return isinstance(cause, KafkaException) and cause.args[0].code() in _OF_ONE_TOPIC
-
-
-def other_service(topic: str) -> str:
-    """Return the name of another service topic, which exists if ``topic`` is a service topic."""
-    prefix, _, ending = topic.rpartition(".")
-    return f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
-
-
-def check_compacted(topic: str, settings: TopicSettings) -> None:
-    """Raise ConfigError unless ``topic`` keeps the last record of every key."""
-    policy = settings.cleanup_policy
-    if policy not in (None, "compact"):
-        raise ConfigError(
-            f"Topic {topic} has cleanup.policy={policy}, so Kafka would delete records that a restart needs. Set it "
-            "to compact."
-        )
+def _exists(error: KafkaException) -> bool:
+    return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
 
 
 def _is_settled(state: TopicState | None) -> bool:
     return state is not None and state.has_leaders
-
-
-def _topic_settings(values: Mapping[str, str]) -> TopicSettings:
-    limit = values.get("max.message.bytes")
-    return TopicSettings(values.get("cleanup.policy"), None if limit is None else int(limit))
-
-
-def _new_topic(spec: TopicSpec) -> NewTopic:
-    """Return the topic to create.
-
-    A topic with records without key is never compacted, whatever the brokers' default.
-    """
-    config = dict(spec.config) if spec.compactable else {"cleanup.policy": "delete", **spec.config}
-    return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=config)

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.client import connect, failure
-from pgsluice.kafka.mark import new_mark
+from pgsluice.kafka.probe import new_probe
 from pgsluice.kafka.producer import SLICE_S, CutProducer, ProducerOptions
 
 log = structlog.get_logger(__name__)
@@ -74,9 +74,9 @@ class TransactionalProducer(CutProducer):
             self._until("init_transactions", time.monotonic() + INIT_S)
             self._recovered()
 
-    def mark(self, topics: Sequence[str], key: bytes) -> bytes:
-        """Write the mark in a transaction of its own and abort it. Raise SinkUnavailable if this takes too long."""
-        value = new_mark()
+    def write_probe(self, topics: Sequence[str], key: bytes) -> bytes:
+        """Write the probe in a transaction of its own and abort it. Raise SinkUnavailable if this takes too long."""
+        value = new_probe()
         self.begin()
         self._deadline = time.monotonic() + INIT_S
         try:
@@ -114,7 +114,7 @@ class TransactionalProducer(CutProducer):
     def _why_purged(self) -> PgsluiceError:
         """Return why the transaction failed.
 
-        We find the reason by an invalid call, because only its refusal contains it.
+        Only the refusal of an invalid call contains the reason, so we make such a call.
         """
         try:
             with self._judging("Writing to Kafka"):

@@ -1,4 +1,4 @@
-# --- records, and the fields that those of one transaction share
+# --- records, and the fields that all records of one transaction share
 
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:

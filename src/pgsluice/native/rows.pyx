@@ -384,8 +384,8 @@ cdef int written(Buffer out, write, value) except -1:
 def add_run(list frames, Py_ssize_t at, dict relations, dict ready, stamp, pending):
     """Add the rows from ``frames[at]`` on, and return the index at which the run ended. No row may be streamed.
 
-    The run ends before a frame that is not a row, before a row whose table is not in ``ready``, or is there in another
-    version than in ``relations``, and when ``pending`` is full.
+    The run ends before a frame that is not a row, and when ``pending`` is full. It also ends before a row whose table
+    is missing in ``ready``, or has another version there than in ``relations``.
     """
     cdef Py_ssize_t count = len(frames), limit = pending.limit
     cdef list records = pending.records

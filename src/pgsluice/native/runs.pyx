@@ -12,6 +12,7 @@ from pgsluice.kafka import runs as pure
 
 cdef object TRUNCATE = pure.TRUNCATE
 cdef Py_ssize_t LONGEST = pure.LONGEST
+cdef Py_ssize_t TURN = 2000  # after so many records, other threads may run
 
 
 cdef uint32_t murmur2(const uint8_t* data, Py_ssize_t size) noexcept:
@@ -85,7 +86,7 @@ cdef class Tally:
 
 
 def last_use(Tally tally):
-    """Return when a tally was used last. Of several versions of a table, the one used last is the present one."""
+    """Return the number of a tally's last use. The version of a table that was used last is the current one."""
     return tally.used_at
 
 
@@ -99,7 +100,7 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
     """
     cdef dict tallies = {}
     cdef Tally tally = None
-    cdef Py_ssize_t size, size_of_key, end = min(len(records), at + LONGEST)
+    cdef Py_ssize_t size, size_of_key, end = min(len(records), at + LONGEST), turn = at + TURN
     cdef uint32_t partition
     cdef tuple record
     try:
@@ -129,6 +130,10 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
             room -= size
             tally.count(op, partition, at)
             at += 1
+            if at == turn:
+                turn += TURN
+                with nogil:
+                    pass
     finally:
         for tally in sorted(tallies.values(), key=last_use):
             if tally.used_at >= 0:

@@ -2,7 +2,7 @@
 
 Code that uses a module with a twin chooses by ``COMPILED``. The environment variable ``PGSLUICE_SPEEDUPS`` decides:
 ``auto`` (or nothing) uses the compiled modules if they exist, ``require`` refuses to start without them, and ``off``
-does not use them. Both give the same results, byte for byte. Only the time differs.
+does not use them. Both give the same results, byte for byte. They differ only in speed.
 """
 
 import os
@@ -31,7 +31,7 @@ def _choose(choice: str) -> tuple[bool, str]:
 
 COMPILED, WHY_NOT = _choose(os.environ.get(VARIABLE, ""))
 NAME: Final = "compiled" if COMPILED else "python"
-"""The name of what runs, for labels of metrics."""
+"""The implementation that runs, as a label of metrics."""
 
 
 def check() -> None:

@@ -5,7 +5,7 @@ cdef uint64_t BOUND = <uint64_t>1 << 62  # as in transactions
 
 
 cdef struct Ends:
-    # What Begin and Commit say of a transaction.
+    # The fields of a transaction's Begin and Commit.
     uint64_t commit_lsn
     uint64_t end_lsn
     int64_t commit_ts
@@ -88,9 +88,9 @@ def add_transactions(
     list frames, Py_ssize_t at, dict relations, dict ready, pending,
     *, uint64_t from_lsn, Py_ssize_t room, int64_t epoch, bint commit_timestamps,
 ):
-    """Add the transactions from ``frames[at]`` on that are here as a whole. Return None if there is none.
+    """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    See ``rows``. A transaction is added only if all its rows have the common form, so nothing but records comes of it.
+    See ``rows``. A transaction is added only if all its rows have the common form, so it produces only records.
     """
     cdef Py_ssize_t count = len(frames), commit_at, kept, transactions = 0
     cdef uint64_t end_lsn = 0

@@ -31,7 +31,7 @@ class Unreadable(Exception):
 
 
 class NewPart(Unreadable):
-    """A composite has a value of a type that was not part of it when it was described, because of an ALTER TYPE."""
+    """A composite has an attribute whose type was not part of it when it was described, because of an ALTER TYPE."""
 
 
 UNREAD: Final = (Malformed, struct.error, Unreadable)

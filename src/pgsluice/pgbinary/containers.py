@@ -170,7 +170,7 @@ def multirange(one: ToText) -> ToText:
 
 
 def _count(cursor: Cursor) -> int:
-    """Read a count of parts that have a length each."""
+    """Read the number of parts, each of which has a length."""
     (count,) = cursor.fields(INT32)
     if not 0 <= count * _LENGTH.size <= len(cursor.data):
         raise Malformed(0, "a count of what follows")

@@ -60,7 +60,7 @@ _SCALARS: Final[dict[str, ToText]] = {
     "numeric": numbers.numeric,
     "money": numbers.money,
     **dict.fromkeys(("oid", "xid", "cid"), numbers.oid),
-    # Their text is a name that only the catalog knows. In binary format, their text is their number.
+    # The text of these types is a name that only the catalog knows. From binary format, we give the number as text.
     **dict.fromkeys(("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"), numbers.oid),
     **dict.fromkeys(("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"), numbers.oid),
     "xid8": numbers.xid8,
@@ -191,7 +191,7 @@ def _element(array_oid: int, described: Mapping[int, TypeDescription]) -> Elemen
 def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
     """Return the OID of a domain's innermost base type, or ``oid`` if it is not a domain.
 
-    If domains are nested too deeply, or in themselves, the result is one of them.
+    If domains are nested too deeply, or contain themselves, the result is one of them.
     """
     for _ in range(LEVELS_MAX):
         found = described.get(oid)
@@ -202,7 +202,7 @@ def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
 
 
 def _is_too_deep(oid: int, arrays: Mapping[int, Element | None]) -> bool:
-    """Return whether arrays are nested more than ``LEVELS_MAX`` levels deep, or in themselves."""
+    """Return whether arrays are nested more than ``LEVELS_MAX`` levels deep, or contain themselves."""
     for _ in range(LEVELS_MAX):
         element = arrays.get(oid)
         if element is None:
@@ -228,7 +228,7 @@ def _made(described: Mapping[int, TypeDescription]) -> dict[int, ToText]:
     """Return the conversions of all types. Those of the parts of a type are made before its own.
 
     Each conversion is made once, however many types refer to it. A type that is left after ``LEVELS_MAX`` rounds is
-    nested too deeply, or in itself.
+    nested too deeply, or contains itself.
     """
     made: dict[int, ToText] = {}
     left = dict(described)

@@ -53,7 +53,7 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is lower than this, or not lower than one of the next two
+_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is below this limit, or at least one of the next two limits
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
 _PLAIN: Final = (1e-4, 1e15)
@@ -127,7 +127,7 @@ def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
     exact = Decimal(number)
     inside: list[Decimal] = []
     digits = 0
-    while not inside:  # this ends, because with enough digits the candidate is the number itself
+    while not inside:  # the loop ends, because with enough digits the candidate is the number itself
         digits += 1
         near = [Context(prec=digits, rounding=rounding).plus(exact) for rounding in _ROUNDINGS]
         inside = [candidate for candidate in near if low < candidate < high]

@@ -17,7 +17,8 @@ _WEIGHTS: Final = (b"", b"C", b"B", b"A")
 """The letters of a position's weight. D is not written."""
 
 _COUNT_WIDTH: Final = 2
-"""The fewest bytes that a lexeme or a part of a query takes. Counts are compared with it."""
+"""The fewest bytes that a lexeme or a part of a query takes. A count that needs more bytes than there are is
+invalid."""
 
 
 def tsvector(value: bytes) -> bytes:

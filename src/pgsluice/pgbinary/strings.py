@@ -76,7 +76,7 @@ _MAPPED: Final = 0xFFFF
 
 
 def inet(value: bytes) -> bytes:
-    """Return ``10.0.0.1/8``. The number of bits is left out if it is that of a whole address."""
+    """Return ``10.0.0.1/8``. The netmask's length is left out if it covers the whole address."""
     return _address(value, always_bits=False)
 
 
@@ -109,7 +109,7 @@ def _ipv6(address: bytes) -> bytes:
 
 
 def _longest_zeros(words: tuple[int, ...]) -> tuple[int, int]:
-    """Return start and length of the longest run of zeros, which has at least two; of equal ones, the first."""
+    """Return start and length of the first longest run of at least two zeros."""
     best, start = (0, 0), 0
     for index, word in enumerate((*words, 1)):
         if word:

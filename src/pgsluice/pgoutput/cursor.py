@@ -1,7 +1,7 @@
 """Reads fields from the bytes of one message, and reports the offset at which they are invalid.
 
 :mod:`framing` and :mod:`decoder` use it, and add the name of the message to the errors. :mod:`pgsluice.pgbinary` uses
-it for values in binary format. Every length is compared with the bytes that are left before anything is made from it.
+it for values in binary format. Every length is compared with the number of remaining bytes before it is used.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """
@@ -53,7 +53,7 @@ class FixedFields:
 
 
 class Cursor:
-    """A position in the bytes of one message. Every method reads one thing, and moves to its end."""
+    """A position in the bytes of one message. Every method reads one field, and moves to its end."""
 
     __slots__ = ("at", "data")
 
@@ -111,7 +111,7 @@ class Cursor:
         return self.data[at : self.at]
 
     def end(self) -> None:
-        """Check that the message ends here. If it goes on, it has a form that we do not know."""
+        """Check that the message ends here. If it does not, it has an unknown form."""
         if self.at != len(self.data):
             raise trailing(self.data, self.at)
 

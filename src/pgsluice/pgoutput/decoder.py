@@ -277,8 +277,8 @@ def _unknown(_decoder: Decoder, _data: bytes) -> Message:
 def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
     """Return the ``count`` column values that start at ``at``, and the offset after them.
 
-    Slices never fail. If a length is too large (as a negative one is, read as unsigned), ``at`` moves beyond the end.
-    The next column, or the check after the loop, notices that.
+    Slices never fail. If a length is too large, ``at`` moves beyond the end, which the next column or the check after
+    the loop notices. A negative length is read as unsigned, so it is also too large.
     """
     values: TupleData = []
     append = values.append
@@ -312,7 +312,7 @@ def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
 
 
 def _cut_short(data: bytes, at: int, start: int) -> Malformed:
-    """Return the error that names the missing part of a tuple. ``start``: that of the last value with a length."""
+    """Return the error that names the missing part of a tuple. ``start``: where the last value with a length starts."""
     end = len(data)
     if at > end:
         return Malformed(start, f"a column value ({at - start} bytes), found the end after {end - start}")

@@ -16,7 +16,7 @@ XLogData: TypeAlias = bytes
 """``w``: one message of pgoutput after a head. The bytes stay as they arrived, because nearly all frames are rows, and
 rows are then read only once.
 
-Never confirm the LSNs of the head, because they are 0/0 or lie inside a transaction.
+Never confirm the LSNs in the head, because they are 0/0 or lie inside a transaction.
 """
 
 

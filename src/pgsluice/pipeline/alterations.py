@@ -1,4 +1,4 @@
-"""Finds loaded tables that the stream does not keep complete any more.
+"""Finds loaded tables whose rows the stream does not keep up to date any more.
 
 Such a table was altered so that its rows have other values, or it has left the publications.
 
@@ -42,7 +42,7 @@ class Alterations:
         """Compare all loaded tables with their records. Return the published tables."""
         published = await self._source.published_names()
         for some in in_portions([one for one in published if self._begun.complete(one) is not None]):
-            # The layouts were read before the relations. So the relations have all columns that a layout counts.
+            # The layouts were read before the relations, so the relations have all columns of a layout.
             layouts = await self._source.layouts([one.oid for one in some])
             async for relation in self._source.published_relations(some):
                 loaded, layout = self._begun.complete(relation), layouts.get(relation.oid)
@@ -85,7 +85,7 @@ class Alterations:
                 await self._note_stale(loaded, policy)
         if reason is not None:
             log.warning(
-                "a table was altered, and rows that were there have values that the stream did not send",
+                "a table was altered, and existing rows have values that the stream did not send",
                 table=str(relation),
                 reason=reason,
                 next=self._next(policy, str(relation)),

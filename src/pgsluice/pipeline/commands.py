@@ -1,8 +1,7 @@
-"""Carries out commands: reads each command, decides what follows from it, and records that in the open cut.
+"""Carries out commands: reads each command, decides on its consequences, and records them in the open cut.
 
-This runs beside the session's work. The same checkpoint has the offset behind a command and the consequences of the
-command, so each command is applied exactly once. If something is wrong with a command, the answer says so, and nothing
-stops.
+This runs beside the session's work. The same checkpoint has the offset after a command and its consequences, so each
+command is applied exactly once. If something is wrong with a command, the answer says so, and nothing stops.
 """
 
 import asyncio
@@ -47,7 +46,6 @@ class Commands:
     async def run(self) -> NoReturn:
         """Carry out commands as they come."""
         try:
-            await self._loader.looked.wait()
             state = await self._commands.open(self._requests.state)
             await self._go_on(state.topic_id, state.offset)
             while True:
@@ -72,7 +70,7 @@ class Commands:
         try:
             command = read_command(value)
         except ValueError as error:
-            log.warning("a record in the topic of commands is passed over", offset=offset, reason=str(error))
+            log.warning("a record in the topic of commands is ignored", offset=offset, reason=str(error))
         if command is None:
             await self._go_on(topic_id, offset + 1)
             return
@@ -92,8 +90,14 @@ class Commands:
 
     async def _carry_out(self, command: Command, offset: int) -> Answer:
         """Record the consequences of the command in the open cut. Raise _Refusal, or the error of a table."""
-        if command.expires_ms < time.time() * 1000:
-            raise _Refusal("It came too late: it had expired.")
+        _check_in_time(command)
+        if command.verb in ("pause_pipeline", "resume_pipeline"):
+            return await self._pause_or_resume_pipeline(command, offset)
+        if command.verb in ("start", "cancel"):
+            # While the pipeline is paused, the loader may not know yet which tables there are to load.
+            if self._requests.state.is_pipeline_paused:
+                raise _Refusal("The pipeline is paused. Run `pgsluice resume`, then give the command again.")
+            await self._loader.looked.wait()
         patterns = _patterns(command)
         names, left_out = await self._named(patterns) if command.verb == "start" else ((), ())
         found = await self._loadable(names, command.where)
@@ -103,16 +107,32 @@ class Commands:
                 return self._start(command, state, found, left_out)
             if command.verb == "cancel":
                 return self._cancel(command, state, patterns)
-            answer = Answer(command.id, "done")
+            detail = "The pipeline itself is paused, until `pgsluice resume`." if state.is_pipeline_paused else ""
+            answer = Answer(command.id, "done", detail)
             self._requests.become(replace(state, is_paused=command.verb == "pause"), [answer])
+            self._loader.wake()
+            return answer
+
+    async def _pause_or_resume_pipeline(self, command: Command, offset: int) -> Answer:
+        """Let the pipeline deliver nothing from here on, or let it go on.
+
+        The session stops right here, between two transactions, because it takes nothing from the stream while the state
+        says that the pipeline is paused. The loader is not in the middle of a round. The answer is in the same cut as
+        everything that was received before. So when the answer is committed, nothing follows it.
+        """
+        async with self._loader.at_work, self._pause():
+            _check_in_time(command)  # the end of a large transaction may have taken long
+            pauses, former = command.verb == "pause_pipeline", self._requests.state
+            answer = Answer(command.id, "done", _said_of_pause(former, pauses=pauses))
+            self._requests.become(replace(former, offset=offset + 1, is_pipeline_paused=pauses), [answer])
             self._loader.wake()
             return answer
 
     async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
         """Return the published tables that match. Each pattern has to match at least one table.
 
-        The second list has the tables whose owners nobody has chosen to trust. If a pattern matches other tables as
-        well, such a table must not prevent these from being loaded.
+        The second list has the tables whose owners are not trusted. If a pattern matches other tables as well, such a
+        table must not prevent these from being loaded.
         """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)
@@ -184,6 +204,20 @@ class Commands:
         for name in names:
             self._loader.cancel(loading[name])
         return answer
+
+
+def _check_in_time(command: Command) -> None:
+    if command.expires_ms < time.time() * 1000:
+        raise _Refusal("It came too late: it had expired.")
+
+
+def _said_of_pause(former: CommandState, *, pauses: bool) -> str:
+    """Return the answer to a command that pauses the pipeline or lets it go on."""
+    if pauses:
+        is_paused = "was paused already" if former.is_pipeline_paused else "is paused"
+        return f"The pipeline {is_paused}. PostgreSQL keeps its WAL until `pgsluice resume`."
+    goes_on = "The pipeline goes on." if former.is_pipeline_paused else "The pipeline was not paused."
+    return f"{goes_on} Loads are still paused, until `pgsluice snapshot resume`." if former.is_paused else goes_on
 
 
 def _patterns(command: Command) -> list[TablePattern]:

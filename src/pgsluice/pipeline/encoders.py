@@ -4,7 +4,7 @@ By then we know that the row is committed. So this is also the time to register 
 Relation message alone would be too early, because it may describe an ALTER TABLE that is rolled back.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +27,7 @@ from pgsluice.errors import PoisonError, TableRefused
 from pgsluice.layout import Layout
 from pgsluice.native.speedups import COMPILED
 from pgsluice.pgbinary.conversions import TypeDescription, conversions, elements, unknown_arrays, unknown_types
+from pgsluice.pgoutput import messages
 from pgsluice.pipeline.ends import Registry, Sink, Source
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
 from pgsluice.printable import quoted
@@ -61,11 +62,11 @@ names."""
 
 ENCODER_BYTES = 4096
 ENCODER_COLUMN_BYTES = 512
-"""What an encoder takes in addition to its relation, and for each column. 200 to 500 bytes were measured."""
+"""The memory of an encoder besides its relation, and for each column. 200 to 500 bytes were measured."""
 
 TYPE_BYTES = 1024
 TYPE_PART_BYTES = 128
-"""What an encoder takes for each type that the catalog described, and for each part of such a type."""
+"""The memory of an encoder for each type that the catalog described, and for each part of such a type."""
 
 AnyRows = TypeVar("AnyRows", Rows, RefusedRows)
 
@@ -113,7 +114,7 @@ def differing_identities(table: str) -> TableRefused:
 class Encoders:
     """The encoders of one session, by relation."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and what the settings say of tables
+    def __init__(  # noqa: PLR0913 - the ends, and the settings for tables
         self,
         source: Source,
         sink: Sink,
@@ -147,8 +148,11 @@ class Encoders:
         found = self.ready.get(relation.oid) or self._refused.get(relation.oid)
         return found if found is not None and found.relation is relation else None
 
-    async def of(self, relation: Relation) -> Rows | RefusedRows:
-        """Return the encoder of this version of the table. Its schemas are durable and its topic exists then."""
+    async def of(self, relation: Relation, others: Iterable[messages.Relation] = ()) -> Rows | RefusedRows:
+        """Return the encoder of this version of the table. Its schemas are durable and its topic exists then.
+
+        Rows of ``others`` are about to come, so their topics are created together, which is faster than one by one.
+        """
         found = self.known(relation)
         if found is None:
             try:
@@ -158,6 +162,7 @@ class Encoders:
                     raise
                 self._quarantine.add(relation, str(error))
                 found = await self._refuse(relation, str(error))
+            await self._prepare(others)  # afterwards, so that they do not take the last room for topics from it
         return found
 
     def policy(self, relation: TableId) -> TablePolicy | None:
@@ -206,6 +211,21 @@ class Encoders:
         assert policy is not None, "only tables that are published are read"
         described = await self._describe(relation)
         return Rows(relation, await self._make(relation, policy, described, insert_op="r"))
+
+    async def _prepare(self, described: Iterable[messages.Relation]) -> None:
+        """Create the topics of new tables together, if these certainly have keys. All else is left to :meth:`of`."""
+        policies = {policy.topic: policy for policy in map(self._policy_of_new, described) if policy is not None}
+        if policies:
+            await self._sink.prepare_topics(list(policies.values()))
+
+    def _policy_of_new(self, described: messages.Relation) -> TablePolicy | None:
+        """Return how a table is published if it is a new one that certainly has a key."""
+        policy = self.possible_policy(described)
+        if policy is None or described.oid in self.ready or described.oid in self._refused:
+            return None
+        identity = [column.name for column in described.columns if column.is_key]
+        key = (identity if described.replica_identity in "di" else ()) if policy.keys is None else policy.keys
+        return policy if key else None
 
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
@@ -322,7 +342,7 @@ class Encoders:
         return found
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
-        """Return what only the catalog knows of the columns' types.
+        """Return the catalog's information about the columns' types.
 
         These are the elements of arrays, or the parts of all values in binary format.
         """
@@ -370,7 +390,7 @@ class Encoders:
 
 
 def _size_of(rows: Rows | RefusedRows, described: Sequence[TypeDescription]) -> int:
-    """Estimate how much memory an encoder takes, together with its version of the table."""
+    """Estimate the memory of an encoder, together with its version of the table."""
     columns = rows.relation.columns if isinstance(rows, Rows) and rows.encoder is not None else ()
     types = sum(TYPE_BYTES + TYPE_PART_BYTES * len(found.parts) for found in described)
     return size_of(rows.relation) + ENCODER_BYTES + ENCODER_COLUMN_BYTES * len(columns) + types

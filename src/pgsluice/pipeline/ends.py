@@ -41,7 +41,7 @@ class Stream(Protocol):
         """Ask the server how far it has come. It answers with a keepalive."""
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Let a server that shuts down go, without moving the slot."""
+        """Let a server shut down, without moving the slot."""
 
     async def stop(self) -> None:
         """Send the last report and end the stream properly."""
@@ -167,7 +167,9 @@ class Reader(Protocol):
         """Raise TableUnreadable if we may not read the rows, or if ``shape.where`` is not a valid condition on them."""
 
     async def confirm(self) -> None:
-        """Check that the server still has what the snapshot saw. Call it when the stream has come to the snapshot.
+        """Check that the server still has the rows that the snapshot saw.
+
+        Call it when the stream has reached the snapshot.
 
         A primary that has crashed may have lost it, while the stream of its standby goes on. Raise SourceUnavailable
         then.
@@ -177,7 +179,7 @@ class Reader(Protocol):
         """End the transaction, if there is one."""
 
     async def flush(self) -> None:
-        """Make the server write something, so that its stream comes to what was written before."""
+        """Make the server write a message, so that its stream gets beyond earlier positions."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -210,14 +212,14 @@ class Sink(Protocol):
         """Commit ``checkpoint`` alone. It is durable when this returns."""
 
     async def refuse(self, checkpoint: Checkpoint) -> None:
-        """Give up what is not committed, and commit ``checkpoint`` alone. It is durable when this returns.
+        """Abort the open transaction, and commit ``checkpoint`` alone. It is durable when this returns.
 
         The checkpoint records that the server has another history. So no later start accepts the server because its WAL
         has grown.
         """
 
     async def recorded(self) -> Recorded:
-        """Return what the cut records say about earlier sessions."""
+        """Return the information of the cut records about earlier sessions."""
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
         """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
@@ -235,6 +237,12 @@ class Sink(Protocol):
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Create the topic of a table if it does not exist, and pin its partitions for the session."""
 
+    async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
+        """Do what :meth:`open_topic` would do for tables with a key, for all together, because this is faster.
+
+        What does not work is left to :meth:`open_topic`.
+        """
+
     async def begin(self) -> None:
         """Start a Kafka transaction."""
 
@@ -251,7 +259,7 @@ class Sink(Protocol):
         """Begin a transaction, produce all of ``cut`` and commit it. All of it is durable when this returns."""
 
     async def close(self) -> None:
-        """Give up what is not committed."""
+        """Abort the open transaction."""
 
 
 class CommandReader(Protocol):
@@ -294,7 +302,7 @@ class Spool(waiting.Spool, Protocol):
     async def load(self) -> None:
         """Read what the next row needs (:class:`pgsluice.transaction.Paused`), or give other tasks a turn.
 
-        Raise UnavailableError if the disk hangs, or if its content is not what was written.
+        Raise UnavailableError if the disk hangs, or if its content has changed.
         """
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import structlog
 
 from pgsluice.envelope import Stamp
 from pgsluice.layout import Layout
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place, State
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, LoadPosition, State
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import MESSAGE_AT, XLogData
 from pgsluice.pgoutput.messages import Insert
@@ -60,7 +60,7 @@ class Inserter:
         outbox: Outbox,
         begun: Begun,
         requests: Requests,
-        place: Place,
+        load_position: LoadPosition,
         *,
         epoch: int,
         commit_timestamps: bool,
@@ -68,7 +68,7 @@ class Inserter:
         self._outbox = outbox
         self._begun = begun
         self._requests = requests
-        self._place = place
+        self._position = load_position
         self._epoch = epoch
         self._commit_timestamps = commit_timestamps
 
@@ -79,7 +79,7 @@ class Inserter:
 
         ``moved``: the first keys of ``Load.moved``, if the chunk has the rows with these keys.
         """
-        self._place = self._place.at(lsn)
+        self._position = self._position.at(lsn)
         load = self._begun.of(table.oid)
         if load is None:
             relation = table.shape.relation
@@ -100,25 +100,25 @@ class Inserter:
         """Add the table's record to the open cut. With a ``topic``, also add the mark that its rows are stale."""
         marks = []
         if topic is not None:
-            self._place = self._place.at(max(lsn, self._place.lsn))
+            self._position = self._position.at(max(lsn, self._position.lsn))
             marks.append(self._mark(topic, loaded, "stale", replaces=False))
-        await self._outbox.join_load(self._begun.all(), self._place, marks, [self._begun.replace(loaded)])
+        await self._outbox.join_load(self._begun.all(), self._position, marks, [self._begun.replace(loaded)])
 
     async def _insert_some(
         self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
         """Put rows from ``frames[at]`` on into the open cut until it is full. Return the load and the next index."""
-        pending, place, began = self._outbox.pending, self._place, at
-        transaction = Transaction(0, place.lsn, timestamp)
+        pending, load_position, began = self._outbox.pending, self._position, at
+        transaction = Transaction(0, load_position.lsn, timestamp)
         stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)
-        stamp.next_seq = place.seq
+        stamp.next_seq = load_position.seq
         relations, ready = {table.oid: table.rows.relation}, {table.oid: table.rows}
         while at < len(frames) and not pending.full:
             added = add_run(frames[at : at + TURN], 0, relations, ready, stamp, pending)
             assert added, "these are rows of the table"
             at += added
             await asyncio.sleep(0)
-        self._place = Place(place.lsn, stamp.next_seq - FIRST_SEQ)
+        self._position = LoadPosition(load_position.lsn, stamp.next_seq - FIRST_SEQ)
         last = load.last if load.is_read else _key(table.shape, frames[at - 1])
         load = replace(load, last=last, rows=load.rows + at - began)
         await self._join(table, load, "rows")
@@ -126,9 +126,11 @@ class Inserter:
 
     def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> LoadMark:
         """Return a mark that says how far the load has come. Later rows and marks have positions after it."""
-        place, name = self._place, (load.schema, load.table)
-        self._place = place.behind(1)
-        return LoadMark(topic, *name, load.id, state, self._epoch, place.lsn, place.seq, load.rows, replaces)
+        load_position, name = self._position, (load.schema, load.table)
+        self._position = load_position.after(1)
+        return LoadMark(
+            topic, *name, load.id, state, self._epoch, load_position.lsn, load_position.seq, load.rows, replaces
+        )
 
     async def _join(self, table: Opened, load: Load, state: State) -> None:
         """Add the pending rows to the open cut, with a mark that says how far the load has come."""
@@ -144,12 +146,12 @@ class Inserter:
             ended.append(self._begun.finish(load, table.layout))
         if state == "end":
             self._requests.end(load.name, "loaded", rows=load.rows)
-        await self._outbox.join_load(self._begun.all(), self._place, marks, ended)
+        await self._outbox.join_load(self._begun.all(), self._position, marks, ended)
 
 
 def _key(shape: Shape, frame: XLogData) -> tuple[str, ...]:
     """Return the values of the row's key, as text."""
     decoded = Decoder().decode(frame[MESSAGE_AT:])
     assert isinstance(decoded, Insert), "insert_frame() has made this message"
-    values = [decoded.new[place] for place in shape.key_places]
+    values = [decoded.new[index] for index in shape.key_places]
     return tuple(value.decode() for value in values if isinstance(value, bytes))

@@ -1,13 +1,13 @@
 """How far a pipeline is behind the server, even while nothing streams.
 
-Once a second, the daemon notes what the session, or a look at the slot, has told it. The caller has the clock.
+Once a second, the daemon passes the positions from the session or the slot watch. The caller has the clock.
 """
 
 from collections import deque
 
 FRESH_S = 30.0
-"""How long a position of the server counts as its present one. A session asks for it every 2 s. Between sessions, the
-daemon asks every 10 s."""
+"""How long a position of the server counts as current. A session asks for it every 2 s. Between sessions, the daemon
+asks every 10 s."""
 
 OBSERVATIONS_MAX = 1000
 """How many positions of the server are remembered until everything before them is delivered."""
@@ -27,11 +27,11 @@ class Lag:
         self._apart_s = 0.0
         """The least time between two of these entries."""
         self._oldest_commit: tuple[float, int] | None = None
-        """The time of a commit that is not delivered, and a position of the server behind that commit."""
+        """The time of a commit that is not delivered, and a position of the server after that commit."""
         self._reached = 0
         self._confirmed: int | None = None
 
-    def hear(self, at: float, server_lsn: int) -> None:
+    def note_server(self, at: float, server_lsn: int) -> None:
         """Note that the server's WAL went up to ``server_lsn``. Ignore it if it is older than the last note."""
         if self._server is not None and at <= self._heard_at:
             return
@@ -46,17 +46,17 @@ class Lag:
             self._apart_s = 2 * (at - self._ahead[0][0]) / OBSERVATIONS_MAX
         self._look_back()
 
-    def reach(self, caught_up_lsn: int, confirmed_lsn: int) -> None:
+    def note_delivered(self, caught_up_lsn: int, confirmed_lsn: int) -> None:
         """Note that everything before ``caught_up_lsn`` is delivered, and that ``confirmed_lsn`` is confirmed."""
         self._reached = max(self._reached, caught_up_lsn)
         self._confirmed = max(self._confirmed or 0, confirmed_lsn)
         self._look_back()
 
-    def owe(self, committed_at: float) -> None:
-        """Note when the oldest received and undelivered transaction was committed. Call it after ``reach``."""
+    def note_undelivered_commit(self, committed_at: float) -> None:
+        """Note when the oldest received and undelivered transaction was committed. Call it after ``note_delivered``."""
         self._oldest_commit = committed_at, max(self._server or 0, self._reached + 1)
 
-    def leave(self, now: float) -> None:
+    def note_other_owner(self, now: float) -> None:
         """Note that another process delivers, so that this process does not count the time up to ``now``."""
         self._caught_up_at, self._oldest_commit = now, None
         self._ahead.clear()

@@ -1,8 +1,8 @@
-"""Loads tables: reads their rows in chunks while the stream goes on, and puts each chunk where it belongs.
+"""Loads tables: reads their rows in chunks while the stream continues, and inserts each chunk at its position.
 
 The loader runs beside the session's work. It reads each chunk at a snapshot that is taken between two transactions.
 From then on, a :class:`pgsluice.round.Round` decides which transactions go on and which wait, until the chunk is in the
-open cut. So at the end of every cut, the rows that were read, together with the changes behind them, equal the table at
+open cut. So at the end of every cut, the rows that were read, together with the changes after them, equal the table at
 that position.
 
 Errors of loading are logged, and the loader tries again later. They never stop the stream.
@@ -19,7 +19,7 @@ import structlog
 
 from pgsluice.commands import CommandState
 from pgsluice.errors import SourceUnavailable, TableUnreadable
-from pgsluice.loads import Load, Loaded, Place
+from pgsluice.loads import Load, Loaded, LoadPosition
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.alterations import Alterations
 from pgsluice.pipeline.begun import Begun
@@ -59,7 +59,7 @@ REPORT_S: Final = 1.0
 class Loader:
     """The loads of one session."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and what is known of former sessions
+    def __init__(  # noqa: PLR0913 - the ends, and the state of former sessions
         self,
         source: Source,
         stream: Stream,
@@ -71,7 +71,7 @@ class Loader:
         epoch: int,
         commit_timestamps: bool,
         loads: Sequence[Load],
-        place: Place,
+        load_position: LoadPosition,
         loaded: Mapping[tuple[str, str], Loaded],
         commands: CommandState,
         tracks_loads: bool,
@@ -88,7 +88,7 @@ class Loader:
         self.requests = Requests(seams.outbox, self._begun, commands, seams.wake)
         self._rounds = Rounds(self._reader, stream, seams, metrics.snapshot_held_seconds.inc)
         self._inserter = Inserter(
-            *(seams.outbox, self._begun, self.requests, place), epoch=epoch, commit_timestamps=commit_timestamps
+            *(seams.outbox, self._begun, self.requests, load_position), epoch=epoch, commit_timestamps=commit_timestamps
         )
         self._tracks_loads = tracks_loads
         loads_again = options.is_initial and options.is_altered
@@ -97,6 +97,9 @@ class Loader:
         """The tables to load, by oid."""
         self.looked = asyncio.Event()
         """Set as soon as the loader knows which tables are to be loaded."""
+        self.at_work = asyncio.Lock()
+        """Held during each look and each read of rows. A pause of the pipeline waits for it, because a round that has
+        begun needs the stream to go on, and its end lets transactions go on that were received before."""
         self.obstacle: str | None = None
         """Why this server does not let us load any table."""
         self._wake = asyncio.Event()
@@ -106,7 +109,7 @@ class Loader:
         )
         self._published: Sequence[PublishedName] = ()
         self._strange: dict[int, PublishedName] = {}
-        """By oid, the tables that are not read because nobody has chosen to trust their owners."""
+        """By oid, the tables that are not read because their owners are not trusted."""
         self._watch = LoadWatch()
         self._said_at = 0.0
         self._trouble: str | None = None
@@ -179,7 +182,9 @@ class Loader:
             is_said = False
             while True:
                 try:
-                    await self._look()
+                    if not await self._look_unless_paused():
+                        await self._rest()
+                        continue
                     self.looked.set()
                     self._say()
                     has_more = False
@@ -228,6 +233,18 @@ class Loader:
         while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(SHOWN_S)
 
+    async def _look_unless_paused(self) -> bool:
+        """Look, and return True. Return False if the pipeline is paused, because a look may have something to deliver.
+
+        While the server has yet to show that it is the one that was followed before, a look would also wait for the
+        stream, which stands still.
+        """
+        async with self.at_work:
+            if self.requests.state.is_pipeline_paused:
+                return False
+            await self._look()
+            return True
+
     async def _look(self) -> None:
         """Find the published tables that were never loaded, and those that commands ask for."""
         await self._until_shown()
@@ -274,7 +291,7 @@ class Loader:
             )
 
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
-        """Note that these tables are not read because nobody has chosen to trust their owners, and log it once.
+        """Note that these tables are not read because their owners are not trusted, and log it once.
 
         There may be any number of such tables. So we ask nothing about them, and they do not wait in line.
         """
@@ -351,13 +368,15 @@ class Loader:
         while True:
             now = time.monotonic()
             ready = [one for one in self._tables.values() if not one.is_out and one.due_at <= now]
-            if not ready or self.requests.state.is_paused:
+            if not ready or self.requests.state.is_paused or self.requests.state.is_pipeline_paused:
                 return False
             if now >= look_at:
                 return True
             await asyncio.sleep(self._reading.wait_s(now))
             await self._seams.outbox.until_closed()
-            await self._advance(min(ready, key=self._place_in_line))
+            async with self.at_work:
+                if not self.requests.state.is_pipeline_paused:
+                    await self._advance(min(ready, key=self._place_in_line))
             self._watch_if_needed()
             self._say_if_due()
 
@@ -374,7 +393,7 @@ class Loader:
     def _on_end(self, opened: Opened) -> None:
         del self._tables[opened.oid]
         if opened.shape.where:
-            self.wake()  # only some rows were asked for, so the table itself may still have to be loaded
+            self.wake()  # the command requested only some rows, so the table itself may still have to be loaded
 
     async def _advance(self, table: LoadingTable) -> None:
         """Open the table if that is necessary, and read its next rows.

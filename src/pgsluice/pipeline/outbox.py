@@ -1,4 +1,4 @@
-"""Encoded records on their way into cuts: the open cut, the cut that is being committed, and what has to wait.
+"""Encoded records in flight: the open cut, the cut that is being committed, and waiting records.
 
 While one cut is being committed, the next one is filled. A transaction larger than ``cut_bytes`` gets a Kafka
 transaction of its own and is produced while it arrives. That Kafka transaction has nothing else in it, so it can be
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState
 from pgsluice.cut import Cut
-from pgsluice.loads import Load, Loaded, LoadMark, Place
+from pgsluice.loads import Load, Loaded, LoadMark, LoadPosition
 from pgsluice.pgoutput.messages import LogicalMessage
 from pgsluice.pipeline.ends import Sink
 from pgsluice.pipeline.vitals import Vitals
@@ -25,7 +25,7 @@ from pgsluice.record import Pending, held_bytes
 from pgsluice.transaction import Transaction, WholeTransactions
 
 CHUNK_BYTES = 1024 * 1024
-"""A large transaction is handed to the producer in pieces of this size. Each piece costs one switch of threads."""
+"""A large transaction is handed to the producer in batches of this size. Each batch costs one switch of threads."""
 
 MANY_EVENTS = 1000
 """A commit with fewer events takes hardly longer than a commit with a single event."""
@@ -39,7 +39,7 @@ QUIET_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a cut closes, and how much may be on its way."""
+    """The limits at which a cut closes, and the limit of data in flight."""
 
     cut_interval_s: float
     cut_bytes: int
@@ -193,14 +193,14 @@ class Outbox:
         self._open.add_message(message)
 
     async def join_load(
-        self, loads: Sequence[Load], place: Place, marks: Sequence[LoadMark], loaded: Sequence[Loaded]
+        self, loads: Sequence[Load], load_position: LoadPosition, marks: Sequence[LoadMark], loaded: Sequence[Loaded]
     ) -> None:
         """Add the pending rows of tables to the open cut, and record how far their loads have come.
 
         The caller has made sure that no transaction is in progress.
         """
         self.join()
-        self._open.add_load(loads, place, marks, loaded)
+        self._open.add_load(loads, load_position, marks, loaded)
         if _held(self._open) >= self._limits.cut_bytes:
             await self._close_large()
 
@@ -211,7 +211,7 @@ class Outbox:
     def note_commands(
         self, commands: CommandState, answers: Sequence[Answer], loads: Sequence[Load], loaded: Sequence[Loaded]
     ) -> None:
-        """Add the state that commands have left behind to the open cut, with ``answers`` and what became of loads.
+        """Add the effects of commands to the open cut, with ``answers`` and the state of loads.
 
         The caller has made sure that no transaction is in progress.
         """
@@ -273,7 +273,7 @@ class Outbox:
     async def drain(self) -> None:
         """Deliver everything that PostgreSQL has committed so far.
 
-        If a transaction is given up in the middle, everything behind it is given up as well.
+        If a transaction is abandoned in the middle, everything after it is abandoned as well.
         """
         await self.settle()
         if self._own is None and not self._open.is_empty:

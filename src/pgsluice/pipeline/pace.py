@@ -16,7 +16,7 @@ _TIMEOUTS_MAX: Final = 30
 
 
 class Pace:
-    """Says how long to wait before the next read, and how many rows it takes.
+    """Decides how long to wait before the next read, and how many rows it reads.
 
     Without ``rows_per_s``, it reads as many rows as possible.
     """

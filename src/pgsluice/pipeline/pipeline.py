@@ -1,6 +1,6 @@
-"""Sessions one after the other. Each one goes on without a gap where the one before it ended.
+"""Runs one session after the other. Each session continues without a gap where the previous one ended.
 
-The error that ends a session decides what follows: another try, waiting as a standby, or the end of the process.
+The error that ends a session decides the next step: another try, waiting as a standby, or the end of the process.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from pgsluice.pipeline.options import PipelineOptions
 from pgsluice.pipeline.quarantine import Quarantine, open_dead_letters
 from pgsluice.pipeline.session import Ends, Session
 from pgsluice.pipeline.startup import Start, Startup
-from pgsluice.pipeline.tasks import NOTHING_LOST, drained_within, let_go, while_served
+from pgsluice.pipeline.tasks import NOTHING_LOST, close_when_lost, drained_within, while_served
 from pgsluice.pipeline.vitals import Vitals
 from pgsluice.printable import quoted
 from pgsluice.progress import Progress
@@ -89,7 +89,7 @@ _LEVELS = {State.STANDBY: logging.INFO, State.WAITING: logging.WARNING}
 
 
 class Pipeline:
-    """Runs sessions until :meth:`stop`. Raises a StopError if going on would be wrong."""
+    """Runs sessions until :meth:`stop`. Raises a StopError if it would be wrong to continue."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Pipeline:
         await self._stop.wait()
 
     async def run(self) -> None:
-        """Run sessions until stopped. Raise DrainTimeout if what was in flight could not be delivered then."""
+        """Run sessions until stopped. Raise DrainTimeout if the changes in flight could not be delivered in time."""
         while not self._stop.is_set():
             self.vitals.beat()
             try:
@@ -177,7 +177,7 @@ class Pipeline:
         self._failures += 1
 
     def _replace(self, error: Refused) -> None:
-        """Have the next session write dead letters for what was refused. Raise the error if that does not help."""
+        """Have the next session write dead letters for refused records. Raise the error if that does not help."""
         dead_letters, self.session = self._dead_letters, None
         if dead_letters is None or not dead_letters.expect(error.letters):
             raise error
@@ -278,7 +278,7 @@ class Pipeline:
             except Diverged as error:
                 assert self.session is not None, "the session has raised this"
                 last = _later(start.found, self.session.checkpoint)
-                await let_go(source, stream, self.vitals.wait(self._startup.refuse(sink, last, error)))
+                await close_when_lost(source, stream, self.vitals.wait(self._startup.refuse(sink, last, error)))
                 raise
             except Fenced as error:
                 await self._unless_stopped(

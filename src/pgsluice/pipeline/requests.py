@@ -1,4 +1,4 @@
-"""The state that commands have left behind in this session: the tables to load, and whether loads are paused."""
+"""The effects of commands in this session: the tables to load, and whether loads are paused."""
 
 from collections.abc import Callable, Sequence
 
@@ -28,7 +28,7 @@ class Requests:
         return "" if request is None else request.where
 
     def become(self, state: CommandState, answers: Sequence[Answer] = (), loaded: Sequence[Loaded] = ()) -> None:
-        """Let the open cut record ``state``, which commands have left behind, with the ``answers`` to them."""
+        """Let the open cut record ``state``, the effects of commands, with the ``answers`` to them."""
         self.state = state
         self._outbox.note_commands(state, answers, self._begun.all(), loaded)
         self._wake()

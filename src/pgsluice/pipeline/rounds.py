@@ -148,7 +148,7 @@ class Rounds:
                 raise SourceUnavailable(f"PostgreSQL took no snapshot within {TAKE_S:g} s.") from None
             self._round = seams.transactions.gate = Round(taken.snapshot, taken.end_lsn)
             self._decided.clear()
-            seams.progress.hold_back(taken.end_lsn)
+            seams.progress.limit_received(taken.end_lsn)
             self._stream.ask_position()  # the answer comes while the rows are read
             return taken
 
@@ -195,7 +195,7 @@ class Rounds:
         """Let the transactions that have waited go on. Call it in a pause."""
         seams = self._seams
         self._round = seams.transactions.gate = None
-        beyond = seams.progress.let_go()
+        beyond = seams.progress.lift_limit()
         await seams.go_on()
         self.held_s = 0.0 if self._held_at is None else time.monotonic() - self._held_at
         if self._held_at is not None:

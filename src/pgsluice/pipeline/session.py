@@ -18,9 +18,11 @@ from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData, wal_end
 from pgsluice.pipeline import shutdown, watch
+from pgsluice.pipeline.ahead import Ahead
 from pgsluice.pipeline.commands import Commands
 from pgsluice.pipeline.encoders import Encoders, add_run
 from pgsluice.pipeline.ends import Sink, Source, Spool, Stream
+from pgsluice.pipeline.intake import Intake, Read
 from pgsluice.pipeline.load_report import LoadReport
 from pgsluice.pipeline.loader import Loader
 from pgsluice.pipeline.outbox import Limits, Outbox
@@ -92,7 +94,7 @@ class Ends:
 class Session:
     """Carries changes from the stream through the encoders into the sink, until an error or a stop."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and what is known of former sessions
+    def __init__(  # noqa: PLR0913 - the ends, and the state of former sessions
         self,
         ends: Ends,
         checkpoint: Checkpoint,
@@ -119,8 +121,10 @@ class Session:
         self._vitals = ends.vitals
         self._outbox = Outbox(ends.sink, checkpoint, progress, options.limits, self._on_delivered, ends.vitals)
         self.status = SessionStatus(checkpoint, progress, self._transactions, self._outbox, ends.spool, ends.vitals)
-        self._watch = SessionWatch(ends.source, self.status)
+        self._watch = SessionWatch(ends.source, self.status, lambda: self.is_paused)
+        self._intake = Intake(ends.stream, lambda: self.is_paused)
         self._stamp: Stamp | None = None
+        self._ahead = Ahead()
         self._idle = True
         self._shutdown = ShutdownWatch()
         self._changes = 0
@@ -140,7 +144,7 @@ class Session:
                 epoch=checkpoint.epoch,
                 commit_timestamps=options.commit_timestamps,
                 loads=checkpoint.loads,
-                place=checkpoint.place,
+                load_position=checkpoint.load_position,
                 loaded=loaded or {},
                 commands=checkpoint.commands,
                 tracks_loads=checkpoint.tracks_loads,
@@ -158,6 +162,11 @@ class Session:
     def load_report(self) -> LoadReport | None:
         """Return how far loads have come. None means that this is not known yet, or that tables are not loaded."""
         return None if self._loader is None else self._loader.report
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether a command has paused the pipeline, so that nothing is delivered."""
+        return self._loader is not None and self._loader.requests.state.is_pipeline_paused
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -179,8 +188,7 @@ class Session:
 
         That is so if the session found it, resumed from it, committed it, or tried to commit it. It may be marked as
         refused by now, because a process that had the slot while it was starting has recorded a refusal. If there is no
-        checkpoint, or an older one than our own last one, the broker that answered is outdated, so this says nothing
-        about others.
+        checkpoint, or an older one than our own last one, then only because the broker that answered is outdated.
         """
         own = self._outbox.checkpoint
         if checkpoint is None or checkpoint.cut < own.cut:
@@ -201,7 +209,7 @@ class Session:
         tasks = [
             asyncio.create_task(self._work(), name="work"),
             asyncio.create_task(self._watch.run(), name="watch"),
-            asyncio.create_task(self._wait_lost(), name="stream"),
+            asyncio.create_task(self._intake.wait_lost(), name="stream"),
         ]
         if self._loader is not None:
             tasks.append(asyncio.create_task(self._loader.run(), name="load"))
@@ -213,29 +221,20 @@ class Session:
         finally:
             await cancel(*tasks)
 
-    async def _wait_lost(self) -> None:
-        """Raise the error that ended the stream, even if nobody reads the stream, unless it is a StopError.
-
-        The reader raises a StopError itself, after it has delivered everything that came before that error.
-        """
-        try:
-            await self._stream.wait_ended()
-        except StopError:
-            await asyncio.Future()
-
     async def _work(self) -> None:
         stop = self._stop
-        reading: asyncio.Task[list[XLogData | Keepalive]] | None = None
+        intake = self._intake
         stopping = asyncio.create_task(stop.wait(), name="stop")
         nudged = asyncio.create_task(self._nudge.wait(), name="nudge")
         try:
             while not stop.is_set():
                 self._vitals.beat()
-                if reading is None and not self._outbox.full:
-                    reading = asyncio.create_task(self._stream.read(), name="read")
-                if reading is not None:
+                if not self._outbox.full:
+                    intake.begin()
+                if intake.is_listening:
                     self._watch.on_listening()
-                tasks = [task for task in (reading, self._outbox.committing, stopping, nudged) if task is not None]
+                waited = intake.awaited, self._outbox.committing, stopping, nudged
+                tasks = [task for task in waited if task is not None]
                 await asyncio.wait(tasks, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
                 if nudged.done():
                     self._nudge.clear()
@@ -243,9 +242,8 @@ class Session:
                 async with self._turn:
                     if self._outbox.committing is not None and self._outbox.committing.done():
                         await self._outbox.settle()
-                    if reading is not None and reading.done():
-                        frames, reading = await self._received(reading), None
-                        await self._take(frames)
+                    if (read := intake.take()) is not None:
+                        await self._take(await self._received(read))
                     self._close_cut_if_due()
             async with self._turn:
                 await self._outbox.drain()
@@ -254,11 +252,12 @@ class Session:
             await self._outbox.settle()  # its checkpoint has to be the last one before the refusal is recorded
             raise
         finally:
-            await cancel(reading, stopping, nudged, self._outbox.committing)
+            await intake.close()
+            await cancel(stopping, nudged, self._outbox.committing)
 
     @contextlib.asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """Suspend the session's work for this block, at a moment at which no transaction is received in part."""
+        """Suspend the session's work for this block, at a moment at which no transaction is partly received."""
         while True:
             async with self._turn:
                 if self._transactions.passing is None:
@@ -269,7 +268,7 @@ class Session:
     async def _take_released(self) -> None:
         await self._take_events(self._transactions.release())
 
-    async def _received(self, reading: "asyncio.Task[list[XLogData | Keepalive]]") -> list[XLogData | Keepalive]:
+    async def _received(self, reading: Read) -> list[XLogData | Keepalive]:
         """Return what was read. Deliver everything that came before a StopError, and then raise the error.
 
         The ways to get past such an error, a new slot or an advanced one, skip what is not in Kafka by then.
@@ -277,7 +276,7 @@ class Session:
         try:
             return reading.result()
         except StopError:
-            self.progress.let_go()
+            self.progress.lift_limit()
             await self._take_released()
             await self._outbox.drain()
             raise
@@ -302,11 +301,13 @@ class Session:
                 if isinstance(frame, Keepalive):
                     self._take_keepalive(frame)
                 else:
+                    self._ahead.come_to(frames, at)
                     await self._take_events(transactions.receive(frame[MESSAGE_AT:]))
                 at += 1
             if stop.is_set() and self.own_transaction is not None:
                 return  # in the middle of a large transaction, which will be aborted
-        size = sum(len(frame) - MESSAGE_AT for frame in frames if isinstance(frame, bytes))
+        data = [frame for frame in frames if isinstance(frame, bytes)]
+        size = sum(map(len, data)) - MESSAGE_AT * len(data)
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
         self._metrics.received_bytes.inc(size)
         last = frames[-1]
@@ -320,8 +321,8 @@ class Session:
             if isinstance(event, Change):
                 rows = self._encoders.known(event.relation)
                 if rows is None:
-                    with self._vitals.waiting():  # for a topic and for schemas
-                        rows = await self._encoders.of(event.relation)
+                    with self._vitals.waiting():  # for topics and for schemas
+                        rows = await self._encoders.of(event.relation, self._ahead.described())
                 stamp = self._stamp_of(event.transaction)
                 rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
                 if self._outbox.pending.full:
@@ -374,7 +375,7 @@ class Session:
                 self.progress.on_resent(message.lsn, "message")
             case Prepared(xid, _, prepare_lsn, end_lsn):
                 if event.has_rows:
-                    self.progress.hold(xid, prepare_lsn)
+                    self.progress.on_prepared(xid, prepare_lsn)
                 self.progress.on_received(end_lsn)
             case RolledBack(xid, end_lsn):
                 self.progress.forget(xid)
@@ -385,12 +386,12 @@ class Session:
 
     def _hold_back(self, transaction: Transaction) -> None:
         assert self._loader is not None, "transactions wait only while it reads rows"
-        self.progress.hold_back(transaction.commit_lsn)
+        self.progress.limit_received(transaction.commit_lsn)
         self._loader.on_held()
 
     def _ended(self, transaction: Transaction, end_lsn: int) -> None:
         self.progress.on_received(end_lsn)
-        self.progress.release(transaction.xid, end_lsn)
+        self.progress.on_prepared_commit(transaction.xid, end_lsn)
 
     async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
         with self._vitals.waiting():  # for a topic and for schemas

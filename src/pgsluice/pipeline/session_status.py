@@ -1,4 +1,4 @@
-"""The status of a session: its positions, what waits and how long, and why nothing moves.
+"""The status of a session: its positions, the waiting transactions, and the reason if nothing moves.
 
 ``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
 """
@@ -63,7 +63,7 @@ class SessionStatus:
         if self._vitals.silent_s <= STALL_S:
             return None
         if self._spool.busy_s > STALL_S / 2:  # for most of that time, so it is the reason
-            return f"the disk under buffer.spill_dir has not finished a piece of work for {self._spool.busy_s:.0f} s"
+            return f"the disk under buffer.spill_dir has not finished a job for {self._spool.busy_s:.0f} s"
         return f"the session has given no sign of life for {self._vitals.silent_s:.0f} s"
 
     @property

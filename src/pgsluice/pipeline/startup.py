@@ -1,8 +1,8 @@
-"""What comes before a session streams: it takes the slot and the topics, and finds out where to go on.
+"""The start of a session: it takes the slot and the topics, and finds out where to continue.
 
 PostgreSQL decides which process runs, so replication starts first. Then other processes are kept from writing to the
-topics. Only then does this process read where to go on, because nobody can change it any more. The decision itself is a
-pure function, :func:`pgsluice.history.resume`.
+topics. Only then does this process read where to continue, because no other process can change that any more. The
+decision itself is a pure function, :func:`pgsluice.history.resume`.
 
 ``tests/unit/pipeline/test_pipeline.py`` covers it.
 """
@@ -25,6 +25,7 @@ from pgsluice.history import (
     TimelineSwitch,
     announcement,
     check_pipeline,
+    check_slot_name,
     is_contradicted,
     is_outrun,
     resume,
@@ -39,7 +40,7 @@ from pgsluice.pipeline.vitals import Vitals
 log = structlog.get_logger(__name__)
 
 _VALUE: Final = "-value"
-"""The end of a subject that has the values of a topic."""
+"""The suffix of the subjects of a topic's values."""
 
 _DATA: Final = ("Envelope", "Message")
 """The names of the records in data topics."""
@@ -61,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What earlier sessions left in Kafka, as far as it can be read without fencing them.
+    """The records of earlier sessions in Kafka, as far as they can be read without fencing.
 
     ``is_atomic``: the records and the checkpoint of a cut are committed together (exactly once).
     """
@@ -225,6 +226,7 @@ async def _check_may_create(options: PipelineOptions, last: Checkpoint | None, s
         check_pipeline(last, options.name)
     if last is None or last.is_announcement or adopt:
         return
+    check_slot_name(last, slot)
     if await source.is_standby():  # it may be behind, or be the wrong server for a moment
         raise SourceUnavailable(
             "The server is a standby, and it does not have the slot. pgsluice waits for the standby, or for the "

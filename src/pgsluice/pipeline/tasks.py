@@ -31,7 +31,7 @@ async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any,
         await cancel(waiting, *watches)
 
 
-async def let_go(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
+async def close_when_lost(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
     """Wait for ``step``. If PostgreSQL goes away meanwhile, close its connections, because it waits for them."""
     waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
     try:

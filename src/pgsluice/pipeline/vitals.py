@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class Vitals:
-    """Knows when the work last went on. One task at a time does the work."""
+    """Knows when the work last made progress. One task at a time does the work."""
 
     def __init__(self) -> None:
         self._beat_at = time.monotonic()
         self._waits = 0
 
     def beat(self) -> None:
-        """Note that the work goes on."""
+        """Note that the work has made progress."""
         self._beat_at = time.monotonic()
 
     @contextmanager

@@ -1,10 +1,11 @@
-"""Watches a session from outside: it asks how far the server's WAL goes, and warns if nothing moves.
+"""Watches a session from outside: it asks for the end of the server's WAL, and warns if nothing moves.
 
 ``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 import structlog
@@ -19,6 +20,9 @@ log = structlog.get_logger(__name__)
 WATCH_S: Final = 2.0
 """How often the server is asked for its position."""
 
+PAUSED_AGAIN_S: Final = 600.0
+"""How often the log says that the pipeline is paused."""
+
 PREPARED_LONG_S: Final = 60.0
 PREPARED_AGAIN_S: Final = 300.0
 """When a prepared transaction is old enough for a warning, and how often the warning comes again."""
@@ -27,8 +31,11 @@ PREPARED_AGAIN_S: Final = 300.0
 class SessionWatch:
     """Watches one session."""
 
-    def __init__(self, source: Source, status: SessionStatus) -> None:
+    def __init__(self, source: Source, status: SessionStatus, is_paused: Callable[[], bool]) -> None:
         self._source = source
+        self._is_paused = is_paused
+        self._said_paused_at: float | None = None
+        """When the log last said that the pipeline is paused. None while it is not."""
         self._status = status
         self._listened_at = time.monotonic()
         self._warned_at = float("-inf")
@@ -47,6 +54,7 @@ class SessionWatch:
         """
         said = None
         while True:
+            self._say_pause()
             await asyncio.sleep(WATCH_S)
             said = self._warn_of_stall(said)
             self._warn_of_prepares()
@@ -62,6 +70,22 @@ class SessionWatch:
         if reason is not None and said is None:
             log.warning("nothing moves", reason=reason)
         return reason
+
+    def _say_pause(self) -> None:
+        """Log that the pipeline is paused, again from time to time, and that it goes on."""
+        now, said_at, status = time.monotonic(), self._said_paused_at, self._status
+        if self._is_paused():
+            if said_at is None or now - said_at >= PAUSED_AGAIN_S:
+                self._said_paused_at = now
+                log.warning(
+                    "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until `pgsluice "
+                    "resume`",
+                    confirmed_lsn=status.confirmed_lsn,
+                    server_lsn=status.server_lsn,
+                )
+        elif said_at is not None:
+            self._said_paused_at = None
+            log.info("the pipeline goes on after a pause")
 
     def _warn_of_prepares(self) -> None:
         """Log from time to time which prepared transaction keeps the slot from moving."""

@@ -17,8 +17,8 @@ from psycopg import pq
 from pgsluice.postgres.failures import ServerError
 
 ANSWER_TIMEOUT_S = 30.0
-"""The limit for a command that takes milliseconds. If something between us and the server keeps TCP alive but
-transports nothing, only the missing answer shows it."""
+"""The limit for a command that takes milliseconds. If a device on the way keeps TCP alive but forwards nothing, only
+the missing answer shows it."""
 
 _COPY = frozenset({pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT})
 
@@ -76,7 +76,7 @@ class Wire:
 
     async def _next_result(self) -> pq.abc.PGresult | None:
         while self.pgconn.is_busy():
-            self.pgconn.flush()  # what does not fit now is sent in the next turn, and the answer waits for it
+            self.pgconn.flush()  # the rest is sent in the next turn, and no answer comes before that
             await self.readable()
             self.pgconn.consume_input()
         return self.pgconn.get_result()
@@ -84,10 +84,10 @@ class Wire:
 
 @contextmanager
 def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
-    """Break the connection if the block takes longer. What waits in it fails as if the server had gone.
+    """Break the connection if the block takes longer. Every wait in the block then fails as if the server had gone.
 
-    To cancel the wait would not help, because psycopg then asks the server to cancel and waits for an answer that never
-    comes.
+    Cancelling the wait would not help, because psycopg then asks the server to cancel and waits for an answer that
+    never comes.
     """
     loop = asyncio.get_running_loop()
     watchdog = loop.call_later(timeout_s, break_off, pgconn)
@@ -102,7 +102,7 @@ def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
 
 
 def break_off(pgconn: pq.abc.PGconn) -> None:
-    """Break the connection. What waits for an answer fails at once, as if the server had gone."""
+    """Break the connection. A call that waits for an answer fails at once, as if the server had gone."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(pgconn.socket)) as connected:
         connected.shutdown(socket.SHUT_RDWR)
 

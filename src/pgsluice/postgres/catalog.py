@@ -1,7 +1,7 @@
-"""The system catalog: what the replication protocol does not say about the slot, publications and tables.
+"""Queries of the system catalog, for facts about slot, publications and tables that the protocol does not send.
 
-Sessions and checks use it, on an ordinary connection beside the replication connection. It only reads, and everybody
-may read pg_catalog, so a role with LOGIN and REPLICATION is enough.
+Sessions and checks use it, on an ordinary connection beside the replication connection. It only reads pg_catalog, which
+every role may do. So a role with LOGIN and REPLICATION is enough.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -31,7 +31,7 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""After this time without an answer, the cause is not a slow server but the network."""
+"""The limit for an answer. If none comes within this time, the network is broken, and the server is not just slow."""
 
 TYPES_AT_ONCE = 50
 """How many types one query asks for. A composite can have 1,600 attributes."""
@@ -97,7 +97,7 @@ class PublishedTable:
     replica_identity: str
     """``d``, ``n``, ``f`` or ``i``, as in pg_class."""
     has_identity: bool
-    """Whether its identity tells rows apart. If not, PostgreSQL refuses updates and deletes of a published table."""
+    """Whether its identity identifies rows. If not, PostgreSQL refuses updates and deletes while it is published."""
     publishes_old_rows: bool
     """Whether updates or deletes are published, which need an identity."""
 
@@ -123,8 +123,8 @@ class LoadableTable:
 class NamedTable:
     """A table that somebody has named, whether it is published or not, or one of its partitions.
 
-    ``asked``: schema and name of the table that was named. ``has_rows``: it is no partition root. ``has_usage`` and
-    ``has_select``: the rights of the role on its schema, and on itself.
+    ``asked``: schema and name of the table that was named. ``has_rows``: the table is not a partition root.
+    ``has_usage`` and ``has_select``: whether the role has USAGE on its schema, and SELECT on the table.
     """
 
     asked: tuple[str, str]
@@ -138,7 +138,7 @@ class NamedTable:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The replica identity of a table. ``kind`` is that of pg_class. ``key`` has its columns, if it has some."""
+    """The replica identity of a table. ``kind``: pg_class.relreplident. ``key``: its columns, if any."""
 
     schema: str
     table: str
@@ -146,7 +146,7 @@ class Identity:
     key: frozenset[str]
 
     def is_like(self, other: "Identity") -> bool:
-        """Return whether both send the same columns of old rows."""
+        """Return whether the server sends the same columns of old rows under both identities."""
         return self.key == other.key if self.key or other.key else self.kind == other.kind
 
 
@@ -228,7 +228,7 @@ class Catalog:
         return int(count)
 
     async def slot_creation_blockers(self, backend_pid: int) -> list[str]:
-        """Return what backend ``backend_pid``, which is creating a slot, is waiting for now."""
+        """Return what the creation of a slot in backend ``backend_pid`` is waiting for now."""
         blockers = [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
         if not blockers and (await self.server()).in_recovery:
             return ["the primary to log its running transactions: SELECT pg_log_standby_snapshot() there does it"]
@@ -239,12 +239,12 @@ class Catalog:
         return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
 
     async def current_wal_lsn(self) -> int:
-        """Return how far the server's WAL is flushed, or on a standby, how far it is replayed."""
+        """Return the end of the server's flushed WAL, or on a standby, of its replayed WAL."""
         ((lsn,),) = await self._rows(queries.CURRENT_LSN)
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return how far the server's WAL goes. On a standby, return how far it has arrived, or None if nothing has."""
+        """Return the end of the server's WAL, or on a standby, of the WAL received; None if it received nothing."""
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -253,9 +253,9 @@ class Catalog:
         return bool(await self._rows(queries.PROCESS, [backend_pid]))
 
     async def wants_to_end(self, backend_pid: int) -> bool:
-        """Return whether a walsender is to end but cannot, because its client does not read the reason.
+        """Return whether a walsender has to end but cannot, because its client does not read the error message.
 
-        As long as it cannot end, it delays the process that wants to end it. This is the checkpointer if the slot is
+        As long as it cannot end, it delays the process that terminates it. This is the checkpointer if the slot is
         being invalidated.
         """
         rows = await self._rows(queries.BLOCKED_BY_CLIENT, [backend_pid])
@@ -288,7 +288,7 @@ class Catalog:
         return [(schema, name) for schema, name in rows]
 
     async def may_replicate(self) -> bool:
-        """Return whether the role may open replication connections, as far as its attributes decide that."""
+        """Return whether the attributes of the role allow replication connections."""
         return await self._rows(queries.MAY_REPLICATE) == [(True,)]
 
     async def named_tables(self, names: Sequence[tuple[str, str]]) -> list[NamedTable]:
@@ -298,7 +298,7 @@ class Catalog:
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return, for each root under whose name rows are sent, its identity with that of each of its partitions."""
+        """Return the identity of each root that rows are sent under, with the identity of each of its partitions."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]

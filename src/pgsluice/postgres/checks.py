@@ -1,4 +1,4 @@
-"""What ``pgsluice check`` examines in PostgreSQL: everything that would stop ``run``, or harm it later.
+"""The checks of ``pgsluice check`` in PostgreSQL: everything that would stop ``run``, or harm it later.
 
 It changes nothing at the server, and needs only the rights of the role of ``run``: LOGIN and REPLICATION.
 
@@ -269,7 +269,7 @@ async def _column_conflicts(around: _Surroundings) -> list[Finding]:
 
 
 async def _retention(around: _Surroundings) -> list[Finding]:
-    """Return what happens to the WAL while pgsluice is away."""
+    """Return how the server limits the WAL that it keeps while pgsluice is stopped."""
     findings = []
     limit = await around.catalog.setting("max_slot_wal_keep_size")
     if limit == "-1":
@@ -283,7 +283,7 @@ async def _retention(around: _Surroundings) -> list[Finding]:
     timeout = await around.catalog.setting("idle_replication_slot_timeout")
     if timeout not in (None, "0"):
         detail = f"{timeout} s: the slot is invalidated when pgsluice is away for longer"
-        remedy = "ALTER SYSTEM SET idle_replication_slot_timeout = 0; unless that is what you want."
+        remedy = "ALTER SYSTEM SET idle_replication_slot_timeout = 0; unless you want this limit."
         findings.append(Finding("idle_replication_slot_timeout", Verdict.WARN, detail, remedy))
     return findings
 

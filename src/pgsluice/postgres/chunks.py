@@ -42,7 +42,7 @@ STATEMENT_TIMEOUT_MS: Final = 30_000
 """The limit for one chunk, which usually takes some ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""The limit for the lock that readers take. Everybody who queues behind us waits as long."""
+"""The limit for waiting for the lock that readers take. Every session that queues behind us waits as long."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
 """After this time, the server ends a transaction of ours that is idle, because it holds up VACUUM and ALTER TABLE."""
@@ -57,7 +57,7 @@ _SESSION_SETTINGS: Final = {
     "statement_timeout": str(STATEMENT_TIMEOUT_MS),
     "lock_timeout": str(LOCK_TIMEOUT_MS),
     "idle_in_transaction_session_timeout": str(IDLE_TIMEOUT_MS),
-    "row_security": "off",  # makes it an error if a policy hides rows, which would be missing silently otherwise
+    "row_security": "off",  # makes it an error if a policy hides rows; otherwise they would be missing silently
     "synchronous_commit": "local",  # for the message that moves the stream
 }
 
@@ -78,13 +78,13 @@ class ChunkReader:
     """
 
     def __init__(self, options: ConnectionOptions, publications: Sequence[str], primary: Primary | None = None) -> None:
-        """``primary`` says what the server has to be. None means that it is the server that is streamed from."""
+        """``primary``: the properties that the server must have. None means that it is the server of the stream."""
         self._options = options
         self._publications = publications
         self._primary = primary
         self._connection: _Connection | None = None
         self._side: _Connection | None = None
-        """The connection for questions while the other one reads."""
+        """The connection for queries while the other one reads."""
 
     async def shape(self, table: TableId) -> Shape | None:
         """Return the present shape of the table, or None if it is gone or not published any more."""
@@ -119,9 +119,9 @@ class ChunkReader:
     async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
         """Return the rows that follow the key ``after``, in the order of the key.
 
-        They are at most ``limit`` rows, and no further row is added once they have ``size`` bytes. Raise
-        TableUnreadable if the table does not have this ``shape`` any more. The table was locked after its shape was
-        read, so it may have changed in between.
+        Return at most ``limit`` rows, and stop once they have ``size`` bytes. Raise TableUnreadable if the table does
+        not have this ``shape`` any more. The table was locked after its shape was read, so it may have changed in
+        between.
         """
         await self._check_shape(shape)
         connection = await self._reading()
@@ -191,9 +191,9 @@ class ChunkReader:
                 await self.close()
 
     async def flush(self) -> None:
-        """Make the server write something, so that its stream comes to what was written before.
+        """Make the server write a message, so that its stream gets beyond earlier positions.
 
-        We may lack the right to.
+        We may lack the right to do so.
         """
         connection = await self._beside()
         with suppress(TableUnreadable):
@@ -222,7 +222,7 @@ class ChunkReader:
             return await _Connection.open(self._options)
         try:
             connection = await _Connection.open(self._options)
-        except PgsluiceError as error:  # even if the password is refused, because the stream goes on
+        except PgsluiceError as error:  # even if the password is refused, because the stream continues
             raise self._primary.unreachable(error) from error
         try:
             await self._primary.check(connection.query)
@@ -292,7 +292,7 @@ class _Connection:
         return [tuple(next(found) if value.startswith("b") else value[1:] for value in key) for key in keys]
 
     async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[XLogData], bool]:
-        """Return the rows of a COPY in frames, and whether it was cancelled because they had ``size`` bytes."""
+        """Return the rows of a COPY in frames, and whether it was cancelled because they reached ``size`` bytes."""
         columns, oid = len(about.columns), about.oid
         found: list[XLogData] = []
         await self.run_one(sql, about)
@@ -327,10 +327,10 @@ class _Connection:
             pgconn.consume_input()
 
     async def run_one(self, sql: str, about: Relation) -> None:
-        """Begin to run ``sql``, which may contain a condition that somebody else has written.
+        """Begin to run ``sql``, which may contain a user's condition.
 
-        Use the extended protocol, because only that refuses a second command in ``sql``. Raise TableUnreadable for a
-        refusal.
+        Use the extended protocol, because only that protocol refuses a second command in ``sql``. Raise TableUnreadable
+        for a refusal.
         """
         pgconn = self._wire.pgconn
         try:
@@ -403,7 +403,7 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is SQL of somebody else. The line break ends a comment in it.
+    # All names and values are quoted. Only shape.where is a user's SQL. The line break ends a comment in it.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
@@ -431,7 +431,7 @@ def _array(names: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a string literal that is right even if standard_conforming_strings is off."""
+    """Return a string literal that is correct even if standard_conforming_strings is off."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 

@@ -29,7 +29,7 @@ OLDEST_SERVER = 10_00_00
 """The first version with pgoutput."""
 
 SLOT_CREATION_REPORT_S = 10.0
-"""How often the log says what the creation of a slot waits for. The creation takes milliseconds, or hours."""
+"""How often to log what the creation of a slot waits for. The creation takes milliseconds, or hours."""
 
 CANCEL_TIMEOUT_S = 5.0
 """How long to wait for the end of a cancelled command. After that, the connection is closed anyway."""
@@ -41,7 +41,7 @@ _PARENTHESISED_SLOT_OPTIONS = 15_00_00
 _FAILOVER_SLOTS = 17_00_00
 _PROTO_VERSIONS = ((16_00_00, 4), (15_00_00, 3), (14_00_00, 2), (10_00_00, 1))
 
-# The notice of a server of version 18 or later that goes on without a publication. Up to 17, this is an error.
+# The notice of servers from version 18 on that a publication is missing. In older versions, this is an error.
 _SKIPPED_PUBLICATION = ("55000", "LoadPublications")
 
 Blockers = Callable[[int], Awaitable[Sequence[str]]]
@@ -107,7 +107,7 @@ class ReplicationConnection:
 
     @property
     def same_server(self) -> ConnectionOptions:
-        """Return the options for further connections to this very server, even if the settings name several hosts."""
+        """Return the options for further connections to this server, even if the settings name several hosts."""
         return self._options.at(self.address)
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class ReplicationConnection:
             raise failures.connection_lost(error) from error
 
     async def identify_system(self) -> ServerIdentity:
-        """Return which cluster this is, on which timeline, and how far its WAL is flushed."""
+        """Return the cluster's identifier, its timeline, and the end of its flushed WAL."""
         ((systemid, timeline, xlogpos, _),) = await self.query("IDENTIFY_SYSTEM")
         return ServerIdentity(str(systemid), int(str(timeline)), parse_lsn(str(xlogpos)))
 
@@ -161,9 +161,9 @@ class ReplicationConnection:
 
         A temporary slot ends with this connection.
 
-        The server waits for the end of every running transaction in all databases, including prepared ones. Meanwhile
-        the log says so, with the transactions that ``blockers`` finds for the PID of our backend. If this is cancelled,
-        the creation ends at the server as well.
+        The server waits for the end of every running transaction in all databases, including prepared ones. Meanwhile,
+        log these transactions, which ``blockers`` finds by the PID of our backend. If this is cancelled, the creation
+        ends at the server as well.
         """
         if failover and self.server_version < _FAILOVER_SLOTS:
             raise ConfigError("slots that survive a failover need PostgreSQL 17: set postgres.failover = false")
@@ -198,7 +198,10 @@ class ReplicationConnection:
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
     async def _cancel_command(self) -> None:
-        """Cancel the current command at the server. Otherwise it would go on waiting after we are gone."""
+        """Cancel the current command at the server.
+
+        Otherwise the server would go on with it after we have disconnected.
+        """
         with suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 await self._connection.cancel_safe(timeout=CANCEL_TIMEOUT_S)

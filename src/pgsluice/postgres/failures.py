@@ -1,4 +1,4 @@
-"""What PostgreSQL's refusals mean for the daemon: try again, wait as a standby, or stop with a message.
+"""Decides what an error of PostgreSQL means for the daemon: try again, wait as a standby, or stop with a message.
 
 Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. It looks at SQLSTATEs
 and routine names if the server sends them, because messages are translated.
@@ -68,8 +68,10 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 
 # --- connections -------------------------------------------------------------------------------------------
 
-# libpq gives no SQLSTATE before a session exists, so its words have to decide. All other failures are tried again: a
-# server that is down, starting, full or unknown to DNS, and every message in another language.
+_NO_ROOM = "raise max_wal_senders or max_connections, or end sessions that nobody needs"
+
+# libpq gives no SQLSTATE before a session exists, so the text of its message has to decide. All other failures are
+# tried again: a server that is down, starting, full or unknown to DNS, and every message in another language.
 _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"certificate authentication failed",
@@ -159,6 +161,11 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
         "with sslnegotiation = direct, the server has to be PostgreSQL 17 or later with ssl = on",
     ),
     (
+        r"max_wal_senders|too many clients|too many connections|connection slots are reserved",
+        SourceUnavailable,
+        _NO_ROOM,
+    ),
+    (
         r"unsupported startup parameter",
         ConfigError,
         "connect to PostgreSQL itself: connection poolers do not pass on replication connections",
@@ -208,7 +215,7 @@ def _by_host(text: str) -> list[str]:
 
 
 def _connecting(text: str) -> tuple[type[PgsluiceError], str] | None:
-    """Return what the words mean if another try would not help, or None."""
+    """Return the advice for these words if another try would not help, or None."""
     return next(((kind, advice) for pattern, kind, advice in _CONNECTING if re.search(pattern, text)), None)
 
 
@@ -234,7 +241,7 @@ def _one_line(text: str) -> str:
 def unusable(
     name: str, slot: SlotState | None, database: str, wanted: StreamOptions, server_version: int
 ) -> PgsluiceError | None:
-    """Return why we cannot stream from the slot, or None if nothing that the server shows prevents it."""
+    """Return why we cannot stream from the slot, or None if its row in pg_replication_slots shows no obstacle."""
     if slot is None:
         return _slot_missing(name)
     if slot.plugin != PLUGIN:
@@ -255,9 +262,9 @@ def unusable(
 
 def _slot_missing(name: str) -> ConfigError:
     return ConfigError(
-        f"replication slot {name!r} does not exist. If it existed before, changes made since it was dropped cannot be "
-        "had from a new one: create it with 'pgsluice slot create', start a new history with 'pgsluice run "
-        "--adopt-slot', then load the tables again with 'pgsluice snapshot start TABLE...'"
+        f"replication slot {name!r} does not exist. If somebody has dropped it, the changes since then are lost to "
+        "this pipeline, because a new slot does not send them: start a new history with 'pgsluice run --adopt-slot', "
+        "which creates the slot, then load the tables again with 'pgsluice snapshot start TABLE...'"
     )
 
 
@@ -304,10 +311,7 @@ _COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
     "42704": (ConfigError, "create it, or correct the name"),
     "42710": (SlotInUse, "somebody else created it at the same time"),
     "42939": (ConfigError, "choose a name that is not reserved"),
-    "53300": (
-        SourceUnavailable,
-        "raise max_wal_senders or max_connections, or end sessions that nobody needs",
-    ),
+    "53300": (SourceUnavailable, _NO_ROOM),
     "53400": (SourceUnavailable, "raise max_replication_slots, or drop slots that nobody needs"),
     "55006": (SlotInUse, "waiting for its owner to leave; a dead one is noticed after wal_sender_timeout"),
 }

@@ -1,4 +1,4 @@
-"""How to open a session with the server: libpq's parameters, and the settings that pgsluice always sets itself.
+"""Options of a session with the server: libpq's parameters, and the settings that pgsluice always sets itself.
 
 The replication connection and the catalog use it. The daemon makes the options from its configuration.
 
@@ -15,8 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgsluice.errors import ConfigError
 
 # The text of a value must depend only on the value, and never on ALTER ROLE or ALTER DATABASE ... SET, which apply to
-# walsenders as well. And no time-out that is meant for people may end the session. All these settings have existed
-# since PostgreSQL 10.
+# walsenders as well. And no time-out that is meant for interactive users may end the session. All these settings have
+# existed since PostgreSQL 10.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
@@ -129,13 +129,13 @@ class ConnectionOptions:
         """
         pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:
-            given = conninfo_to_dict(self.parameters.get("dsn", ""), **self._without_dsn())
+            configured = conninfo_to_dict(self.parameters.get("dsn", ""), **self._without_dsn())
             ours = {
                 "application_name": self.application_name,
                 "client_encoding": "UTF8",
-                "options": f"{given.get('options', '')} {pinned}".strip(),
+                "options": f"{configured.get('options', '')} {pinned}".strip(),
             }
-            return make_conninfo("", **{**_LIBPQ_DEFAULTS, **given, **ours, **parameters})
+            return make_conninfo("", **{**_LIBPQ_DEFAULTS, **configured, **ours, **parameters})
         except psycopg.ProgrammingError:
             # The text of the error may quote a part of the string, and with it a password.
             raise ConfigError(
@@ -144,12 +144,12 @@ class ConnectionOptions:
 
     def role_and_database(self) -> tuple[str, str]:
         """Return the role and the database that libpq would connect to, without connecting."""
-        given = conninfo_to_dict(self.conninfo())
+        parameters = conninfo_to_dict(self.conninfo())
         defaults = {
             one.keyword.decode(): (one.val or b"").decode() for one in psycopg.pq.Conninfo.get_defaults() if one.val
         }
-        role = str(given.get("user") or defaults.get("user", ""))
-        return role, str(given.get("dbname") or defaults.get("dbname") or role)
+        role = str(parameters.get("user") or defaults.get("user", ""))
+        return role, str(parameters.get("dbname") or defaults.get("dbname") or role)
 
     def at(self, address: Address) -> "ConnectionOptions":
         """Return the options for further connections to the server that was found among several hosts."""

@@ -1,4 +1,4 @@
-"""The primary of a standby that is streamed from. Rows are read from it (``snapshot.primary``).
+"""The server from which rows are read if pgsluice streams from a standby: its primary (``snapshot.primary``).
 
 A snapshot of a standby cannot be compared with its stream, because a standby does not say which transactions are in
 progress on the primary. Transaction ids and positions are the same on both servers, as long as they belong to one
@@ -27,7 +27,7 @@ Query = Callable[[str], Awaitable[Sequence[tuple[str | None, ...]]]]
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """What the server has to be: the primary of this cluster, on the timeline of the stream."""
+    """Identifies the server to read from: the primary of this cluster, on the timeline of the stream."""
 
     systemid: str
     timeline: int

@@ -1,7 +1,7 @@
-"""SQL for the published tables: which tables there are, with which columns, and how their rows can be read.
+"""SQL about the published tables: their names, their columns, and how their rows can be read.
 
 ``catalog`` and ``chunks`` use it with an empty search_path, as they use ``queries``. It is valid for every supported
-version, unless a name says since which one.
+version, unless a name gives the first version.
 
 ``tests/integration/test_postgres_catalog.py`` covers it.
 
@@ -46,7 +46,7 @@ WITH RECURSIVE member AS (
     JOIN pg_inherits i ON i.inhparent = c.oid
 )"""
 
-# A publication carries a table because of the table itself, or because of a table that it is a partition of.
+# A publication carries a table if it lists the table itself, or a table that it is a partition of.
 _ANCESTRY = """AND c.oid IN (
         WITH RECURSIVE whole AS (
             SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
@@ -183,8 +183,8 @@ HAVING count(DISTINCT columns) > 1
 ORDER BY 1, 2"""
 
 
-# What decides whether the rows of the published tables can be read, from the catalog's own tables only. The right to
-# read a partition root is enough for its partitions, if a publication publishes via the root.
+# The facts that decide whether the rows of the published tables can be read. It reads only the catalog's own tables.
+# The right to read a partition root is enough for its partitions, if a publication publishes via the root.
 _LOADABLE_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
@@ -339,7 +339,7 @@ _FILTER_SINCE_15 = """CASE WHEN EXISTS (
 
 
 def loadable_tables(server_version: int) -> str:
-    """Return the query for what decides whether the rows of the published tables can be read.
+    """Return the query for the facts that decide whether the rows of the published tables can be read.
 
     Its parameters are the publications, twice.
     """

@@ -1,4 +1,4 @@
-"""SQL for the catalog. It is valid for every supported version, unless a name says since which one.
+"""SQL for the catalog. It is valid for every supported version, unless a name gives the first version.
 
 ``catalog`` and ``chunks`` use it with an empty search_path, so all names are those of pg_catalog. ``published_queries``
 has the SQL for the published tables.
@@ -28,7 +28,7 @@ SETTING = "SELECT setting FROM pg_settings WHERE name = %s"
 
 SLOTS_IN_USE = "SELECT count(*) FROM pg_replication_slots"
 
-# How many transactions old the oldest row of catalogs is that the slot keeps from VACUUM.
+# The age, in transactions, of the oldest catalog rows that the slot protects from VACUUM.
 SLOT_XMIN_AGE = "SELECT age(catalog_xmin) FROM pg_replication_slots WHERE slot_name = %s"
 
 # PostgreSQL 14 and later.
@@ -40,7 +40,7 @@ WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 CURRENT_LSN = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
 
-# How far the server's WAL goes. A standby that reads an archive has received nothing, but has replayed WAL.
+# The end of the server's WAL. A standby that reads an archive has received nothing, but has replayed WAL.
 WAL_END = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
              ELSE pg_current_wal_lsn() END)::text"""
@@ -124,7 +124,7 @@ def layouts(server_version: int) -> str:
 
 # The result is one row with null for a table without primary key, and no row for a table that is gone. A deferrable key
 # does not count, as in PostgreSQL's default identity, because two rows may have the same values for a moment. conkey
-# leaves out INCLUDE columns, and the columns of the index do not.
+# has no INCLUDE columns, unlike the columns of the index.
 PRIMARY_KEY = """
 SELECT a.attname::text
 FROM pg_class t

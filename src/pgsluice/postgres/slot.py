@@ -53,7 +53,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatistics:
-    """What the server has decoded for a slot since its statistics were reset, and what did not fit in its memory.
+    """What the server has decoded for a slot since its statistics were reset, and how much it spilled or streamed.
 
     https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-SLOTS-VIEW
     """

@@ -1,7 +1,7 @@
 """Looks at the slot again and again, beside the sessions, for the metrics.
 
-The daemon makes it. A slot keeps WAL whether or not somebody streams from it. So this uses a connection of its own,
-which stays open at the end of a session. Nothing here can stop or delay the pipeline.
+The daemon makes it. A slot keeps WAL even if no process streams from it. So the watch has its own connection, which
+stays open at the end of a session. Nothing here can stop or delay the pipeline.
 
 ``tests/integration/test_slot_watch.py`` covers it.
 
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotSample:
-    """The slot, and how far the server's WAL goes.
+    """The slot, and the end of the server's WAL.
 
     None means that there is no such slot, or that the WAL is not known.
     """
@@ -118,7 +118,7 @@ class SlotWatch:
             catalog = await self._connected_to(address)
             self.sample = await _within_deadline(self._ask(catalog), catalog)
             self._has_failed = False
-        except Exception as error:  # noqa: BLE001 - no error of this may stop the pipeline
+        except Exception as error:  # noqa: BLE001 - no error of the watch may stop the pipeline
             await self._disconnect()
             if not self._has_failed:
                 reason = str(error) if isinstance(error, PgsluiceError) else repr(error)
@@ -151,7 +151,7 @@ class SlotWatch:
 async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Catalog) -> SlotSample:
     """Return the server's answer. Raise SourceUnavailable if it does not come in time.
 
-    To cancel the query would not help, neither here nor when the daemon stops, because psycopg would ask the server to
+    Cancelling the query would help neither here nor when the daemon stops, because psycopg would ask the server to
     cancel it, and wait.
     """
     task = asyncio.create_task(asking, name="slot")

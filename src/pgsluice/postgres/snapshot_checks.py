@@ -1,4 +1,4 @@
-"""What ``pgsluice check`` examines in tables whose rows are to be read: whether they can be read, and at what cost.
+"""The checks of ``pgsluice check`` for tables whose rows are to be read: whether they can be read, and at what cost.
 
 A table that cannot be read does not stop ``run``, so nothing here is a failure. There may be thousands of tables. So
 there is one finding for each kind of problem, and one for all tables together.
@@ -34,9 +34,9 @@ _NAME: Final = "snapshot"
 
 
 async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
-    """Return what is wrong with the server from which rows are read, if it is not the server that is streamed from.
+    """Return the problems of the server from which rows are read, if it is not the server of the stream.
 
-    The two servers are compared as a session does it.
+    The two servers are compared in the same way as in a session.
     """
     replication = await ReplicationConnection.open(stream)
     try:
@@ -179,7 +179,7 @@ def _grants(tables: Sequence[LoadableTable], role: str) -> str:
 def _summary(
     tables: Sequence[LoadableTable], skipped: int, sizes: Mapping[int, TableSize], rows_per_s: int | None
 ) -> Finding:
-    """Return how much there is to read and how long it takes, according to PostgreSQL's statistics."""
+    """Return the amount of data to read and the estimated time, according to PostgreSQL's statistics."""
     if not tables:
         return Finding(_NAME, Verdict.OK, "there is no table to load")
     of = [sizes[table.oid] for table in tables]

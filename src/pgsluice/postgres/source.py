@@ -34,10 +34,10 @@ class SourceOptions:
     failover: bool = False
     """Whether a new slot is to survive a failover."""
     primary: ConnectionOptions | None = None
-    """How to reach the primary of a standby that is streamed from, because rows are read there. None means the server
-    itself."""
+    """The connection options of the primary, from which rows are read if we stream from a standby. None means the
+    server itself."""
     is_temporary: bool = False
-    """Whether the slot that is created ends with the connection."""
+    """Whether a created slot is temporary."""
 
 
 class PostgresSource:
@@ -135,7 +135,7 @@ class PostgresSource:
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL. Raise SourceUnavailable if the server waits for the end of the stream.
 
-        This is the only sign of it while nobody reads the stream.
+        While nobody reads the stream, this is the only sign that it has to end.
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
@@ -168,8 +168,8 @@ class PostgresSource:
     async def _check_timeline(self, witness: ReplicationConnection) -> None:
         """Raise SourceUnavailable if a standby is on a new timeline. Nothing of that timeline has been processed then.
 
-        A walsender survives the promotion of its server, and of the server that its server follows. What it sends after
-        that belongs to a timeline that we have not checked: we do not know where it left ours.
+        A walsender survives the promotion of its server, and of the server that its server follows. After that, it
+        sends data of a timeline that we have not checked: we do not know at which position the timelines separated.
         """
         found = (await witness.identify_system()).timeline
         if found != self._timeline:

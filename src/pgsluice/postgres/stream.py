@@ -32,8 +32,8 @@ from pgsluice.postgres.async_libpq import ANSWER_TIMEOUT_S, Wire, answered_withi
 from pgsluice.postgres.failures import ServerError
 
 BATCH_MESSAGES = 1024
-"""The number of frames in one read, at most. To decode and encode them takes some 10 ms, and the event loop has to
-wait."""
+"""The number of frames in one read, at most. Decoding and encoding them takes some 10 ms, during which the event loop
+has to wait."""
 
 BATCH_BYTES = 1024 * 1024
 """A batch ends with the frame that reaches this size, so that large rows do not pile up by the thousand."""
@@ -42,8 +42,8 @@ BUSY_MESSAGES = 32
 """A read with this many frames shows a busy stream, of tens of thousands of frames a second."""
 
 GATHER_S = 0.001
-"""How long to wait before the next read of a busy stream that has been emptied. A wake-up for every few frames would
-cost more than the frames, both here and in the walsender, which has to wake us."""
+"""How long to wait before the next read of a busy stream that has been emptied. Waking up for every few frames would
+cost more than the frames themselves, both here and in the walsender."""
 
 MIN_STATUS_GAP_S = 0.2
 """The least time between two status updates. A server that shuts down asks 25,000 times a second, and five answers are
@@ -68,9 +68,9 @@ Inquiry = Callable[[], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When a stream reports, when it asks for a sign of life, and when it declares the server dead.
+    """The times after which a stream reports, asks for a sign of life, and declares the server dead.
 
-    ``alone_after_s`` is when it does the latter if there is no answer on another connection either.
+    ``alone_after_s``: when it declares the server dead if there is no answer on another connection either.
     """
 
     status_interval_s: float
@@ -168,7 +168,7 @@ class ReplicationStream:
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
             if self.failure is not None:
-                return  # a notice came before this frame, and what it reports is missing between the two
+                return  # a notice came before this frame, and changes may be missing between the two
             if size > 0:
                 frame = bytes(data)  # a copy, because libpq frees its buffer after the next read
                 if size >= MESSAGE_AT and frame[0] == XLOG_DATA:
@@ -234,7 +234,7 @@ class ReplicationStream:
         self._send_report(reply_requested=True)
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Let a server that shuts down go, although not everything is flushed. This does not move the slot.
+        """Let a server shut down, although not everything is flushed. This does not move the slot.
 
         The server waits until the flush position equals what it has sent. If flush is 0/0, it compares the write
         position.
@@ -285,14 +285,14 @@ class ReplicationStream:
         pgconn, now = self._wire.pgconn, int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
         try:
             if pgconn.flush():
-                return  # the server does not take what we sent before, so more would only pile up
+                return  # the server does not read earlier messages, so further ones would only pile up
             pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
             pgconn.flush()
         except psycopg.OperationalError as error:
             self.fail(failures.connection_lost(error))
 
     async def stop(self) -> None:
-        """End the COPY properly, after a last report. The connection can then take another command."""
+        """End the COPY properly, after a last status update. The connection can then take another command."""
         await self._end_tasks()
         if not self._is_open():
             return

@@ -34,7 +34,7 @@ AMBIGUOUS_ID: Final = 409
 """Our own code. In Confluent's registry an id has one schema, but here each prefix has its own ids."""
 
 _CONFIG: Final = {"compatibilityLevel": "NONE"}
-"""This registry compares no schemas, because it is decided elsewhere how schemas may change."""
+"""This registry does not check compatibility, because ``avro.schema`` decides how schemas may change."""
 _MODE: Final = {"mode": "READONLY"}
 _ANY: Final = "*"
 """Stands for a subject, a version or an id in the pattern of a path."""
@@ -46,7 +46,7 @@ _DEFAULT_CONTEXT: Final = ":.:"
 class Answer:
     """The answer to a request. ``body`` is sent as JSON. ``allow`` are the methods that the path allows.
 
-    If it is ``early``, the schema may be on its way to us, because a client that asks for an id has seen a message with
+    If ``early``, the schema may not have reached us yet, because a client that asks for an id has seen a message with
     it.
     """
 
@@ -57,8 +57,7 @@ class Answer:
 
 
 Search: TypeAlias = Callable[[], Answer]
-"""An answer that takes long to find. It may be called in any thread, because it has all that it needs. It raises
-nothing."""
+"""A slow search for an answer. It may be called in any thread, because it has its own data. It raises nothing."""
 
 
 def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer | Search:

@@ -51,7 +51,7 @@ class BuiltinRegistry:
         self._files = ClientFiles(options.client.properties)
         self._producer = self._new_producer()
         self._broken_by: KafkaException | None = None
-        """The fatal error of the producer. librdkafka reports it once, and later calls only say that there was one."""
+        """The fatal error of the producer. librdkafka reports it once, and later calls do not repeat the reason."""
         self._follower.serve(self._serve_producer)
 
     async def start(self) -> None:
@@ -158,7 +158,8 @@ class BuiltinRegistry:
         admin = self._follower.admin
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
-            # If the producer asks before a broker knows the topic, it asks again only a second later. So wait here.
+            # If the producer asks for the topic before a broker knows it, it asks again only a second later. So wait
+            # here.
             while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers call nobody back
                 await asyncio.sleep(RETRY_FIRST_S)
         await admin.check_policy(self._topic)

@@ -1,7 +1,7 @@
-"""Whether two Avro schemas are equal, although they are written differently, or read bytes in the same way.
+"""Compares Avro schemas: whether they are equal although written differently, or read bytes in the same way.
 
-Look-ups use it, and the comparison of a server's ids with ours. Clients and servers send a schema as their own Avro
-library writes it. Java's, for example, leaves out inherited namespaces and writes ``{"type": "string"}`` as
+Look-ups use it, and so does the comparison of a server's ids with ours. Clients and servers send a schema as their own
+Avro library writes it. Java's, for example, leaves out inherited namespaces and writes ``{"type": "string"}`` as
 ``"string"``. Avro's parsing canonical form drops attributes. :func:`canonical` keeps everything that has a meaning:
 logical types, defaults, documentation and properties.
 
@@ -28,7 +28,7 @@ NAMES_MAX: Final = 8 * 1024 * 1024
 names. So the full names can take a thousand times as much room as the schema."""
 
 _SHOWN: Final = 100
-"""How many characters of a mistake its error message repeats."""
+"""How many characters of a wrong schema an error message repeats."""
 
 _SHAPE: Final = frozenset(
     ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")

@@ -1,8 +1,11 @@
-"""What ``pgsluice check`` examines in a registry server: connection, rights, and what it accepts. It changes nothing.
+"""The checks of ``pgsluice check`` for a registry server: connection, rights, mode and compatibility.
+
+It changes nothing.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html#compatibility-types
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
@@ -29,7 +32,7 @@ async def check(
 ) -> list[Finding]:
     """Return the findings, good and bad. ``subject`` and ``schema`` are an example of what ``run`` registers."""
     try:
-        async with await RestClient.open(options()) as client:
+        async with await RestClient.open(await asyncio.to_thread(options)) as client:
             return [
                 await _guarded("schema registry reachable", lambda: _reachable(client, subject, schema)),
                 await _guarded("schema registry mode", lambda: _mode(client)),

@@ -1,4 +1,4 @@
-"""How the registry uses Kafka: its options, and how it tries again.
+"""The registry's Kafka clients: their options, and their retries.
 
 :mod:`.topic`, :mod:`.follower` and :mod:`.builtin` use this module. ``kafka.client`` makes the clients, and decides
 what errors mean, as it does for all of pgsluice.
@@ -25,8 +25,8 @@ RETRY_S: Final = 1.0
 """The longest pauses between two tries, at first and later. Brokers usually hear of a new topic within milliseconds."""
 
 CONNECT_S: Final = 1.0
-"""How long a start waits for each of two requests that connect a client. Without them, its first real request
-connects."""
+"""How long a start waits for each of the two requests that only connect a client. After that, a client connects with
+its first real request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """The registry on a separate server that has the API of Confluent's Schema Registry.
 
-The server gives the ids. ``<prefix>.schemas`` keeps what pgsluice itself has to know after a restart, even if the
-server loses its schemas: every schema with its id, and PostgreSQL's description of the table. The pipeline uses this
-module.
+The server gives the ids. ``<prefix>.schemas`` keeps every schema with its id and PostgreSQL's description of the table,
+because pgsluice needs them after a restart, even if the server has lost its schemas. The pipeline uses this module.
 
 ``tests/integration/test_registry_server.py`` covers it.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -31,8 +31,7 @@ from pgsluice.registry.subjects import Strategy, subject_name
 log = structlog.get_logger(__name__)
 
 RECHECK_S: Final = 60.0
-"""How long the server's answers are trusted. A standby begins a session every second, so they are not asked for each
-time."""
+"""How long the server's answers are trusted. A standby begins a session every second, and must not ask each time."""
 
 IDS_MAX: Final = 20_000
 """How many ids of the server are kept, of 200 bytes each. This is enough for value and key of as many tables as have
@@ -66,7 +65,7 @@ class ConfluentRegistry:
         self._ids: dict[tuple[str, bytes], int] = {}
         """The server's ids, by subject and digest of the schema."""
         self._lowered: dict[str, str | None] = {}
-        """Subjects whose compatibility was set to NONE, with the level that they had themselves."""
+        """Subjects whose compatibility was set to NONE, with their own former level."""
 
     @property
     def store(self) -> SchemaStore:
@@ -134,7 +133,7 @@ class ConfluentRegistry:
 
     async def _connected(self) -> RestClient:
         if self._client is None:
-            self._client = await RestClient.open(self._options.rest())
+            self._client = await RestClient.open(await asyncio.to_thread(self._options.rest))
             self._opened_at = time.monotonic()
         return self._client
 

@@ -1,4 +1,4 @@
-"""What an ALTER TABLE did, in words: the difference between two descriptions of a table.
+"""Describes in words what an ALTER TABLE did: the difference between two descriptions of a table.
 
 :mod:`.confluent` uses it to say why a registry server refuses a schema. The descriptions are those of
 ``<prefix>.schemas``.
@@ -21,7 +21,10 @@ def table_of(postgres: Mapping[str, Any] | None, schema: Schema) -> str:
 
 
 def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
-    """Return how the table that ``new`` describes differs from ``old``. None means that a description is not known."""
+    """Return how the description ``new`` of a table differs from ``old``.
+
+    None means that a description is not known.
+    """
     if old is None or new is None or not _is_description(old):
         return "the version before is not known here"
     return ", ".join(_differences(old, new)) or (

@@ -1,4 +1,4 @@
-"""Copies the schemas of schema topics to a registry server, with the ids that messages have.
+"""Copies the schemas of schema topics to a registry server, with the ids that messages contain.
 
 ``pgsluice registry export`` uses it, before ``schema_registry.type`` becomes "confluent", or when a server has lost its
 schemas. It can be repeated, because schemas that the server already has stay as they are.
@@ -19,7 +19,7 @@ from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import Strategy, subject_name
 
 _IMPORT: Final = "IMPORT"
-"""In this mode, a subject takes schemas with their ids, and compares nothing."""
+"""In this mode, a subject accepts schemas with their ids, and checks no compatibility."""
 
 
 class Exported(NamedTuple):
@@ -87,10 +87,10 @@ async def _importing(client: RestClient, name: str) -> AsyncIterator[None]:
 
 
 async def _bring_in(client: RestClient, name: str, entry: Registered, version: int) -> None:
-    given = await client.bring_in(name, entry.schema, entry.id, version)
-    if given != entry.id:
+    assigned = await client.bring_in(name, entry.schema, entry.id, version)
+    if assigned != entry.id:
         raise UnavailableError(
-            f"The registry gave id {given} to a schema that has id {entry.id} in messages, so it does not import "
+            f"The registry gave id {assigned} to a schema that has id {entry.id} in messages, so it does not import "
             f"schemas with their ids. Delete subject {name} there, and use a server that knows mode IMPORT; or leave "
             "the schemas to `pgsluice registry`, for as long as messages with these ids are read."
         )

@@ -1,7 +1,7 @@
 """Reads schema topics into a :class:`SchemaStore`, and goes on reading.
 
-:mod:`.builtin` uses it for the daemon's own topic, and ``pgsluice registry`` for any number of topics. It is one
-consumer without a group. So followers are independent of each other, and any number of them can run.
+:mod:`.builtin` uses it for the daemon's own topic, and ``pgsluice registry`` for any number of topics. A follower is
+one consumer without a group. So followers are independent of each other, and any number of them can run.
 
 ``tests/integration/test_registry.py`` covers it.
 
@@ -33,21 +33,20 @@ _NAMED: Final = 10
 """How many existing topics an error names, beginning with the most similar names."""
 _POLL_S: Final = 0.25
 _FIRST_POLL_S: Final = 0.01
-"""How long the reading thread waits for a record, and so how long ``close`` may have to wait for that thread. Before a
-topic is assigned, it waits for less, because the same thread assigns topics between two polls."""
+"""How long the reading thread waits for a record. ``close`` may have to wait as long for that thread. Before a topic is
+assigned, it waits for less, because the same thread assigns topics between two polls."""
 _BATCH: Final = 500
-"""How many records are added to the store before the event loop has a turn."""
+"""How many records are added to the store before other tasks of the event loop run."""
 _LOOK_AFTER_S: Final = 5.0
 """How often to check whether a topic is still the one that was found."""
 _MISSED_LOOKS: Final = 3
-"""After so many checks in a row, a missing topic counts as deleted. Before that, a broker may not know a new topic
-yet."""
+"""A topic counts as deleted if it is missing in so many checks in a row. A broker may not know a new topic at first."""
 _CONSUMER: Final = {
     "group.id": "pgsluice-registry",  # the client requires it; nothing is committed for it
     "enable.auto.commit": False,
     "enable.partition.eof": True,  # shows the end even if compaction has deleted the last offsets
     "auto.offset.reset": "error",
-    "isolation.level": "read_uncommitted",  # no transaction of others may hide what comes after it
+    "isolation.level": "read_uncommitted",  # an open transaction of another program must not hide later records
 }
 _GONE: Final = frozenset(
     (
@@ -88,10 +87,10 @@ class SchemaFollower:
         """The offset up to which each topic is in the store."""
 
     async def start(self) -> None:
-        """Return when the store has everything that the topics have now. A missing topic has nothing.
+        """Return when the store has all records that are in the topics now. A missing topic counts as empty.
 
-        Raise SinkUnavailable if this takes longer than ``timeout_s``. Reading goes on then, and this can be called
-        again. It can also be called later, to read what others have written meanwhile.
+        Raise SinkUnavailable if this takes longer than ``timeout_s``. In that case, reading continues, and this can be
+        called again. It can also be called later, to read the records that others have written meanwhile.
         """
         if not self._tasks:
             self._tasks = [
@@ -128,7 +127,7 @@ class SchemaFollower:
         self._served.append(client)
 
     async def renew(self) -> None:
-        """Replace the clients by new ones, which have read the files of certificates again. Reading goes on."""
+        """Replace the clients by new ones, which have read the certificate files again. Reading continues."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
 
     def _renew(self) -> None:

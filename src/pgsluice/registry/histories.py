@@ -1,7 +1,8 @@
-"""What former versions of tables teach: their names and keys, kept for as long as they may be needed again.
+"""The field names and keys of former versions of tables, kept for as long as they may be needed again.
 
-The registries use it. A user of the database can make any number of versions of a table, and each new one needs what
-the former ones teach. So each version is read only once, and the cost of the next version depends only on its own size.
+The registries use it. A user of the database can make any number of versions of a table, and each new version needs the
+names and keys of the former ones. So each version is read only once, and the cost of the next version depends only on
+its own size.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ columns. The subjects needed longest ago are dropped first, and read again when 
 
 
 class History(Protocol):
-    """What is learned from the schemas of one table, of which there may be any number."""
+    """The names and keys in the schemas of one table. There may be any number of schemas."""
 
     def learn(self, schema: Schema) -> None:
         """Learn from the next schema."""
@@ -34,7 +35,7 @@ H = TypeVar("H", bound=History)
 
 @dataclass(slots=True)
 class _Known(Generic[H]):
-    """What was learned from a subject, up to ``version``. A rule may send several tables to one topic."""
+    """The histories of a subject, up to ``version``. A rule may send several tables to one topic."""
 
     rearranged: int
     version: int = 0
@@ -54,9 +55,9 @@ class Histories(Generic[H]):
         self._names = 0
 
     async def of(self, subject: str, namespace: str) -> H:
-        """Return what the versions of ``subject`` teach about one table. Use it at once, because it changes later.
+        """Return the history of one table in the versions of ``subject``. Use it at once, because it changes later.
 
-        The event loop gets a turn after every version that is read.
+        Other tasks of the event loop run after every version that is read.
         """
         known = self._known.pop(subject, _Known[H](self._store.rearranged(subject)))
         self._names -= known.names
@@ -89,7 +90,10 @@ class Histories(Generic[H]):
             known.names += len(history) - before
 
     def _keep(self, subject: str, known: _Known[H]) -> None:
-        """Keep what is known of a subject, and drop others if that is too much. Never drop the subject in use."""
+        """Keep the histories of a subject, and drop those of others if they exceed the limit.
+
+        Never drop the subject in use.
+        """
         former = self._known.pop(subject, None)  # another task may have read it meanwhile
         self._names += known.names - (0 if former is None else former.names)
         self._known[subject] = known

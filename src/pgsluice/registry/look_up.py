@@ -1,6 +1,6 @@
 """Finds a schema among the versions of a subject, although every Avro library writes schemas in its own way.
 
-A search takes long for large schemas. So :mod:`.api` does not run it, and whoever serves the request uses a thread.
+A search takes long for large schemas. So :mod:`.api` does not run it, and the HTTP server runs it in a thread.
 """
 
 import json
@@ -28,7 +28,10 @@ def find(versions: Sequence[Registered], schema: Schema) -> Registered | None:
 
 @lru_cache(_KEPT)
 def _digest_of(text: str) -> bytes | None:
-    """Return the digest of a registered schema, or None if it is no schema, because others may write to the topic."""
+    """Return the digest of a registered schema, or None if the text is not a valid schema.
+
+    Others may write to the topic.
+    """
     try:
         return _digest(canonical(json.loads(text)))
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""The rate of new versions of schemas. Users of the database make them, and they stay for ever.
+"""The rate of new versions of schemas. Users of the database can make new versions, which stay for ever.
 
-:mod:`.builtin` counts them and warns. Nothing is delayed, because a row cannot be delivered without its table's schema.
+:mod:`.builtin` counts them and warns. It delays nothing, because a row cannot be delivered without its table's schema.
 """
 
 import time

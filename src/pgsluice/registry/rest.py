@@ -36,10 +36,11 @@ _NOT_NOW: Final = frozenset((408, 425, 429))
 _SERVER_ERROR: Final = 500
 _REDIRECT: Final = range(300, 400)
 _MISSING: Final = range(40401, 40500)
-"""Codes of a registry that says what it does not have. A server that does not know the path has other codes."""
+"""Error codes for a missing subject, version or schema. A server that does not know the path gives other codes."""
 
 _TOKEN: Final = re.compile(r"[!-~]+")
-"""The characters that a header may have. The HTTP library would quote a header that it refuses."""
+"""The characters that a header may have. The HTTP library would quote a wrong header in its error, and so the
+secret."""
 
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority in schema_registry.ca_file",
@@ -85,7 +86,10 @@ class Conflict(RegistryUnavailable):
 
 
 class RestClient:
-    """The requests that pgsluice makes. After RegistryUnavailable, try again. A StopError says what to do."""
+    """The requests that pgsluice makes.
+
+    After RegistryUnavailable, try again. A StopError tells the operator what to do.
+    """
 
     def __init__(self, options: RestOptions, client: AsyncSchemaRegistryClient) -> None:
         self._options = options
@@ -243,7 +247,7 @@ class _Imported(Schema):  # type: ignore[misc]  # the library has no types
 
 
 class _Missing(RegistryUnavailable):
-    """The registry does not have what was asked for. If the caller cannot use this answer, try again."""
+    """The registry does not have the requested object. If the caller cannot use this answer, try again."""
 
 
 def _properties(options: RestOptions) -> dict[str, Any]:
@@ -255,7 +259,7 @@ def _properties(options: RestOptions) -> dict[str, Any]:
         "ssl.ca.location": options.ca_file,
         "ssl.certificate.location": options.cert_file,
         "ssl.key.location": options.key_file,
-        # so that it is never asked for on the terminal
+        # so that the library never asks for it on the terminal
         "ssl.key.password": "" if options.cert_file else None,
     }
     if options.token is not None:

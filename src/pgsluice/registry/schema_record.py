@@ -1,8 +1,8 @@
 """One record of a schema topic: a schema with its subject, version and id.
 
 :mod:`.builtin` writes it, and :mod:`.follower` reads it. Key and value are JSON in UTF-8, without framing. The key has
-subject and id instead of subject and version, because two writers may take the same version at the same time.
-Compaction then keeps both schemas, and messages refer to them by id anyway.
+subject and id, and not subject and version, because two writers may choose the same version at the same time.
+Compaction then keeps both schemas. Messages refer to schemas by id anyway.
 """
 
 import json

@@ -46,13 +46,13 @@ class SchemaStore:
         self._subjects: dict[str, _Subject] = {}
         self._by_id: dict[int, dict[str, Registered]] = {}
         self._texts: dict[tuple[str, int], str] = {}
-        """The one schema for each topic and id, because messages of a prefix can mean only one."""
+        """The schema for each topic and id. Within a prefix, an id stands for one schema."""
         self._ids: dict[str, int] = {}
 
     def propose(
         self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
     ) -> tuple[Registered, bool]:
-        """Return ``schema`` as it is or would be registered, and whether it has yet to be recorded.
+        """Return ``schema`` as it is or would be registered, and whether it still has to be recorded.
 
         This changes nothing. A known schema keeps its version and id. It has to be recorded again if ``postgres`` has
         changed, or if its version was already taken. ``identifier`` is the id that a registry server gave it.

@@ -1,4 +1,4 @@
-"""Administration of schema topics: whether a topic exists, whether it is suitable, and where it ends.
+"""Administration of schema topics: checks whether a topic exists and is suitable, and finds its end.
 
 :mod:`.builtin`, which creates the topic, and :mod:`.follower`, which reads it, use this module.
 
@@ -118,7 +118,7 @@ class TopicAdmin:
         return int(found.offset)
 
     def _look_for_brokers(self, topic: str) -> None:
-        """Make the client look up the brokers, because otherwise it goes on asking brokers that are gone."""
+        """Make the client look up the brokers again. Otherwise it would go on asking brokers that are gone."""
         with suppress(KafkaException):
             self._admin.list_topics(topic, _LOOK_S)
 
@@ -148,6 +148,6 @@ class TopicAdmin:
             answer = await result
         finally:
             result.cancel()
-        self.serve()  # errors that it has still to report are older than this answer
+        self.serve()  # errors that it has not reported yet are older than this answer
         self._errors.recovered()
         return answer

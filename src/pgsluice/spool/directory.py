@@ -89,7 +89,7 @@ class SpillDirectory:
         descriptor = os.open(made, _DIRECTORY)
         if not _is_ours(descriptor):
             os.close(descriptor)
-            raise PermissionError(errno.EPERM, "What was just made there belongs to another user", str(made))
+            raise PermissionError(errno.EPERM, "The directory that was just made belongs to another user", str(made))
         os.close(os.open(_LOCK, os.O_CREAT | os.O_EXCL | _PLAIN, 0o600, dir_fd=descriptor))
         lock = _locked(descriptor)
         assert lock is not None, "nobody else knows the directory yet"
@@ -133,7 +133,10 @@ class _Held:
         return [name for name in names if name.isdigit()]
 
     def remove(self) -> None:
-        """Remove the directory with its files. A directory that somebody has put in its place stays, unless empty."""
+        """Remove the directory with its files.
+
+        If somebody has replaced it by another directory, that one is removed only if it is empty.
+        """
         for name in [*self.files(), _LOCK]:
             with suppress(OSError):
                 os.unlink(name, dir_fd=self.descriptor)
@@ -201,7 +204,7 @@ def _look_at(parent: str) -> Finding:
         remedy = "Make the directory, or choose another."
         return Finding(_SETTING, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
     if _is_open_to_others(found):
-        detail = f"other users can rename or remove what is in {found}, which would stop pgsluice. They cannot read it"
+        detail = f"other users can rename or remove files in {found}, which would stop pgsluice. They cannot read them"
         return Finding(_SETTING, Verdict.WARN, detail, _CLOSE)
     return Finding(_SETTING, Verdict.OK, f"{parent}, {shutil.disk_usage(found).free // 1024**2} MiB free")
 

@@ -1,7 +1,7 @@
-"""A thread for work with files, so that a disk that hangs does not block anything else.
+"""A thread for all file access, so that a disk that hangs does not block anything else.
 
-The spool passes all its work with files to a :class:`Disk`. The event loop never touches a file, and never waits for
-the disk for longer than ``DISK_LIMIT_S``.
+The spool passes all file access to a :class:`Disk`. The event loop never touches a file, and never waits for the disk
+for longer than ``DISK_LIMIT_S``.
 """
 
 import asyncio
@@ -22,13 +22,12 @@ DISK_LIMIT_S = 30.0
 """The limit of one job. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
 
 LAST_LOOK_S = 1.0
-"""The additional time of a job that seems to be late. Perhaps not the disk is slow, but the process was stopped for a
-while."""
+"""The additional time for a job that seems to be late. Perhaps the disk is fine, and the process was suspended."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A piece of work and its result."""
+    """A job and its result."""
 
     call: Callable[[], Any]
     result: "Future[Any]" = field(default_factory=Future)
@@ -113,7 +112,7 @@ async def _done_within(result: "asyncio.Future[Any]", seconds: float) -> bool:
 
 def _hung(seconds: float) -> UnavailableError:
     return UnavailableError(
-        f"The disk under buffer.spill_dir has not finished a piece of work for {seconds:.0f} s, so transactions that "
+        f"The disk under buffer.spill_dir has not finished a job for {seconds:.0f} s, so transactions that "
         "do not fit into memory cannot be kept. Check the disk, or choose another directory. Nothing is lost: changes "
         "that were not delivered will be sent again."
     )

@@ -2,10 +2,10 @@
 
 Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a cache, because
 PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at the end.
-Checksums make sure that the rows that are read back are those that were written.
+Checksums make sure that the rows are read back as they were written.
 
-All work with files happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not block
-the event loop.
+All file access happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not block the
+event loop.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ READ_BYTES = 256 * 1024
 """Files are read in blocks of this size. Each block has a checksum."""
 
 ROOM_BYTES = 1024 * 1024
-"""Memory is freed between reads from the socket. So the data of one read has to fit below the bound."""
+"""Rows move to disk only between reads from the socket. So the data of one read has to fit below the bound."""
 
 SPILL_BYTES = 4 * 1024 * 1024
 """Size of one write. Even a slow network disk does it within seconds, so a job that takes longer than
@@ -48,8 +48,8 @@ _PIECE = struct.Struct(">II")
 class SpoolOptions:
     """Options of a spool.
 
-    ``directory``: that of this process. ``memory_max`` and ``spill_max``: bytes of all transactions together.
-    ``descriptor``: that of the directory. Files are reached by it, so renaming the directory has no effect.
+    ``directory``: the directory of this process. ``memory_max`` and ``spill_max``: bytes of all transactions together.
+    ``descriptor``: the open directory. Files are opened through it, so renaming the directory has no effect.
     """
 
     directory: Path
@@ -181,13 +181,13 @@ class SpooledRows:
             self._buffer = bytearray()
             return buffer
         data = buffer[:SPILL_BYTES]
-        del buffer[:SPILL_BYTES]  # this copies nothing, because a bytearray can begin later in its memory
+        del buffer[:SPILL_BYTES]  # this copies nothing, because a bytearray can drop its beginning
         return data
 
     def _write(self, data: bytearray, *, is_new: bool) -> "array[int]":
         """Append ``data`` to the file, and return the checksums of the whole file. Runs in the disk's thread."""
         try:
-            # A new file must not exist yet, because it would be that of another transaction.
+            # A new file must not exist yet: an existing one would belong to another transaction.
             with open(self._name, "xb" if is_new else "ab", buffering=0, opener=self._open) as file:
                 _write_all(file, data)
         except OSError as error:
@@ -248,11 +248,11 @@ def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:
     with memoryview(buffer) as view:
         while at + _PIECE.size <= end:
             number, size = _PIECE.unpack_from(view, at)
-            behind = at + _PIECE.size + size
-            if behind > end:
+            following = at + _PIECE.size + size
+            if following > end:
                 break
-            yield number, bytes(view[behind - size : behind])
-            at = behind
+            yield number, bytes(view[following - size : following])
+            at = following
     return at
 
 

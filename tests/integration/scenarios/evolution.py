@@ -25,7 +25,8 @@ MANY = "INSERT INTO public.filler SELECT generate_series(1, 1000);"
 
 @dataclass(frozen=True)
 class Alteration:
-    """An ALTER of table ``t`` with one or two rows: what the documentation shows, and what the test expects."""
+    """An ALTER of table ``t`` with one or two rows: the text of the documentation, and the events that the test
+    expects."""
 
     alter: str
     undo: str
@@ -112,7 +113,7 @@ def avro_type(schema: Any) -> str:  # noqa: ANN401 - JSON
 
 ID, V = "id:int4:int", "v:text:string"
 SAME = "unchanged"
-NOT_SENT = "Rows that are there already are not sent."
+NOT_SENT = "Existing rows are not sent."
 
 COLUMNS = (
     Alteration(
@@ -464,7 +465,7 @@ def _types(found: Found) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a table as a whole: what the documentation shows, and scenarios."""
+    """A change of a table as a whole: the text of the documentation, and scenarios."""
 
     title: str
     schema: str

@@ -9,7 +9,7 @@ from functools import partial
 from tests.support.scenario import Found, Place, Scenario, Work
 
 LARGE_ROWS = 4000
-"""This many rows of 100 characters exceed delivery.cut_bytes, and exceed what a streaming server holds back."""
+"""This many rows of 100 characters exceed delivery.cut_bytes, and the amount that a streaming server holds back."""
 
 
 def _gid(place: Place, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Changes of rows under each replica identity: which row images there are, and what the key is."""
+"""Changes of rows under each replica identity: the row images and the key of each event."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Three sessions that act at random, to find what the other scenarios miss.
+"""Three sessions that act at random, to find errors that the other scenarios miss.
 
 The seed decides everything but the timing.
 """

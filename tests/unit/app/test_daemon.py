@@ -1,6 +1,7 @@
-"""The daemon without servers: what it shows, and what ends it, before anything else works."""
+"""The daemon without servers: its status, and the errors that end it, before it has reached any server."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pgsluice.app import status as module
-from pgsluice.app.daemon import Daemon
+from pgsluice.app.daemon import COLLECT_AFTER, Daemon, collect_seldom
 from pgsluice.app.http.health import Role
 from pgsluice.config import Settings
 from pgsluice.errors import UnavailableError
@@ -47,7 +48,7 @@ async def test_a_disk_that_hangs_at_the_start_shows_and_ends_it(
         await asyncio.sleep(0.03)
         assert "nothing has moved" in (found._status.live() or "")
         assert found._status.ready(Role.ANY) == "starting: not streaming yet"
-        with pytest.raises(UnavailableError, match="has not finished a piece of work"):
+        with pytest.raises(UnavailableError, match="has not finished a job"):
             await task
 
 
@@ -59,3 +60,12 @@ async def test_a_stop_does_not_wait_for_it(settings: Settings) -> None:
         found._pipeline.stop()
         async with asyncio.timeout(5):
             await task
+
+
+def test_garbage_is_seldom_looked_for(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(gc.unfreeze)
+    former = gc.get_threshold()
+    request.addfinalizer(lambda: gc.set_threshold(*former))
+    collect_seldom()
+    assert gc.get_threshold()[0] == COLLECT_AFTER
+    assert gc.get_freeze_count() > 0

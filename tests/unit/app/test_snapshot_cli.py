@@ -45,6 +45,12 @@ class Client(CommandClient):
         return self.finished
 
 
+def test_a_pause_of_the_whole_pipeline_is_said_first() -> None:
+    client = Client()
+    client.last = replace(CHECKPOINT, commands=CommandState(is_pipeline_paused=True))
+    assert status(client) == ["the pipeline is paused, until `pgsluice resume`", "loads are not paused"]
+
+
 class TestFollowing:
     def test_what_is_done_is_done(self) -> None:
         said: list[str] = []

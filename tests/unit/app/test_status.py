@@ -22,6 +22,7 @@ def test_a_start(seen: Seen) -> None:
     assert document["slot"] == "pgsluice_shop"
     assert document["state"] == "starting"
     assert document["snapshot"] is None
+    assert document["paused"] is None
     assert status.live() is None
     assert status.ready(Role.ANY) == "starting: not streaming yet"
 
@@ -29,6 +30,7 @@ def test_a_start(seen: Seen) -> None:
 def test_a_standby_does_its_part_and_does_not_own_the_slot(seen: Seen) -> None:
     status = seen(None)
     status.pipeline.state = State.STANDBY
+    assert status.is_paused() is None
     assert status.ready(Role.ANY) is None
     assert status.ready(Role.ACTIVE) == "standby: not streaming yet"
 

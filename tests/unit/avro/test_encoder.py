@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.encoder. fastavro reads back what is written."""
+"""Unit tests of pgsluice.avro.encoder. fastavro reads the encoded records back."""
 
 import io
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.records. fastavro writes what is read."""
+"""Unit tests of pgsluice.avro.records. fastavro writes the records that are read."""
 
 from io import BytesIO
 from typing import Any
@@ -148,7 +148,7 @@ def test_a_schema_of_something_else_is_not_used(schema: object) -> None:
         (header(7), r"^it does not follow its schema 7$"),
         (header(7) + b"\x04\xff\xff" + b"\x00" * 20, r"^it does not follow its schema 7$"),
         (written(RECORD, CUT)[:-5], r"^it does not follow its schema 7$"),
-        (written(RECORD, CUT) + b"x", r"^it goes on after the end that its schema 7 gives it$"),
+        (written(RECORD, CUT) + b"x", r"^it has more bytes than its schema 7 describes$"),
     ],
 )
 def test_what_is_damaged_is_refused(data: bytes, complaint: str) -> None:

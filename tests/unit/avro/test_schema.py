@@ -253,7 +253,7 @@ def test_a_name_that_another_program_gave_another_form_is_not_used() -> None:
 
 
 def test_a_history_learns_only_what_was_registered() -> None:
-    """A registration can fail. Its assignments must not change what a standby would assign."""
+    """A registration can fail. Its assignments must not change those of a standby."""
     history = FieldHistory([envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))])
     assert names(TableFields(OPTIONS, history), column("a", "text"), column("A")) == ["a__2", "A__3"]
     assert names(TableFields(OPTIONS, history), column("A"), column("a", "int8")) == ["A__2", "a"]

@@ -85,11 +85,11 @@ def test_a_line_for_each_contender() -> None:
 def test_goals_are_judged_by_the_fastest_encoder() -> None:
     found = {what: measured for what, _, measured in report.goals(results())}
     assert found == {
-        f"Orders: {FAST}, measured by the drain": "0.80",
+        f"Orders: {FAST} relative to the drain": "0.80",
         f"Orders: {FAST}, CPU of the daemon": "6.0 µs",
         "Latency at 100 transactions a second, exactly once: p50, p95, p99": "8.2, 15.0, 40.0 ms",
         "Latency at 100 transactions a second, at least once: p50": "3.0 ms",
-        f"1,000 rows of 10 columns: {LOADED}, measured by {FAST}": "0.80",
+        f"1,000 rows of 10 columns: {LOADED}, relative to {FAST}": "0.80",
         f"1,000 tables of 100 rows: {LOADED}": "30 s at most",
         "Latency at 100 transactions a second while a table is loaded: p95": "100 ms",
         "Memory of the daemon while it loads tables": "110 MiB at most",
@@ -136,7 +136,7 @@ def test_only_what_stands_between_the_marks_is_written_anew() -> None:
 
 
 def test_a_document_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="marks"):
+    with pytest.raises(ValueError, match="markers"):
         report.replaced("nothing\n", None)
 
 

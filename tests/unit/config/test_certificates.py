@@ -1,10 +1,11 @@
 import ssl
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from pgsluice.config.certificates import expiries, not_after
+from pgsluice.config.certificates import check, expiries, not_after
+from pgsluice.finding import Verdict
 from tests.support.authority import Authority
 from tests.support.settings import settings
 
@@ -33,6 +34,29 @@ def test_of_a_chain_the_first_counts_and_of_authorities_the_last(authority: Auth
         "kafka.client.ssl.certificate.location": soon.timestamp(),
         "kafka.client.ssl.ca.location": late.timestamp(),
     }
+
+
+def test_the_certificate_of_our_server_is_read_too(authority: Authority) -> None:
+    certificate, key = authority.issue("server", ["localhost"], expires=datetime(2040, 1, 1, tzinfo=UTC))
+    http = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+    assert expiries(settings(http=http)) == {"http.tls_cert_file": datetime(2040, 1, 1, tzinfo=UTC).timestamp()}
+
+
+def test_a_check_warns_of_what_has_expired_or_will_soon(authority: Authority) -> None:
+    now = datetime.now(UTC)
+    old, soon, late = (
+        authority.issue(str(days), ["localhost"], expires=now + timedelta(days=days))[0] for days in (-1, 13, 15)
+    )
+    expiring = {"sslcert": str(old), "sslrootcert": str(late)}
+    found = check(settings(postgres=expiring, kafka={"client": {"ssl.certificate.location": str(soon)}}))
+    assert [(one.verdict, one.detail) for one in found] == [
+        (Verdict.WARN, f"postgres.sslcert expired on {now - timedelta(days=1):%Y-%m-%d} UTC"),
+        (Verdict.WARN, f"kafka.client.ssl.certificate.location expires on {now + timedelta(days=13):%Y-%m-%d} UTC"),
+    ]
+    (valid,) = check(settings(postgres={"sslrootcert": str(late)}))
+    assert valid.verdict is Verdict.OK
+    assert valid.detail == f"the first to expire is postgres.sslrootcert, on {now + timedelta(days=15):%Y-%m-%d} UTC"
+    assert check(settings()) == []
 
 
 @pytest.mark.parametrize("content", [None, "", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])

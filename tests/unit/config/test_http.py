@@ -17,7 +17,7 @@ def test_certificate_and_key_of_the_http_server_go_together() -> None:
     assert settings(http={"tls_cert_file": "a", "tls_key_file": "b"}).http.tls_key_file == "b"
     for one in ("tls_cert_file", "tls_key_file"):
         (problem,) = problems(http={one: "a"})
-        assert problem == (("http", "tls_key_file"), "goes together with http.tls_cert_file: set both, or none")
+        assert problem == (("http", "tls_key_file"), "goes together with http.tls_cert_file: set both or neither")
 
 
 def test_the_token_of_the_http_server_cannot_be_guessed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_example_says_nothing_but_defaults(tmp_path: Path) -> None:
 def test_the_example_has_every_key_and_its_examples_can_be_used(tmp_path: Path) -> None:
     # uncomment everything, except for keys that contradict others
     lines = re.sub(r"(?m)^# (?=(\[\[|[a-z_]+ = ))", "", reference.example())
-    others = {"password_file", "password_command", "token", "token_file", "aws_msk_region"}
+    others = {"password_file", "password_command", "token", "token_file", "token_command", "aws_msk_region"}
     lines = re.sub(rf"(?m)^({'|'.join(others)}) = .*$", "", lines)
     file = tmp_path / "example.toml"
     file.write_text(re.sub(r"= \S+   # e\.g\. ", "= ", lines))

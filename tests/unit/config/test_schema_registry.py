@@ -1,8 +1,9 @@
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from pgsluice.errors import ConfigError
+from pgsluice.errors import ConfigError, RegistryUnavailable
 from tests.support.settings import problems, settings
 
 URL = "https://registry.example.com:8081"
@@ -54,9 +55,32 @@ def test_secrets_are_read_for_every_connection(tmp_path: Path) -> None:
     assert settings().schema_registry.secret("token") is None
 
 
+@pytest.mark.parametrize(("secret", "user"), [("password", {"username": "pgsluice"}), ("token", {})])
+def test_a_command_gives_the_secret_of_each_connection(
+    secret: Literal["password", "token"], user: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("first\n")
+    keys = {**user, f"{secret}_command": ["cat", str(file)]}
+    registry = settings(schema_registry=keys).schema_registry
+    assert registry.secret(secret) == "first"
+    file.write_text("second\n")
+    assert registry.secret(secret) == "second"
+    file.unlink()
+    with pytest.raises(RegistryUnavailable, match=rf"schema_registry\.{secret}_command: cat failed with exit code 1"):
+        registry.secret(secret)
+
+
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
+        (
+            {"username": "u", "password": "x", "password_command": ["true"]},
+            "is set together with schema_registry.password",
+        ),
+        ({"token": "x", "token_command": ["true"]}, "is set together with schema_registry.token"),
+        ({"password_command": ["true"]}, "needs schema_registry.username"),
+        ({"username": "u", "token_command": ["true"]}, "is set together with schema_registry.username"),
         ({"username": "a:b"}, "has a colon"),
         (
             {"username": "u", "password": "x", "password_file": "/dev/null"},
@@ -69,7 +93,7 @@ def test_secrets_are_read_for_every_connection(tmp_path: Path) -> None:
         ({"key_file": "key.pem"}, "needs the certificate"),
     ],
 )
-def test_what_does_not_go_together(keys: dict[str, str], sentence: str) -> None:
+def test_what_does_not_go_together(keys: dict[str, object], sentence: str) -> None:
     ((_, found),) = problems(schema_registry=keys)
     assert sentence in found
 

@@ -12,16 +12,16 @@ def test_a_file_remembers_its_lines(tmp_path: Path) -> None:
     file.write_text("version = 1\r\n[kafka.topics]\r\npartitions = 3\r\n", newline="")
     layer = file_layer(str(file))
     assert layer.values == {"version": 1, "kafka": {"topics": {"partitions": 3}}}
-    assert layer.place(("kafka", "topics", "partitions")) == f"{file}:3"
-    assert layer.place(("kafka", "topics", "name")) == f"{file}:2"
-    assert layer.place(("name",)) == str(file)
+    assert layer.origin(("kafka", "topics", "partitions")) == f"{file}:3"
+    assert layer.origin(("kafka", "topics", "name")) == f"{file}:2"
+    assert layer.origin(("name",)) == str(file)
     assert not layer.broken
 
 
 def test_without_a_file_the_version_is_this_one() -> None:
     layer = file_layer(None)
     assert layer.values == {"version": 1}
-    assert layer.place(("name",)) == "settings (no file: -c, PGSLUICE_CONFIG)"
+    assert layer.origin(("name",)) == "settings (no file: -c, PGSLUICE_CONFIG)"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
         "postgres": {"password": "s3cret"},
         "kafka": {"client": {"sasl.password": "hush", "sasl.username": "a\n"}},
     }
-    assert layer.place(("postgres", "password")) == f"{tmp_path}/postgres__password"
+    assert layer.origin(("postgres", "password")) == f"{tmp_path}/postgres__password"
 
 
 def test_secret_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_variables_are_named_like_keys() -> None:
         },
         "tables": {"rules": [{"match": "a.b"}], "exclude": ["a.b"]},
     }
-    assert layer.place(("tables", "rules", 0, "match")) == "PGSLUICE_TABLES__RULES"
+    assert layer.origin(("tables", "rules", 0, "match")) == "PGSLUICE_TABLES__RULES"
 
 
 def test_variables_of_others_are_ignored() -> None:
@@ -211,7 +211,7 @@ def test_flags_are_keys_and_values() -> None:
         "kafka": {"client": {"sasl.password": "x"}, "topics": {"partitions": -1}},
         "name": "y",
     }
-    assert layer.place(("postgres", "host")) == "--set postgres.host"
+    assert layer.origin(("postgres", "host")) == "--set postgres.host"
     assert layer.problems == [
         Problem("--set log.x", "is not a setting"),
     ]

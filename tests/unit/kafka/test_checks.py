@@ -8,7 +8,7 @@ from pgsluice.kafka.checks import check
 from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 
 
 @pytest.mark.parametrize(

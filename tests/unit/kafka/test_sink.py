@@ -9,7 +9,7 @@ from pgsluice.kafka.client import ClientOptions
 from pgsluice.kafka.options import CutFormat, SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.sink import KafkaSink
-from pgsluice.kafka.topics import TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
 
 
 @pytest.fixture

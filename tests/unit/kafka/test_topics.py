@@ -7,7 +7,8 @@ import pytest
 from pgsluice.errors import SinkUnavailable
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.client import ClientOptions
-from pgsluice.kafka.topics import Topics, TopicSpec
+from pgsluice.kafka.topic_spec import TopicSpec
+from pgsluice.kafka.topics import Topics
 
 NOBODY = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
 

@@ -1,16 +1,23 @@
 """pgsluice_spark.cli: errors before Spark starts. tests/spark/test_audit.py runs commands on real servers."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from pgsluice_spark import Iceberg, Maintenance
-from pgsluice_spark.cli import _maintenance, _target, main
+from pgsluice_spark.cli import main
+from pgsluice_spark.command_line import HELP
+from pgsluice_spark.commands import _maintenance, _target
 from pgsluice_spark.config import read
+from pgsluice_spark.errors import WITHOUT_PYSPARK
 from pgsluice_spark.jars import packages
 from pgsluice_spark.submit import PROPERTIES
 
+SOURCE = Path(__file__).parents[3] / "src"
 PATH = 'path = "/lake/shop"'
 FILE = """
 [pipeline]
@@ -80,3 +87,30 @@ def test_an_iceberg_target_that_is_submitted(tmp_path: Path, capsys: pytest.Capt
 def test_the_packages_of_this_spark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jars"]) == 0
     assert capsys.readouterr().out == f"{','.join(packages(pyspark.__version__))}\n"
+
+
+def without_packages(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the product, but with no installed package, so also without PySpark."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    line = [sys.executable, "-S", *words]  # -S leaves out site-packages
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in HELP)])
+def test_help_without_pyspark(words: list[str]) -> None:
+    done = without_packages("-m", "pgsluice_spark", *words, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {' '.join(['pgsluice-spark', *words])} [-h]")
+
+
+@pytest.mark.parametrize("words", [["jars"], ["mirror", "-c", "mirror.toml"]])
+def test_commands_without_pyspark(words: list[str]) -> None:
+    done = without_packages("-m", "pgsluice_spark", *words)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr == f"pgsluice-spark: {words[0]} needs PySpark. {WITHOUT_PYSPARK}\n"
+
+
+def test_imports_without_pyspark() -> None:
+    done = without_packages("-c", "from pgsluice_spark import Delta")
+    assert done.stderr.endswith(f"ImportError: pgsluice_spark.Delta cannot be imported. {WITHOUT_PYSPARK}\n")
+    assert without_packages("-c", "import pgsluice_spark; assert not hasattr(pgsluice_spark, 'x')").returncode == 0

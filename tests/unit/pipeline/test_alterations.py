@@ -14,7 +14,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.layout import ColumnLayout, Layout
-from pgsluice.loads import FIRST_SEQ, Loaded, LoadMark, Place
+from pgsluice.loads import FIRST_SEQ, Loaded, LoadMark, LoadPosition
 from pgsluice.pipeline.alterations import Alterations
 from pgsluice.pipeline.begun import Begun
 from pgsluice.pipeline.encoders import Encoders
@@ -42,7 +42,7 @@ DELIVERED, RECEIVED = 900, 1000
 class Scene:
     """A session that does nothing by itself."""
 
-    def __init__(self, *loaded: Loaded, loads_again: bool = True, place: Place = Place()) -> None:  # noqa: B008 - frozen
+    def __init__(self, *loaded: Loaded, loads_again: bool = True, load_position: LoadPosition = LoadPosition()) -> None:  # noqa: B008 - frozen
         self.world = World(published=[WIDE], layouts={7: ADDED})
         self.woken = 0
         source, sink = FakeSource(self.world), FakeSink(self.world)
@@ -56,7 +56,7 @@ class Scene:
         self.encoders = Encoders(source, sink, FakeRegistry(self.world), tables, TypeOptions())
         self.begun = Begun(self.encoders, 3, [], {(one.schema, one.table): one for one in loaded})
         requests = Requests(self.outbox, self.begun, CommandState(), self.wake)
-        inserter = Inserter(self.outbox, self.begun, requests, place, epoch=3, commit_timestamps=False)
+        inserter = Inserter(self.outbox, self.begun, requests, load_position, epoch=3, commit_timestamps=False)
         transactions = Transactions(Delivered(0, 0, 0), MemorySpool())
         seams = Seams(transactions, self.outbox, self.progress, self.pause, self.go_on, self.wake)
         self.alterations = Alterations(source, self.encoders, self.begun, inserter, seams, loads_again=loads_again)
@@ -106,7 +106,7 @@ async def test_that_is_said_once() -> None:
 
 
 async def test_the_mark_is_not_before_what_was_delivered_or_read() -> None:
-    scene = Scene(LOADED, place=Place(2000, 5))
+    scene = Scene(LOADED, load_position=LoadPosition(2000, 5))
     await scene.look()
     assert [(one.lsn, one.seq) for one in scene.marks] == [(2000, FIRST_SEQ + 5)]
     scene = Scene(LOADED)

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ from pgsluice.errors import PrimaryUnavailable, TableUnreadable
 from pgsluice.loads import Load, Loaded
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline import loader as loader_module
+from pgsluice.pipeline import watch
 from pgsluice.pipeline.encoders import Encoders
 from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.reading import LoadOptions
@@ -33,6 +35,8 @@ CHANGED = replace(NUMBERS, oid=12, name="changed")
 """A table whose owner changes while a command about it is examined."""
 GONE = replace(NUMBERS, oid=10, name="gone")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 10_000, commands=CommandState("topic", 0))
+STOPPED = replace(CHECKPOINT, commands=CommandState("topic", 0, is_pipeline_paused=True))
+"""The checkpoint of a pipeline that is paused as a whole."""
 PAUSED = replace(CHECKPOINT, commands=CommandState("topic", 0, is_paused=True))
 
 
@@ -61,7 +65,12 @@ def command(verb: str, *tables: str, identifier: str = "a", where: str = "", sec
 
 @asynccontextmanager
 async def running(
-    world: World, checkpoint: Checkpoint = CHECKPOINT, *, is_initial: bool = False, chunk_rows: int = 100
+    world: World,
+    checkpoint: Checkpoint = CHECKPOINT,
+    *,
+    is_initial: bool = False,
+    chunk_rows: int = 100,
+    progress: Progress | None = None,
 ) -> AsyncIterator[Session]:
     source, sink = FakeSource(world), FakeSink(world)
     stream = await source.start()
@@ -72,7 +81,8 @@ async def running(
         loading=LoadOptions(chunk_rows, 1 << 20, 1 << 20, replaces=True, in_each_epoch=False, is_initial=is_initial),
     )
     ends = Ends(source, stream, sink, encoders, MemorySpool())
-    session = Session(ends, checkpoint, options, Metrics(), Progress(checkpoint.end_lsn), loaded=world.loaded)
+    progress = progress or Progress(checkpoint.end_lsn)
+    session = Session(ends, checkpoint, options, Metrics(), progress, loaded=world.loaded)
     task = asyncio.create_task(session.run(asyncio.Event()))
     try:
         yield session
@@ -355,3 +365,121 @@ async def test_whoever_asked_hears_why_a_table_waits() -> None:
     async with running(world):
         await until(lambda: "waiting" in outcomes(world))
     assert answers(world)[-1] == Answer("a", "waiting", "Permission denied.", ("public.numbers",))
+
+
+class TestAPauseOfThePipeline:
+    """A pause of everything, and not only of loads."""
+
+    async def test_ends_with_a_command_and_then_everything_is_delivered(self) -> None:
+        world = world_of()
+        async with running(world) as session:
+            world.commit(1)
+            await until(lambda: world.numbers == [1])
+            world.commands.append(command("pause_pipeline").to_json())
+            await until(lambda: outcomes(world))
+            assert session.is_paused
+            _, _, checkpoint = world.cuts[-1]
+            assert checkpoint.commands.is_pipeline_paused
+            world.commit(2)
+            world.commit(3)
+            await asyncio.sleep(0.1)
+            assert world.numbers == [1]
+            assert session.progress.confirmable <= checkpoint.end_lsn
+            world.commands.append(command("resume_pipeline", identifier="b").to_json())
+            await until(lambda: world.numbers == [1, 2, 3])
+            assert not session.is_paused
+        assert [one.detail for one in answers(world)] == [
+            "The pipeline is paused. PostgreSQL keeps its WAL until `pgsluice resume`.",
+            "The pipeline goes on.",
+        ]
+
+    async def test_twice_and_its_end_without_it_are_answered_with_a_sentence(self) -> None:
+        world = world_of(command("resume_pipeline"), command("pause_pipeline"), command("pause_pipeline"))
+        async with running(world, PAUSED):
+            await until(lambda: len(outcomes(world)) == 3)
+        assert [one.detail for one in answers(world)] == [
+            "The pipeline was not paused. Loads are still paused, until `pgsluice snapshot resume`.",
+            "The pipeline is paused. PostgreSQL keeps its WAL until `pgsluice resume`.",
+            "The pipeline was paused already. PostgreSQL keeps its WAL until `pgsluice resume`.",
+        ]
+        assert outcomes(world) == ["done"] * 3
+
+    async def test_outlives_the_session_also_where_the_server_has_yet_to_show_that_it_is_the_same(self) -> None:
+        """Only the stream can show that, and nothing is read from it. The commands are read nevertheless."""
+        world = world_of()
+        progress = Progress(CHECKPOINT.end_lsn, {9_900: "transaction"})
+        async with running(world, STOPPED, progress=progress, is_initial=True) as session:
+            world.commit(1)
+            await asyncio.sleep(0.1)
+            assert (world.numbers, world.cuts, session.load_report) == ([], [], None)
+            world.commands.append(command("resume_pipeline").to_json())
+            await until(lambda: outcomes(world))
+            assert world.numbers == []
+
+    async def test_is_no_time_for_commands_about_tables(self) -> None:
+        world = world_of(command("start", "public.numbers"), command("cancel", "public.numbers", identifier="b"))
+        async with running(world, STOPPED):
+            await until(lambda: len(outcomes(world)) == 2)
+        complaint = "The pipeline is paused. Run `pgsluice resume`, then give the command again."
+        assert answers(world) == [Answer(one, "refused", complaint) for one in "ab"]
+
+    async def test_is_not_ended_by_the_end_of_a_pause_of_loads(self) -> None:
+        world = world_of(command("resume"))
+        async with running(world, STOPPED) as session:
+            await until(lambda: outcomes(world))
+            assert session.is_paused
+        assert answers(world)[0].detail == "The pipeline itself is paused, until `pgsluice resume`."
+
+    async def test_keeps_tables_from_being_loaded(self) -> None:
+        world = world_of()
+        async with running(world, STOPPED, is_initial=True):
+            await asyncio.sleep(0.05)
+            assert "take" not in world.steps
+            world.commands.append(command("resume_pipeline").to_json())
+            await until(lambda: set(rows(world)) == {"numbers", "others"})
+
+    async def test_waits_for_the_end_of_the_round_and_no_other_begins(self) -> None:
+        world = world_of(command("start", "public.numbers"))
+        world.read.clear()
+        async with running(world, chunk_rows=1):
+            await until(lambda: "take" in world.steps)
+            world.commands.append(command("pause_pipeline", identifier="b").to_json())
+            await asyncio.sleep(0.05)
+            assert outcomes(world) == ["accepted"]
+            world.read.set()
+            await until(lambda: "done" in outcomes(world))
+            found = rows(world)
+            await asyncio.sleep(0.05)
+            assert rows(world) == found == ["numbers"]
+
+    async def test_comes_too_late_if_a_transaction_is_received_for_too_long(self) -> None:
+        world = world_of()
+        async with running(world) as session:
+            await until(lambda: "commands opened" in world.steps)
+            async with session._paused():
+                world.commands.append(command("pause_pipeline", seconds=0.1).to_json())
+                await asyncio.sleep(0.2)
+            await until(lambda: outcomes(world))
+            assert not session.is_paused
+        assert answers(world) == [Answer("a", "refused", "It came too late: it had expired.")]
+
+    async def test_is_logged_again_and_again_until_it_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch, "WATCH_S", 0.005)
+        world = world_of()
+        with capture_logs() as log:
+            async with running(world, STOPPED):
+                await until(lambda: _events(log))
+                await asyncio.sleep(0.02)
+                assert _events(log) == [SAID_PAUSED]
+                monkeypatch.setattr(watch, "PAUSED_AGAIN_S", 0.0)
+                await until(lambda: len(_events(log)) > 1)
+                world.commands.append(command("resume_pipeline").to_json())
+                await until(lambda: "the pipeline goes on after a pause" in _events(log))
+        assert (log[0]["log_level"], log[0]["confirmed_lsn"]) == ("warning", 10_000)
+
+
+SAID_PAUSED = "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until `pgsluice resume`"
+
+
+def _events(log: Sequence[Mapping[str, object]]) -> list[object]:
+    return [one["event"] for one in log if str(one["event"]).startswith("the pipeline")]

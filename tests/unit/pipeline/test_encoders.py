@@ -481,3 +481,34 @@ class TestWhetherAChangeIsDelivered:
         found = Encoders(FakeSource(World()), FakeSink(World()), FakeRegistry(World()), tables, TypeOptions())
         assert not self.delivers(found, table("d"), self.TRUNCATE)
         assert self.delivers(found, table("d"), self.INSERT)
+
+
+def described(name: str, oid: int, identity: str = "d", *, keyed: bool = True) -> messages.Relation:
+    columns = (messages.RelationColumn(keyed, "a", INT4.oid, -1),)
+    return messages.Relation(None, oid, "public", name, identity, columns)
+
+
+async def test_topics_are_prepared_of_new_tables_that_certainly_have_a_key() -> None:
+    world = World()
+    found = encoders(world)
+    others = [
+        described("i", 8, "i"),
+        described("out", 9),
+        described("f", 10, "f"),
+        described("bare", 11, keyed=False),
+        described("known", 7),
+        described("d", 12),
+    ]
+    await found.of(table("d", "a"), ())
+    assert world.prepared == []
+    await found.of(replace(table("d", "a"), name="another", oid=13), others)
+    assert world.prepared == [["shop.public.i", "shop.public.d"]]
+
+
+@pytest.mark.parametrize(("keys", "prepared"), [(("a",), [["shop.public.t"]]), ((), [])])
+async def test_with_keys_of_a_rule_the_identity_does_not_matter(
+    keys: tuple[str, ...], prepared: list[list[str]]
+) -> None:
+    world = World()
+    await encoders(world, keys).of(replace(table("d", "a"), name="another", oid=13), [described("t", 7, "f")])
+    assert world.prepared == prepared

@@ -11,7 +11,7 @@ import pytest
 from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, CommandState, Request
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, LoadPosition
 from pgsluice.pgoutput.copy import insert_frame
 from pgsluice.pipeline import inserter as module
 from pgsluice.pipeline.begun import Begun
@@ -33,14 +33,14 @@ LOAD = Load("x", "public", "numbers", 7, "one", ("n",), ("2",), 2)
 REQUEST = Request("command", "public", "numbers")
 CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100)
 TOPIC = "shop.public.numbers"
-NOWHERE = Place()
+NOWHERE = LoadPosition()
 LSN = 1000
 
 
 class Stage:
     """An inserter, with the open cut of a session that does nothing else."""
 
-    def __init__(self, *loads: Load, place: Place = NOWHERE, request: Request | None = None) -> None:
+    def __init__(self, *loads: Load, load_position: LoadPosition = NOWHERE, request: Request | None = None) -> None:
         self.world = World()
         self.sink = FakeSink(self.world)
         self.encoders = Encoders(
@@ -51,7 +51,7 @@ class Stage:
         self.begun = Begun(self.encoders, 3, loads, {})
         state = CommandState("topic", 5, requests=() if request is None else (request,))
         self.requests = Requests(self.outbox, self.begun, state, lambda: None)
-        self.inserter = Inserter(self.outbox, self.begun, self.requests, place, epoch=3, commit_timestamps=True)
+        self.inserter = Inserter(self.outbox, self.begun, self.requests, load_position, epoch=3, commit_timestamps=True)
 
     async def opened(self, *, where: str = "", key: tuple[str, ...] = ("n",), replaces: bool = True) -> Opened:
         shape = replace(SHAPE, where=where, key=key)
@@ -100,11 +100,11 @@ async def test_a_load_begins_with_its_first_chunk(stage: Stage) -> None:
     assert rows == LoadMark(TOPIC, "public", "numbers", begin.id, "rows", 3, LSN, FIRST_SEQ + 3, 2, replaces=True)
     load = Load(begin.id, "public", "numbers", 7, "one", ("n",), ("2",), 2)
     assert stage.begun.all() == list(stage.outbox._open.loads or ()) == [load]
-    assert stage.outbox._open.place == Place(LSN, 4)
+    assert stage.outbox._open.load_position == LoadPosition(LSN, 4)
 
 
 async def test_it_goes_on_behind_that() -> None:
-    stage = Stage(LOAD, place=Place(900, 3))
+    stage = Stage(LOAD, load_position=LoadPosition(900, 3))
     await stage.inserter.insert(await stage.opened(), chunk(3, 4), LSN, 0)
     assert stage.told == [("rows", 4)]
     assert stage.seqs == [2]
@@ -112,11 +112,11 @@ async def test_it_goes_on_behind_that() -> None:
 
 
 async def test_rows_and_marks_at_one_position_are_counted_over_chunks_and_sessions() -> None:
-    stage = Stage(LOAD, place=Place(LSN, 7))
+    stage = Stage(LOAD, load_position=LoadPosition(LSN, 7))
     await stage.inserter.insert(await stage.opened(), chunk(3), LSN, 0)
     await stage.inserter.insert(await stage.opened(), chunk(4), LSN, 0)
     assert stage.seqs == [8, 10]
-    assert stage.outbox._open.place == Place(LSN, 11)
+    assert stage.outbox._open.load_position == LoadPosition(LSN, 11)
 
 
 async def test_it_ends_with_the_last_chunk() -> None:
@@ -187,7 +187,7 @@ async def test_more_rows_than_a_cut_holds_go_into_several() -> None:
     assert len(rows) > 1
     assert rows == sorted(set(rows))
     assert stage.numbers == [*range(1, 10)]
-    assert stage.outbox._open.place == Place(LSN, 9 + len(stage.marks))
+    assert stage.outbox._open.load_position == LoadPosition(LSN, 9 + len(stage.marks))
 
 
 async def test_others_have_their_turn_between_many_rows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,15 @@ def test_nothing_is_known_at_first() -> None:
 def caught_up(at: float, lsn: int = 1000) -> Lag:
     """Return the lag of a pipeline that has delivered everything by ``at``."""
     lag = Lag(0.0)
-    lag.hear(at, lsn)
-    lag.reach(lsn, lsn)
+    lag.note_server(at, lsn)
+    lag.note_delivered(lsn, lsn)
     return lag
 
 
 def test_an_idle_server_that_is_heard_of_is_no_lag() -> None:
     lag = caught_up(10.0)
     for now in range(12, 1000, 2):
-        lag.hear(now, 1000)
+        lag.note_server(now, 1000)
         assert (lag.seconds(now + 1.0), lag.bytes) == (0.0, 0)
 
 
@@ -32,109 +32,109 @@ def test_a_server_that_is_not_heard_of_may_have_something() -> None:
     assert lag.seconds(11.0 + FRESH_S) == 1.0 + FRESH_S
     assert lag.seconds(1000.0) == 990.0
     assert lag.bytes == 0
-    lag.hear(1001.0, 1000)
+    lag.note_server(1001.0, 1000)
     assert lag.seconds(1002.0) == 0.0
 
 
 def test_what_is_not_delivered_counts_since_the_server_was_seen_to_have_it() -> None:
     lag = caught_up(10.0)
     for now in range(20, 100, 10):
-        lag.hear(now, 1000 + now)
+        lag.note_server(now, 1000 + now)
     assert (lag.seconds(100.0), lag.bytes) == (80.0, 90)
-    lag.reach(1050, 1000)
+    lag.note_delivered(1050, 1000)
     assert (lag.seconds(100.0), lag.bytes) == (40.0, 90)
-    lag.reach(1090, 1090)
+    lag.note_delivered(1090, 1090)
     assert (lag.seconds(100.0), lag.bytes) == (0.0, 0)
 
 
 def test_a_server_that_falls_silent_while_we_are_behind() -> None:
     lag = caught_up(10.0)
-    lag.hear(20.0, 1100)
+    lag.note_server(20.0, 1100)
     assert (lag.seconds(500.0), lag.bytes) == (480.0, 100)
 
 
 def test_what_was_heard_last_counts_although_it_said_nothing_new() -> None:
     lag = caught_up(10.0)
-    lag.hear(20.0, 1100)
-    lag.hear(500.0, 1100)
-    lag.reach(1100, 1100)
+    lag.note_server(20.0, 1100)
+    lag.note_server(500.0, 1100)
+    lag.note_delivered(1100, 1100)
     assert lag.seconds(501.0) == 0.0
 
 
 def test_a_commit_that_is_not_delivered_is_as_old_as_it_is() -> None:
     lag = caught_up(5000.0)
-    lag.hear(5001.0, 9000)
-    lag.reach(2000, 2000)
-    lag.owe(1400.0)
+    lag.note_server(5001.0, 9000)
+    lag.note_delivered(2000, 2000)
+    lag.note_undelivered_commit(1400.0)
     assert lag.seconds(5001.0) == 3601.0
 
 
 def test_its_age_stays_known_when_the_session_ends() -> None:
     """Between two sessions, and until the second one has received something, the lag does not fall."""
     lag = caught_up(5000.0)
-    lag.hear(5001.0, 9000)
-    lag.reach(2000, 2000)
-    lag.owe(1400.0)
-    lag.hear(5030.0, 9500)
-    lag.reach(2100, 2100)
+    lag.note_server(5001.0, 9000)
+    lag.note_delivered(2000, 2000)
+    lag.note_undelivered_commit(1400.0)
+    lag.note_server(5030.0, 9500)
+    lag.note_delivered(2100, 2100)
     assert lag.seconds(5030.0) == 3630.0
-    lag.reach(9500, 9500)
+    lag.note_delivered(9500, 9500)
     assert lag.seconds(5030.0) == 0.0
 
 
 def test_a_commit_is_older_than_all_that_is_known() -> None:
     """The first batch of a process can be read before the server is asked for its position."""
     lag = Lag(100.0)
-    lag.owe(40.0)
+    lag.note_undelivered_commit(40.0)
     assert lag.seconds(101.0) == 61.0
-    lag.hear(102.0, 5000)
-    lag.reach(5000, 5000)
+    lag.note_server(102.0, 5000)
+    lag.note_delivered(5000, 5000)
     assert lag.seconds(103.0) == 0.0
 
 
 def test_commits_from_the_future_are_no_lag() -> None:
     lag = caught_up(10.0)
-    lag.hear(11.0, 1100)
-    lag.owe(50.0)
+    lag.note_server(11.0, 1100)
+    lag.note_undelivered_commit(50.0)
     assert lag.seconds(12.0) == 1.0
 
 
 def test_while_another_process_delivers_nothing_counts() -> None:
     lag = caught_up(10.0)
-    lag.hear(20.0, 1100)
-    lag.owe(15.0)
-    lag.leave(1000.0)
-    lag.hear(1001.0, 9000)
+    lag.note_server(20.0, 1100)
+    lag.note_undelivered_commit(15.0)
+    lag.note_other_owner(1000.0)
+    lag.note_server(1001.0, 9000)
     assert lag.seconds(1002.0) == 1.0
-    lag.reach(9000, 9000)
+    lag.note_delivered(9000, 9000)
     assert lag.seconds(1003.0) == 0.0
 
 
 def test_another_server_has_less() -> None:
     """The promoted standby lacks WAL that the former primary had."""
     lag = caught_up(10.0)
-    lag.hear(20.0, 1500)
-    lag.hear(30.0, 2500)
-    lag.hear(40.0, 1600)
-    lag.reach(1600, 1600)
+    lag.note_server(20.0, 1500)
+    lag.note_server(30.0, 2500)
+    lag.note_server(40.0, 1600)
+    lag.note_delivered(1600, 1600)
     assert (lag.seconds(41.0), lag.bytes) == (0.0, 0)
 
 
 def test_what_is_older_than_the_last_position_is_left_out() -> None:
     lag = caught_up(10.0)
-    lag.hear(30.0, 1200)
-    lag.hear(20.0, 5000)
+    lag.note_server(30.0, 1200)
+    lag.note_server(20.0, 5000)
     assert lag.bytes == 200
 
 
 def test_a_long_outage_takes_no_memory_and_its_beginning_stays_known() -> None:
     lag = caught_up(0.5)
     for now in range(1, 20 * OBSERVATIONS_MAX):
-        lag.hear(float(now), 1000 + now)
+        lag.note_server(float(now), 1000 + now)
     assert len(lag._ahead) <= OBSERVATIONS_MAX
     end = 20.0 * OBSERVATIONS_MAX
     assert lag.seconds(end) == end - 1.0
-    lag.reach(1000 + 10 * OBSERVATIONS_MAX, 1000)
+    lag.note_delivered(1000 + 10 * OBSERVATIONS_MAX, 1000)
     assert lag.seconds(end) == pytest.approx(end / 2, rel=0.2)
-    lag.reach(1000 + 20 * OBSERVATIONS_MAX, 1000)
+    lag.note_delivered(1000 + 20 * OBSERVATIONS_MAX, 1000)
     assert lag.seconds(end) == 0.0

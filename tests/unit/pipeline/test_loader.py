@@ -19,7 +19,7 @@ from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState, Request
 from pgsluice.errors import PrimaryUnavailable, ReadTooSlow, SinkUnavailable, SourceUnavailable, TableUnreadable
 from pgsluice.layout import ColumnLayout, Layout
-from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, Place
+from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, LoadPosition
 from pgsluice.metrics import Metrics
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline import begun, outbox, reading, rounds
@@ -189,7 +189,7 @@ async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:
     assert loaded == Loaded(loaded.id, "public", "numbers", 7, 1, 3, layout=LAYOUT)
     assert world.checkpoint is not None
     assert world.checkpoint.loads == ()
-    assert world.checkpoint.place == Place(10_000, 4)
+    assert world.checkpoint.load_position == LoadPosition(10_000, 4)
 
 
 async def test_an_empty_table_is_loaded_too() -> None:
@@ -443,7 +443,9 @@ async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end
 async def test_a_load_goes_on_in_the_next_session() -> None:
     world = world_of(1, 2, 3)
     load = Load("x", "public", "numbers", 7, "one", ("n",), ("1",), 1)
-    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,), place=Place(10_000, 7))) as found:
+    async with loading(
+        world, checkpoint=replace(CHECKPOINT, loads=(load,), load_position=LoadPosition(10_000, 7))
+    ) as found:
         await found.finish()
     assert arrived(world) == [("r", 2), ("r", 3)]
     assert [(mark.id, mark.state, mark.seq - FIRST_SEQ, mark.rows) for mark in marks(world)] == [

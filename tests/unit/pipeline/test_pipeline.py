@@ -171,7 +171,7 @@ class TestGoingOn:
         async with running(world) as found:
             await streaming(found)
             assert found.session is not None
-            found.session.progress.hold(700, 7_999)
+            found.session.progress.on_prepared(700, 7_999)
             assert found.session.progress.held_at(9_000) == 8_500
 
     async def test_on_a_promoted_standby(self) -> None:

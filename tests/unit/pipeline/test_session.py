@@ -149,6 +149,18 @@ async def test_while_one_cut_commits_the_next_is_filled() -> None:
     assert [[(r.key or b"")[-1] // 2 for r in records] for _, records, _ in world.cuts] == [[1], [2, 3, 4, 5]]
 
 
+async def test_topics_of_new_tables_that_come_in_one_read_are_made_together() -> None:
+    world = World(position=10_000)
+    tables = [replace(TABLE, oid=TABLE.oid + number, name=f"t{number}") for number in range(3)]
+    async with running(world) as found:
+        rows = [data(one) for table in tables for one in (table, messages.Insert(None, table.oid, [b"1"]))]
+        frames = [data(messages.Begin(10_050, 0, 700)), *rows, data(messages.Commit(10_050, 10_100, 0))]
+        world.append(10_050, frames, 10_100)
+        await until(lambda: found.confirmed == 10_100)
+    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]  # the first one is opened right after
+    assert world.topics == {f"shop.public.t{number}" for number in range(3)}
+
+
 def small(world: World, *numbers: int) -> int:
     """Commit transactions of one row each, as a server does that has already described the table.
 
@@ -261,7 +273,7 @@ async def test_a_server_that_shuts_down_gets_its_last_position_confirmed() -> No
         for _ in range(3):
             world.keepalive(10_100, reply_requested=True)
         await until(lambda: found.confirmed == 10_100)
-        assert not found.stream.let_go
+        assert not found.stream.released
 
 
 async def test_its_questions_come_no_faster_than_our_answers() -> None:
@@ -273,14 +285,14 @@ async def test_its_questions_come_no_faster_than_our_answers() -> None:
         await until(lambda: found.confirmed == 10_100)
 
 
-async def test_it_is_let_go_without_that_when_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_released_without_that_when_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "PATIENCE_S", 0.1)
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         for _ in range(3):
             world.keepalive(10_100, reply_requested=True)
-        await until(lambda: found.stream.let_go)
-        assert found.stream.let_go[0] == 10_100
+        await until(lambda: found.stream.released)
+        assert found.stream.released[0] == 10_100
         assert found.confirmed <= 10_000
 
 
@@ -338,7 +350,7 @@ async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.Mon
         await until(lambda: not found.session.status.is_stalled)
 
 
-async def test_a_server_that_shuts_down_meanwhile_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_shuts_down_meanwhile_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads its walsender then, so the only sign is that ordinary connections are refused."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)

@@ -77,7 +77,6 @@ def error(sqlstate: str, message: str = "words", detail: str = "", routine: str 
         ("bad value for connect_timeout: 'x'", ConfigError),
         ("Connection refused", SourceUnavailable),
         ("FATAL:  the database system is starting up", SourceUnavailable),
-        ("FATAL:  sorry, too many clients already", SourceUnavailable),
         ("FATAL:  die Passwort-Authentifizierung ist fehlgeschlagen", SourceUnavailable),
     ],
 )
@@ -96,6 +95,21 @@ def test_a_handshake_that_ends_early_is_tried_again_with_advice() -> None:
     found = failures.cannot_connect(psycopg.OperationalError("SSL error: unexpected eof while reading"))
     assert type(found) is SourceUnavailable
     assert "with sslnegotiation = direct" in str(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sorry, too many clients already",
+        'too many connections for role "u"',
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+        'number of requested standby connections exceeds "max_wal_senders" (currently 1)',
+    ],
+)
+def test_a_server_without_room_is_tried_again_with_advice(words: str) -> None:
+    found = failures.cannot_connect(psycopg.OperationalError(f"connection failed: FATAL:  {words}"))
+    assert type(found) is SourceUnavailable
+    assert "raise max_wal_senders or max_connections" in str(found)
 
 
 def test_a_host_that_may_come_back_counts_more_than_one_that_refuses() -> None:

@@ -224,7 +224,8 @@ SCHEMAS: list[Schema] = [TEXT, LONG, INT, {"type": "bytes"}]
 def test_a_reader_of_the_topic_knows_what_its_writers_know(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Each step says by how many records its writer is behind the topic. Versions collide, but no schema is lost."""
+    """Each step gives the number of records that its writer has not read yet. Versions collide, but no schema is
+    lost."""
     log: list[Registered] = []
     for subject, schema, behind in steps:
         writer = SchemaStore()

@@ -36,17 +36,17 @@ def test_help_lists_the_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["status"], ["psql", "SELECT 1"]])
 def test_what_needs_servers_says_that_none_are_up(tmp_path: Path, command: list[str]) -> None:
     ended = run(tmp_path, *command)
-    assert (ended.returncode, ended.stderr) == (1, "nothing is up\n")
+    assert (ended.returncode, ended.stderr) == (1, "nothing is running\n")
 
 
 def test_the_cache_may_have_a_long_path(tmp_path: Path) -> None:
     ended = run(tmp_path / ("long" * 30), "status")
-    assert (ended.returncode, ended.stderr) == (1, "nothing is up\n")
+    assert (ended.returncode, ended.stderr) == (1, "nothing is running\n")
 
 
 def test_down_without_servers_is_no_error(tmp_path: Path) -> None:
     ended = run(tmp_path, "down")
-    assert (ended.returncode, ended.stdout) == (0, "nothing was up\n")
+    assert (ended.returncode, ended.stdout) == (0, "nothing was running\n")
 
 
 @pytest.mark.parametrize("arguments", [["up", "--postgres", "9"], ["up", "--brokers", "2"], ["sideways"], []])

@@ -76,7 +76,7 @@ def test_no_java_at_all(programs: Path) -> None:
 
 def test_a_java_that_does_not_tell_its_version(programs: Path) -> None:
     write_program(programs / "java", "Error: could not find libjava.so")
-    with pytest.raises(MissingPrerequisites, match="does not tell its version"):
+    with pytest.raises(MissingPrerequisites, match="does not print its version"):
         prerequisites.require(fetching=False)
 
 

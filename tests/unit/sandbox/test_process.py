@@ -77,11 +77,13 @@ def test_kill_ends_all_children_wherever_they_hide(directory: Path, servers: lis
 
 
 def test_children_do_not_outlive_a_server_that_ends_by_itself(directory: Path, servers: list[Server]) -> None:
-    server = start(directory, ["/bin/sh", "-c", "setsid sleep 1000 & echo $! > child; read forever < fifo"])
+    server = start(directory, ["/bin/sh", "-c", "mkfifo gate; setsid sleep 1000 & echo $! > child; read _ < gate"])
     servers.append(server)
     wait_for(server, directory / "child")
+    watched = [os.pidfd_open(int((directory / "child").read_text()))]
+    (directory / "gate").write_text("end\n")
     server.wait(WAIT_S)
-    assert not Path(f"/proc/{(directory / 'child').read_text().strip()}").exists()
+    wait_until_gone(watched)
 
 
 def test_signals_reach_the_server_until_it_has_ended(directory: Path, servers: list[Server]) -> None:

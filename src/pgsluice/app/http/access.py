@@ -1,6 +1,6 @@
-"""Who may use the HTTP server: its certificate, and the token that requests have to carry.
+"""Access to the HTTP server: its certificate, and the token that requests have to carry.
 
-The files are looked at again and again, so a renewed certificate or token counts without a restart.
+The files are read again when they change, so a renewed certificate or token takes effect without a restart.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pgsluice.config.secret_file import read_token_file
 from pgsluice.errors import ConfigError
 
 LOOK_S: Final = 5.0
-"""How often the files are looked at."""
+"""How often to check whether the files have changed."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ class Access:
         """Read the files. Raise ConfigError if one cannot be used."""
         self._files = files
         self.tls: ssl.SSLContext | None = None
-        """What connections are encrypted with. None: they are not."""
+        """The TLS context of connections. None: connections are not encrypted."""
         self._token: bytes | None = None
         watched: list[tuple[tuple[str, ...], Callable[[], None]]] = []
         if files.cert_file is not None and files.key_file is not None:
@@ -70,17 +70,18 @@ class Access:
         """Return whether a request with this header Authorization may pass.
 
         The token comes as a bearer token, or as the password of basic authentication, which browsers and clients of
-        registries can send. The time that this takes does not depend on how much of the token is right.
+        registries can send. The comparison takes the same time for every wrong token, so its duration reveals nothing
+        about the token.
         """
         if self._token is None:
             return True
         scheme, _, credentials = authorization.partition(" ")
-        given = credentials.strip().encode(errors="replace")
+        token = credentials.strip().encode(errors="replace")
         if scheme.lower() == "basic":
-            given = _password(given)
+            token = _password(token)
         elif scheme.lower() != "bearer":
             return False
-        return hmac.compare_digest(given, self._token)
+        return hmac.compare_digest(token, self._token)
 
     async def watch(self) -> NoReturn:
         """Read files again that have changed. Keep what was read before if they cannot be used."""
@@ -103,7 +104,7 @@ class Access:
                 log.info("the HTTP server has read its files again", files=list(names))
 
     def _load_certificate(self) -> None:
-        """Load certificate and key: first into a context of their own, because one that failed is half changed."""
+        """Load certificate and key. Try a new context first, because a failed attempt leaves it half changed."""
         cert_file, key_file = self._files.cert_file, self._files.key_file
         assert cert_file is not None, "it is watched"
         assert key_file is not None, "it is watched"
@@ -148,7 +149,7 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _signature(names: tuple[str, ...]) -> _Signature:
-    """Return what changes if the files change. Kubernetes replaces the directory behind a link, with new inodes."""
+    """Return a value that changes with the files. Inodes are part of it, because Kubernetes switches a link."""
     return tuple(map(_stat, names))
 
 

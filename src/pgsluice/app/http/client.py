@@ -21,9 +21,9 @@ _UNAUTHORIZED: Final = 401
 def ask(url: str, path: str, *, token_file: str | None = None, cert_file: str | None = None) -> tuple[int, str]:
     """Return the status code and the answer of the daemon at ``url``.
 
-    The token in ``token_file`` is sent. ``cert_file`` is the certificate that the server has to show. It is for
-    questions within the machine, where an address stands in place of the name in the certificate. Without it, the
-    authorities of the system vouch for the server.
+    The token in ``token_file`` is sent. ``cert_file`` is the certificate that the server has to show. It is needed for
+    requests within the machine, because their URL has an IP address, and the certificate has a host name. Without
+    ``cert_file``, the system's certificate authorities verify the server.
     """
     parts = _split(url)
     connection = _connection(parts, cert_file)

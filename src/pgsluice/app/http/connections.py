@@ -1,4 +1,4 @@
-"""The connections of the HTTP server: how many there may be, and how long one may be silent.
+"""The connections of the HTTP server: their number and the time that one may be silent are limited.
 
 :mod:`.server` uses it. aiohttp itself waits without limit for requests, and for clients that do not read. So everybody
 who can reach the port could use up the file descriptors that PostgreSQL, Kafka and the health checks need.
@@ -13,14 +13,14 @@ from typing import Final
 from aiohttp import web
 
 CONNECTIONS_MAX: Final = 100
-"""Enough for all consumers that ask for schemas at the same time. Each asks once, and then caches the schemas."""
+"""The most connections. This is enough even if many consumers ask for schemas at once, because each caches them."""
 
 SILENT_S: Final = 20.0
 """How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
-"""How much of all answers together may wait until clients read it. This is enough for a few lists of 100,000 subjects.
-The library keeps a second copy of what it has not written yet."""
+"""The limit of all answers together that wait until clients read them. This is enough for a few lists of 100,000
+subjects. The library keeps a second copy of data that it has not written yet."""
 
 NEW_S: Final = 0.5
 """How long a connection counts as new, because it has just been served or had no time to send a request yet."""
@@ -37,9 +37,9 @@ class Connections:
     def __init__(self, server: web.Server) -> None:
         self._server = server
         self._since: dict[web.RequestHandler, float] = {}
-        """When each of them last began, or ended, a request."""
+        """When each connection last began or ended a request."""
         self._busy: set[web.RequestHandler] = set()
-        """The connections whose request is being answered, which takes a limited time."""
+        """The connections whose request is being answered. An answer takes a limited time."""
 
     def accept(self) -> web.RequestHandler:
         """Return the protocol of a new connection."""
@@ -53,8 +53,8 @@ class Connections:
     def _claim(self, connection: web.RequestHandler) -> tuple[bool, bool, float]:
         """Return the rank of a connection. The connection with the lowest rank is closed first.
 
-        New connections have the highest rank. Otherwise a client that keeps all others busy, with requests that never
-        end, would make every health check the next one to be closed.
+        New connections have the highest rank. Otherwise a client could keep all other connections busy with requests
+        that never end, and every health check would be closed first.
         """
         since = self._since[connection]
         is_new = since > time.monotonic() - NEW_S
@@ -76,7 +76,7 @@ class Connections:
         return sum(map(_waiting_bytes, self._since))
 
     def make_room(self, connection: web.RequestHandler, size: int) -> None:
-        """Close others, beginning with the one that has most bytes waiting, until an answer of ``size`` bytes fits."""
+        """Close other connections, the ones with the most waiting bytes first, until ``size`` bytes fit."""
         excess = self.waiting_bytes + size - WAITING_MAX_BYTES
         others = sorted((one for one in self._since if one is not connection), key=_waiting_bytes)
         while excess > 0 and others and (waiting := _waiting_bytes(others[-1])):
@@ -99,12 +99,12 @@ class Connections:
         self._since = new | {one: self._since.get(one, now) for one in self._server.connections}
 
     def _end(self, connection: web.RequestHandler) -> None:
-        """Close it without waiting until everything is sent, because the client may never read it."""
+        """Close the connection without waiting until everything is sent, because the client may never read it."""
         del self._since[connection]
         if connection.transport is not None:
             connection.transport.abort()
 
 
 def _waiting_bytes(connection: web.RequestHandler) -> int:
-    """Return how many bytes the client has yet to read, without those that the operating system holds."""
+    """Return how many bytes wait in this process for the client. The operating system's buffers are not included."""
     return 0 if connection.transport is None else connection.transport.get_write_buffer_size()

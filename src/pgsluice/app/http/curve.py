@@ -10,11 +10,11 @@ HEIGHT: Final = 100
 """The size of the drawing in its own units. The page stretches it."""
 
 LEAST_SPAN_S: Final = 60.0
-"""A curve that has just begun takes only its part of a minute."""
+"""A curve that is shorter than this does not take the whole width."""
 
 
 def curve(values: Curve, unit: str, name: str) -> str:
-    """Return a curve with its scale. Where a value was not known, the curve has a gap."""
+    """Return a curve with its scale. The curve has a gap where values are unknown."""
     known = [value for _, value in values if value is not None]
     if not known:
         return "<p>Not known yet.</p>"

@@ -11,7 +11,7 @@ from pgsluice.app.http.overview import Overview
 
 
 class Role(StrEnum):
-    """What ``/readyz`` asks for: a process that does its part, or the one that owns the slot."""
+    """The role that ``/readyz`` asks about: any process that works as it should, or the one that owns the slot."""
 
     ANY = "any"
     ACTIVE = "active"
@@ -19,10 +19,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of the process. A string says why it is not live or not ready, and None means that it is."""
+    """The state of the process. None means live or ready. A string is the reason why it is not."""
 
     status: Callable[[], Mapping[str, object]]
     live: Callable[[], str | None]
     ready: Callable[[Role], str | None]
     overview: Callable[[], Overview] | None = None
-    """What the page shows besides the status. None if there is nothing."""
+    """What the page shows besides the status, or None."""

@@ -34,7 +34,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The last minutes of a pipeline. ``more_topics`` and ``more_open`` count what the lists have no room for."""
+    """The last minutes of a pipeline. ``more_topics`` and ``more_open``: how many entries the lists leave out."""
 
     lag: Curve
     events_per_s: Curve

@@ -1,7 +1,7 @@
-"""The status as a page for people. It loads nothing from elsewhere, and renews itself.
+"""The status as an HTML page. It loads nothing from other hosts, and refreshes itself.
 
-Others choose the names of tables and topics, the gids, and the messages of servers. So every text goes through
-:func:`_text`, and the page forbids all scripts and styles but its own two.
+Names of tables and topics, gids and messages of servers are untrusted. So every text goes through :func:`_text`, and
+the page's Content-Security-Policy allows only its own script and style.
 
 https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
 """
@@ -20,7 +20,7 @@ from pgsluice.app.http.overview import Overview
 from pgsluice.printable import printable
 
 REFRESH_S: Final = 5
-"""How often a browser that runs no script loads the page again. The script does it as often."""
+"""How often a browser without scripts loads the page again. The script refreshes the page at the same interval."""
 
 POSITIONS: Final = ("server_lsn", "received_lsn", "delivered_lsn", "confirmed_lsn")
 
@@ -52,7 +52,7 @@ HEADERS: Final = {
 
 
 def status_page(health: Health) -> str:
-    """Return ``/status`` as a page for people. If the overview of the last minutes is known, the page shows it."""
+    """Return ``/status`` as an HTML page, with the overview of the last minutes if it is known."""
     status = health.status()
     overview = None if health.overview is None else health.overview()
     content = _cell(status) if overview is None else _sections(status, overview)
@@ -75,7 +75,8 @@ def _head(health: Health, status: Mapping[str, object]) -> str:
     )
     rows = "".join(f"<tr><th>{name}</th>{_verdict_cell(reason)}</tr>" for name, reason in verdicts)
     name = f"{_text(status['pipeline'])} " if "pipeline" in status else ""
-    state = f" <span class=state>{_text(status['state'])}</span>" if "state" in status else ""
+    paused = ", paused" if status.get("paused") else ""
+    state = f" <span class=state>{_text(status['state'])}{paused}</span>" if "state" in status else ""
     return (
         f"<h1>{name}<small>pgsluice {escape(__version__)}</small>{state}</h1>"
         "<p class=stale>There has been no answer lately, so this is what the process said last.</p>"
@@ -106,7 +107,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _wrapped(content: str) -> str:
-    """Let a wide table scroll by itself, so that the page fits a phone."""
+    """Let a wide table scroll separately, so that the page fits a phone."""
     return f"<div class=wide>{content}</div>"
 
 

@@ -29,19 +29,20 @@ from pgsluice.registry import api
 from pgsluice.registry.store import SchemaStore
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""The largest body. A look-up sends one schema."""
+"""The largest body of a request. A look-up sends one schema."""
 BODIES_MAX: Final = 16
 """How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024
-"""Larger answers are made one at a time. All others together are small, because there are 100 connections at most."""
+"""Answers above this size are made one at a time. Smaller ones need no limit, because there are at most 100
+connections."""
 ANSWER_S: Final = 10.0
 """How long a request to the registry may take, from its head to the answer."""
 HEADER_MAX_BYTES: Final = 8190
 HEADERS_MAX: Final = 64
 BACKLOG: Final = 16
-"""How many connections are accepted at once, before any of them is counted."""
+"""The backlog of the listening socket."""
 HANDSHAKE_S: Final = 5.0
-"""How long a client may take to agree on encryption. Until then, it does not count as a connection."""
+"""How long a TLS handshake may take. Until it ends, the client does not count as a connection."""
 SHUTDOWN_S: Final = 1.0
 """How long requests in progress may take once the server stops."""
 EARLY_LOOKS: Final = 10
@@ -60,7 +61,8 @@ web_response.SERVER_SOFTWARE = "pgsluice"  # type: ignore[attr-defined]  # the l
 _READ: Final = ("GET", "HEAD")
 
 _PROBES: Final = ("/livez", "/readyz")
-"""What needs no token: Kubernetes and load balancers have none, and the answers have no names of tables."""
+"""The paths that need no token. Kubernetes and load balancers have no token, and these answers contain no table
+names."""
 
 _CHALLENGE: Final = 'Bearer realm="pgsluice", Basic realm="pgsluice", charset="UTF-8"'
 
@@ -107,7 +109,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Return the port that it listens on, which is of interest if ``listen`` has port 0."""
+        """Return the port of the server. It differs from that in ``listen`` if the latter is 0."""
         return int(self._listener.sockets[0].getsockname()[1])
 
     @property
@@ -163,7 +165,7 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse requests without the token, and those that a web page makes a browser send unknown to its user."""
+        """Refuse requests without the token, and forged requests of web pages (DNS rebinding and cross-site POSTs)."""
         if not self._hosts.allow(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(reason="Misdirected Request: this name is not in http.allowed_hosts")
         if request.method == "POST" and _is_from_another_site(request):
@@ -212,7 +214,7 @@ class HttpServer:
     async def _encoded(self, request: web.Request, body: object) -> bytes:
         """Return an answer as JSON. Large answers are made one after the other.
 
-        Between two of them, other tasks have a turn, and connections that were closed release their answers.
+        Between two of them, other tasks run, and the answers of closed connections are freed.
         """
         async with self._encoding:
             encoded = json.dumps(body).encode()
@@ -236,14 +238,14 @@ class HttpServer:
         return found
 
     async def _complete(self, found: api.Answer | api.Search) -> api.Answer:
-        """Return the answer. A search runs in a thread, one at a time."""
+        """Return the answer. Searches run in a thread, one at a time."""
         if isinstance(found, api.Answer):
             return found
         return await asyncio.get_running_loop().run_in_executor(self._searcher, found)
 
 
 async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Make browsers believe the content type of every answer."""
+    """Forbid browsers to guess the content type of an answer."""
     answer.headers["X-Content-Type-Options"] = "nosniff"
 
 
@@ -268,16 +270,18 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
 
 
 async def _body(request: web.Request) -> bytes:
-    """Return the body. Refuse a compressed one, because no client sends one, and its size would be known too late."""
+    """Return the body. Refuse a compressed body: no client sends one, and its real size would be known too late."""
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise web.HTTPUnsupportedMediaType
     return await request.read()
 
 
 def _is_from_another_site(request: web.Request) -> bool:
-    """Return whether a browser says so. Programs send neither header.
+    """Return whether a web page of another site made a browser send this request.
 
-    Browsers leave out Sec-Fetch-Site if the connection is not encrypted and the address is no loopback address.
+    Other programs send neither header.
+
+    Browsers leave out Sec-Fetch-Site on an unencrypted connection, unless the address is a loopback address.
     """
     site, origin = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Origin")
     other_origin = origin is not None and origin.partition("://")[2] != request.headers.get("Host")

@@ -1,7 +1,7 @@
 """The changes in the topics of a pipeline, as consumers see them: read_committed, decoded with the topic of schemas.
 
-Nothing of this is used by a pipeline. fastavro trusts the schemas, so whoever may write to the topic of schemas can
-crash this command.
+A pipeline uses nothing of this. fastavro trusts the schemas that it is given, so anybody who can write to the topic of
+schemas can crash this command.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.store import SchemaStore
 
 _VALUE: Final = "-value"
-"""The end of a subject that has the values of a topic."""
+"""The suffix of the subjects of a topic's values."""
 _RECORDS: Final = ("Envelope", "Message")
 """The names of the records in the topics that are read."""
 _BATCH: Final = 500
 _POLL_S: Final = 0.25
-"""How long one look for records takes, and so how long Ctrl-C and new topics may have to wait."""
+"""How long one poll for records takes. Ctrl-C and new topics may have to wait as long."""
 
 
 async def changes(settings: Settings, ready: Callable[[], None]) -> AsyncIterator[list[Shown]]:
@@ -188,7 +188,7 @@ def _change(record: Mapping[str, Any]) -> Shown:
         _json(record["ts"]),
         record["schema"],
         record["table"],
-        # All but the key is null in the image of a key, and a key is never null.
+        # If only the key was sent, all other columns are null, and a key column is never null.
         before=_row(record["before"], lambda _, value: value is not None or not is_key, raw, "before."),
         before_image=record["before_image"],
         after=_row(record["after"], lambda name, _: name not in unchanged, raw, ""),
@@ -206,7 +206,7 @@ def _message(record: Mapping[str, Any]) -> Shown:
 def _row(
     row: Mapping[str, Any] | None, is_known: Callable[[str, object], bool], raw: Mapping[str, str], at: str
 ) -> Row | None:
-    """Return the values that are known. ``raw`` has the text of those that Avro cannot hold, under ``at`` and name."""
+    """Return the known values. ``raw`` has the text of values that Avro cannot hold, by ``at`` and field name."""
     if row is None:
         return None
     values = {name: raw.get(at + name, value) for name, value in row.items()}
@@ -214,7 +214,7 @@ def _row(
 
 
 def _json(value: object) -> Any:  # noqa: ANN401 - any JSON
-    """Return an Avro value as JSON that has all of it."""
+    """Return an Avro value as JSON, without losing any part of it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, datetime | date | time):

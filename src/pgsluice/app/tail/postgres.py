@@ -1,4 +1,4 @@
-"""The changes of publications, straight from PostgreSQL: through a temporary slot, which ends with the connection.
+"""The changes of publications, read from PostgreSQL through a temporary slot, which ends with the connection.
 
 The slot is one of ``max_replication_slots``. It begins now, so it shows nothing that was committed before.
 
@@ -67,7 +67,8 @@ class _Tail:
         self._transactions = Transactions(Delivered(0, 0, 0), _NothingWaits())
         self._decoder = Decoder()
         self._identified: dict[int, tuple[Relation, Relation | None]] = {}
-        """By oid: the version of a table that was looked at last, and the same with the identity of its old rows."""
+        """By oid: the last version of each table that was looked up, and the same version with the identity of its old
+        rows."""
 
     async def take(self, frame: XLogData | Keepalive) -> list[Shown]:
         if isinstance(frame, Keepalive):
@@ -88,7 +89,7 @@ class _Tail:
         return [_emitted(event)] if isinstance(event, Emitted) else []
 
     async def _identity_of(self, relation: Relation) -> Relation | None:
-        """Return the table with the identity that its old rows have, or None if its partitions have several."""
+        """Return the table with the identity of its old rows, or None if its partitions have different ones."""
         if not relation.partition_keys:
             return relation
         known = self._identified.get(relation.oid)
@@ -129,12 +130,12 @@ def _change(
 def _with_before(
     shown: Shown, message: messages.Update | messages.Delete, relation: Relation, identified: Relation | None
 ) -> Shown:
-    """Add what was sent of the old row. A column that was not sent has null there, so it is left out."""
+    """Add the columns of the old row that were sent. Columns that were not sent are null, so they are left out."""
     old = message.old if message.old is not None else message.key
     if old is None:
         return shown
     cells = _cells(relation, old)
-    if identified is None:  # an identity that nobody knows; nobody sends a null in a key
+    if identified is None:  # the identity is unknown; a key never has nulls
         return replace(shown, before=_row(cell for cell in cells if cell[1] is not None), before_image="key")
     if message.old is not None and identified.replica_identity == "f":
         return replace(shown, before=_row(cells), before_image="full")
@@ -149,7 +150,7 @@ def _cells(relation: Relation, values: TupleData) -> list[tuple[Column, ColumnVa
 
 
 def _row(cells: Iterable[tuple[Column, ColumnValue]]) -> Row:
-    # In a database with encoding SQL_ASCII, a text can have any bytes. They stay what they are.
+    # In a database with encoding SQL_ASCII, a text can have any bytes. They are kept as surrogate escapes.
     return {
         column.name: None if value is None else value.decode("utf-8", "surrogateescape")
         for column, value in cells
@@ -168,7 +169,7 @@ def _emitted(event: Emitted) -> Shown:
 
 
 def _time(transaction: Transaction) -> str:
-    """Return the time of the commit as ISO 8601. One that no calendar has is a number: µs since 2000."""
+    """Return the time of the commit as ISO 8601. A time beyond Python's calendar becomes a number: µs since 2000."""
     try:
         moment = _EPOCH + timedelta(microseconds=transaction.commit_ts)
     except OverflowError:

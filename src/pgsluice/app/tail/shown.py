@@ -18,7 +18,7 @@ OPS: Final = {
     "read": "r",
     "message": "m",
 }
-"""The ops by the names that people use. The letters are those of the envelope (docs/events.md)."""
+"""The names of the ops for people. The letters are those of the envelope (docs/events.md)."""
 
 _NAMES: Final = {letter: name for name, letter in OPS.items()}
 
@@ -27,7 +27,7 @@ _COLORS: Final = {"c": 32, "u": 33, "d": 31, "t": 31, "r": 36, "m": 35}
 _DIM: Final = 2
 
 _PLAIN: Final = re.compile(r"[\w.:+/@-]+")
-"""A text that needs no quotes, because it cannot be taken for two values."""
+"""A text that needs no quotes, because it cannot be mistaken for two values."""
 
 Row = Mapping[str, object]
 """The values of a row by column, as JSON has them. A column whose value was not sent is missing."""
@@ -76,7 +76,7 @@ class Filter:
         return self._with_columns(change) if self.columns else change
 
     def _with_columns(self, change: Shown) -> Shown | None:
-        """Return the change with only these columns. Return None if it certainly does not concern them."""
+        """Return the change with only these columns. Return None if it certainly does not affect them."""
         before, after = self._of_row(change.before), self._of_row(change.after)
         is_same = change.before_image == "full" and before == after
         if not (before or after) or is_same:

@@ -1,4 +1,4 @@
-"""The certificate and the token of the HTTP server: what is refused at the start, and what is used after a renewal."""
+"""The certificate and the token of the HTTP server: files that are refused at the start, and files that are renewed."""
 
 import asyncio
 import base64

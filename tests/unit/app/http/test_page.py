@@ -93,6 +93,13 @@ def test_the_last_minutes() -> None:
     assert "[kafka]\ntopic_prefix = plain" in page
 
 
+def test_a_pause_stands_beside_the_state() -> None:
+    for paused, shown in ((True, "streaming, paused"), (False, "streaming"), (None, "streaming")):
+        status: dict[str, object] = {"state": "streaming", "paused": paused}
+        page = status_page(Health(lambda status=status: status, lambda: None, lambda _: None, overview))  # type: ignore[misc]
+        assert f"<span class=state>{shown}</span>" in page
+
+
 def test_a_pipeline_that_has_just_started() -> None:
     nothing = Overview([], [], [], 0, [], 0, Delivered(), Delivered(), [], "")
     page = status_page(Health(dict, lambda: None, lambda _: None, lambda: nothing))

@@ -1,8 +1,8 @@
-"""The mark: a record that a session writes after all others, so that it can recognise an outdated answer.
+"""The probe: a record that a session writes after all others, so that it can recognise an outdated answer.
 
 A broker that lost touch with its cluster still answers as the leader, with the high watermark that it knew then. If a
 session relied on such an answer, it would go on from an old checkpoint. All in-sync replicas have acknowledged the
-mark, so it is in the partition, and an answer without it is outdated. Its transaction is aborted, so readers never see
+probe, so it is in the partition, and an answer without it is outdated. Its transaction is aborted, so readers never see
 it.
 
 ``tests/integration/test_kafka_outdated.py`` covers it.
@@ -26,37 +26,38 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 OUTDATED_S = 20.0
-"""How long to look for the mark. A cluster gives a partition a new leader within ``broker.session.timeout.ms``, 9 s by
+"""How long to look for the probe. A cluster gives a partition a new leader within ``broker.session.timeout.ms``, 9 s by
 default, and new clients find that leader soon."""
 
 LOOK_S = 1.0
 """How long the first look may take, from connecting to the answer. Each further look has twice the time. A follower
-that serves reads has the mark a moment later, and a distant cluster needs a dozen round trips for its first answer."""
+that serves reads has the probe a moment later, and a distant cluster needs a dozen round trips for its first answer."""
 
 PAUSE_S = 0.2
 """The pause between two looks. Each look has a new client, which asks again for the leader."""
 
 WINDOW = 64
-"""How many offsets before the high watermark are read. After the mark come the marker of its transaction and records of
-other programs, which must not write to these topics."""
+"""How many offsets before the high watermark are read. The marker of its transaction comes after the probe, and perhaps
+records of other programs, which must not write to these topics."""
 
 _POLL_S = 0.1
 
 _PREFIX = b"mark "
+"""The beginning of a probe's value. Earlier versions called probes marks, and their records may still be in Kafka."""
 
 
-def new_mark() -> bytes:
-    """Return the value of a new mark, which is unique."""
+def new_probe() -> bytes:
+    """Return the value of a new probe, which is unique."""
     return _PREFIX + uuid4().hex.encode()
 
 
-def is_mark(value: bytes) -> bool:
-    """Return whether a record is a mark. A late transaction marker can make a mark visible to readers."""
+def is_probe(value: bytes) -> bool:
+    """Return whether a record is a probe. A late transaction marker can make a probe visible to readers."""
     return value.startswith(_PREFIX)
 
 
-class Mark:
-    """The offsets of the mark, in the topics that have one. Call :meth:`find` before you read these topics."""
+class Probe:
+    """The offsets of the probe, in the topics that have one. Call :meth:`find` before you read these topics."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options
@@ -64,14 +65,14 @@ class Mark:
         self._ends: dict[str, int] = {}
 
     def end(self, topic: str) -> int:
-        """Return the offset after the mark in ``topic``, or 0 if there is none.
+        """Return the offset after the probe in ``topic``, or 0 if there is none.
 
         A read of the topic has to reach this offset.
         """
         return self._ends.get(topic, 0)
 
     def find(self, value: bytes, topics: Collection[str], admin: Topics) -> None:
-        """Find the mark in ``topics``. Use ``admin`` first. Raise SinkUnavailable if no broker shows it in time."""
+        """Find the probe in ``topics``. Use ``admin`` first. Raise SinkUnavailable if no broker shows it in time."""
         deadline, look_s, said = time.monotonic() + OUTDATED_S, LOOK_S, False
         found = self._look(value, topics, admin, look_s)
         while missing := [topic for topic in topics if topic not in found]:
@@ -79,7 +80,7 @@ class Mark:
                 log.info("a broker does not show what was just written: asking again", topic=missing[0])
                 said = True
             if self._given_up.wait(PAUSE_S):
-                raise SinkUnavailable("Looking for the mark was given up because the session ends.")
+                raise SinkUnavailable("Looking for the probe was given up because the session ends.")
             if time.monotonic() > deadline:
                 raise outdated(missing[0])
             look_s *= 2
@@ -87,7 +88,7 @@ class Mark:
                 found |= self._look(value, missing, fresh, look_s)
         self._ends |= found
 
-    def behind(self, value: bytes, topic: str, admin: Topics) -> int | None:
+    def offset_after(self, value: bytes, topic: str, admin: Topics) -> int | None:
         """Return the offset after a record that this session has just written to ``topic``.
 
         Return None if the broker does not know the record. Readers of committed records may not see it yet.
@@ -119,7 +120,7 @@ class Mark:
                 if message.value() == value:
                     found[message.topic()] = message.offset() + 1
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
-                raise failure(error, f"Looking for the mark in {message.topic() or 'Kafka'}")
+                raise failure(error, f"Looking for the probe in {message.topic() or 'Kafka'}")
         return found
 
 

@@ -1,0 +1,90 @@
+"""What was measured, as it stands in bench/spark/results.json."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from pydantic import TypeAdapter
+
+from bench.results import Moment, Spread
+
+
+@dataclass(slots=True)
+class Race:
+    """The same ``events`` in several runs, in turn by us and by the job that a user would write. Events a second."""
+
+    events: int
+    ours: list[float]
+    theirs: list[float]
+    moment: Moment
+
+    @property
+    def ratio(self) -> float:
+        """Our median rate, measured by theirs."""
+        return Spread.of(self.ours).median / Spread.of(self.theirs).median
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One audit of a table. ``commits``: how many transactions changed the table meanwhile.
+
+    ``damage``: how many values, missing rows and extra rows it named.
+    """
+
+    title: str
+    rows: int
+    seconds: float
+    commits: int
+    damage: tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class AuditResult:
+    """The audits of one table."""
+
+    moment: Moment
+    audits: list[Audited]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The memory of the driver once it has applied so many cuts to so many tables.
+
+    ``heap_mib``: what is left of Java's heap after a garbage collection. ``python_mib``: the resident set of Python.
+    """
+
+    tables: int
+    cuts: int
+    heap_mib: float
+    python_mib: float
+
+
+@dataclass(slots=True)
+class DriverResult:
+    """The driver's memory over more and more tables, and over more and more cuts."""
+
+    moment: Moment
+    by_tables: list[Step]
+    by_cuts: list[Step]
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything that was measured. A part stays until it is measured again, so each has its own scale."""
+
+    machine: dict[str, str]
+    scales: dict[str, float] = field(default_factory=dict)
+    decode: Race | None = None
+    load: Race | None = None
+    updates: Race | None = None
+    audit: AuditResult | None = None
+    driver: DriverResult | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read what ``write`` wrote; None when there is nothing."""
+        return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
+
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON."""
+        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

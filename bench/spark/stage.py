@@ -1,0 +1,120 @@
+"""A pipeline whose topics Spark reads: a database, a daemon, and a target that a mirror writes to."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyspark
+from pyspark.sql import SparkSession
+
+from bench.servers import delete_topics, new_name, wait_until
+from pgsluice_spark import Delta, Pipeline, RestRegistry
+from sandbox.daemon import Daemon
+from sandbox.kafka import Kafka
+from sandbox.postgres import Database, Postgres
+from sandbox.spark import jars
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "kafka": {"topics": {"partitions": 2}},
+    "snapshot": {"mode": "initial"},
+    "delivery": {"heartbeat": "500ms"},
+}
+
+TICKS = "CREATE TABLE ticks (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
+
+
+def session(directory: Path) -> SparkSession:
+    """Return a session on two cores with Spark's own defaults, except for the number of shuffle partitions."""
+    settings = {
+        "spark.driver.memory": "3g",
+        "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
+        "spark.local.dir": directory / "spark",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": 4,
+        "spark.sql.streaming.disabledV2MicroBatchReaders": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
+        "spark.sql.warehouse.dir": directory / "warehouse",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("pgsluice bench")
+    for name, value in settings.items():
+        builder = builder.config(name, str(value))
+    found = builder.getOrCreate()
+    found.sparkContext.setLogLevel("ERROR")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline, and a directory for the lakes of its runs."""
+
+    spark: SparkSession
+    database: Database
+    connection: psycopg.Connection
+    daemon: Daemon
+    kafka: Kafka
+    directory: Path
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline, for Spark."""
+        servers = self.kafka.bootstrap_servers
+        return Pipeline(
+            self.spark, prefix=self.daemon.name, bootstrap_servers=servers, registry=RestRegistry(self.daemon.url)
+        )
+
+    def topic(self, table: str) -> str:
+        """Return the topic of a table."""
+        return f"{self.daemon.name}.public.{table}"
+
+    def wait_until_loaded(self, tables: int) -> None:
+        """Wait until so many tables were loaded, and everything so far is in Kafka."""
+        wait_until(lambda: self.daemon.log_text().count('"event": "loaded"') >= tables)
+        self.wait_until_delivered()
+
+    def wait_until_delivered(self) -> None:
+        """Wait until all that was committed is in Kafka."""
+        row = self.connection.execute(
+            "INSERT INTO ticks DEFAULT VALUES RETURNING pg_current_wal_insert_lsn()"
+        ).fetchone()
+        assert row is not None
+        sql = "SELECT confirmed_flush_lsn >= %s FROM pg_replication_slots WHERE slot_name = %s"
+        slot = f"pgsluice_{self.daemon.name}"
+        wait_until(lambda: self.connection.execute(sql, [row[0], slot]).fetchone() == (True,))
+
+    def mirror(self, name: str, tables: Sequence[str]) -> float:
+        """Mirror to the present end of the topics, and return the seconds that it took."""
+        begin = time.monotonic()
+        query = self.pipeline.mirror(
+            self.target(name),
+            tables=tables,
+            checkpoint=str(self.directory / f"{name}.checkpoint"),
+            trigger="available now",
+        )
+        query.awaitTermination()
+        return time.monotonic() - begin
+
+    def target(self, name: str) -> Delta:
+        """Return the lake of a run."""
+        return Delta(str(self.directory / name))
+
+
+@contextmanager
+def opened(
+    spark: SparkSession, postgres: Postgres, kafka: Kafka, directory: Path, setup: Sequence[str]
+) -> Iterator[Stage]:
+    """Give a stage whose tables exist before its daemon starts."""
+    with postgres.database() as database, database.connect() as connection:
+        for statement in (TICKS, *setup, "CREATE PUBLICATION pgsluice FOR ALL TABLES"):
+            connection.execute(statement.encode())
+        name = new_name()
+        with Daemon(name, database.conninfo(), kafka.bootstrap_servers, SETTINGS) as daemon:
+            yield Stage(spark, database, connection, daemon, kafka, directory / name)
+            daemon.end()
+        delete_topics(kafka, name)

@@ -1,0 +1,116 @@
+"""A process that has imported pgsluice, and forks a daemon for each request.
+
+Such a daemon needs no second of CPU for its imports. Otherwise it is like one that was started as a command. Tests
+start more than a thousand daemons.
+
+What the fork server forks is a supervisor, which forks the daemon. So every promise of ``supervisor.py`` holds. The
+fork server is a child of its owner and ends with it. It has one thread, and nothing that a fork must not copy: no
+connection, no client of Kafka, no event loop.
+"""
+
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from sandbox import supervisor
+from sandbox.account import environment
+
+REQUEST_BYTES = 65536
+
+MAX_DESCRIPTORS = 65536
+
+
+class ForkServer:
+    """A fork server as its owner sees it."""
+
+    def __init__(self) -> None:
+        """Start the process. It imports pgsluice while the owner goes on."""
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sandbox.fork_server", str(os.getpid())],
+                stdin=theirs.fileno(),
+                cwd=Path(__file__).parents[1],
+                env=environment(),
+            )
+
+    def start(self, task: supervisor.Task, channel: int, errors: int) -> Callable[[], object]:
+        """Fork a supervisor. This is a ``process.StartSupervisor``."""
+        ended, theirs = os.pipe()
+        socket.send_fds(self._channel, [task.to_json().encode()], [channel, errors, theirs])
+        os.close(theirs)
+
+        def wait() -> None:
+            os.read(ended, 1)  # returns when the supervisor has ended, because it holds the other end
+            os.close(ended)
+
+        return wait
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the fork server of this process."""
+    return ForkServer()
+
+
+def main(owner_pid: int) -> None:
+    """Fork for each request, until the owner is gone."""
+    owner = os.pidfd_open(owner_pid)
+    if os.getppid() != owner_pid:
+        return
+    from pgsluice.app import cli, daemon  # noqa: F401, PLC0415 - what the daemons need
+
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel reaps the supervisors
+    requests = socket.socket(fileno=sys.stdin.fileno())
+    waiting = select.poll()
+    waiting.register(requests, select.POLLIN)
+    waiting.register(owner, select.POLLIN)
+    while (owner, select.POLLIN) not in waiting.poll():
+        request, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, maxfds=3)
+        if not request:
+            return
+        if os.fork() == 0:
+            _supervise(supervisor.Task.from_json(request.decode()), owner, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _supervise(task: supervisor.Task, owner: int, descriptors: list[int]) -> None:
+    """Become the supervisor of one daemon. This does not return."""
+    channel, errors, _ = descriptors
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for descriptor, stream in ((channel, sys.stdin), (channel, sys.stdout), (errors, sys.stderr)):
+        os.dup2(descriptor, stream.fileno())
+    supervisor.supervise(task, owner, _fork_daemon)
+    os._exit(0)
+
+
+def _fork_daemon(task: supervisor.Task) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    supervisor.die_with(parent, task)
+    with Path(os.devnull).open("rb") as nothing, Path(task.log).open("ab") as log:
+        for file, stream in ((nothing, sys.stdin), (log, sys.stdout), (log, sys.stderr)):
+            os.dup2(file.fileno(), stream.fileno())
+    os.closerange(sys.stderr.fileno() + 1, MAX_DESCRIPTORS)
+    os.chdir(task.directory)
+    os.umask(0o077)
+    sys.argv = task.command[task.command.index("pgsluice") :]
+    from pgsluice.app import cli  # noqa: PLC0415 - imported before
+
+    sys.exit(cli.main())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

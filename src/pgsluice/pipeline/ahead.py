@@ -1,0 +1,53 @@
+"""A look at frames that the session has received, and has not come to yet."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pgsluice.errors import ProtocolError
+from pgsluice.pgoutput.decoder import Decoder
+from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData
+from pgsluice.pgoutput.messages import Relation
+
+_RELATION: Final = b"R"
+_ENDS: Final = {b"S": b"E", b"b": b"P"}
+"""What begins rows whose transaction may still be rolled back, and what ends them: Stream Start and Stream Stop, Begin
+Prepare and Prepare."""
+
+
+class Ahead:
+    """The frames of the last read, from the one on that the session has come to."""
+
+    def __init__(self) -> None:
+        self._frames: Sequence[XLogData | Keepalive] = ()
+        self._at = 0
+        self._is_new = False
+
+    def come_to(self, frames: Sequence[XLogData | Keepalive], at: int) -> None:
+        """Note that the session processes ``frames[at]``, which is not within a prepared or streamed transaction."""
+        self._is_new |= frames is not self._frames
+        self._frames, self._at = frames, at
+
+    def described(self) -> Iterator[Relation]:
+        """Yield the tables that frames describe and whose rows are committed, once for each read.
+
+        The server describes a table right before its first row. Nothing is yielded from a frame on that cannot be
+        decoded, because the session will come to it and raise the error.
+        """
+        if not self._is_new:
+            return
+        self._is_new, decoder, end = False, Decoder(), None
+        for frame in self._frames[self._at :]:
+            if isinstance(frame, Keepalive):
+                continue
+            kind = frame[MESSAGE_AT : MESSAGE_AT + 1]
+            if end is not None:
+                end = None if kind == end else end
+            elif kind == _RELATION:
+                try:
+                    found = decoder.decode(frame[MESSAGE_AT:])
+                except ProtocolError:
+                    return
+                assert isinstance(found, Relation), "its kind says so"
+                yield found
+            else:
+                end = _ENDS.get(kind)

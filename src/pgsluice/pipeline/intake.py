@@ -1,0 +1,70 @@
+"""The reads of one session, one after the other. This is where a pause of the pipeline acts.
+
+While the pipeline is paused, nothing is taken from the stream. A read that was in progress may still end, and its
+frames wait for the end of the pause. Nothing more is read, so the server has to wait, and memory holds at most one
+batch. The stream goes on reporting positions by itself, so the server does not end the connection.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
+
+from pgsluice.errors import StopError
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.pipeline.ends import Stream
+from pgsluice.pipeline.tasks import cancel
+
+Read: TypeAlias = asyncio.Task[list[XLogData | Keepalive]]
+
+
+class Intake:
+    """Reads the stream of one session."""
+
+    def __init__(self, stream: Stream, is_paused: Callable[[], bool]) -> None:
+        """``is_paused`` says whether the pipeline is paused. It may change only in a pause of the session's work."""
+        self._stream = stream
+        self._is_paused = is_paused
+        self._reading: Read | None = None
+
+    def begin(self) -> None:
+        """Begin the next read, unless there is one already or the pipeline is paused."""
+        if self._reading is None and not self._is_paused():
+            self._reading = asyncio.create_task(self._stream.read(), name="read")
+
+    @property
+    def is_listening(self) -> bool:
+        """Return whether a read waits for frames, so that it learns what ends the stream."""
+        return self._reading is not None and not self._reading.done()
+
+    @property
+    def awaited(self) -> Read | None:
+        """Return the read whose end is news for the session, if there is one."""
+        return None if self._is_kept else self._reading
+
+    def take(self) -> Read | None:
+        """Return the read that has ended, once. Return None if there is none, or if its frames have to wait."""
+        reading = self._reading
+        if reading is None or not reading.done() or self._is_kept:
+            return None
+        self._reading = None
+        return reading
+
+    @property
+    def _is_kept(self) -> bool:
+        """Return whether the frames that were read wait for the end of a pause. An error does not wait."""
+        reading = self._reading
+        return reading is not None and reading.done() and self._is_paused() and reading.exception() is None
+
+    async def wait_lost(self) -> None:
+        """Raise the error that ended the stream, even if nobody reads the stream, unless it is a StopError.
+
+        The read raises a StopError itself, so that the session first delivers everything that came before that error.
+        """
+        try:
+            await self._stream.wait_ended()
+        except StopError:
+            await asyncio.Future()
+
+    async def close(self) -> None:
+        """Give up the read in progress. The server sends in the next session again what was not taken."""
+        await cancel(self._reading)

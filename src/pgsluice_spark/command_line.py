@@ -1,0 +1,49 @@
+"""The commands and options of ``pgsluice-spark``. Used by :mod:`.cli` and :mod:`.commands`. Needs no PySpark.
+
+``tests/unit/pgsluice_spark/test_cli.py`` covers it.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Final
+
+HELP: Final[Mapping[str, str]] = {
+    "mirror": "keep the tables of the target equal to PostgreSQL's",
+    "changelog": "keep all changes of the tables",
+    "audit": "compare the mirror with PostgreSQL, value by value",
+    "view": "print the cut that the target has reached, and the state of each table",
+    "lag": "print how far the target is behind the topics",
+    "doctor": "look for problems that would keep a mirror from running, and print remedies",
+    "submit": "run one of these commands on a cluster, by spark-submit",
+    "jars": "print the packages for the installed PySpark, for spark.jars.packages",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
+        prog="pgsluice-spark", description="Copies PostgreSQL's tables into a lake with Spark."
+    )
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in HELP.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name == "jars":
+            continue
+        command.add_argument("-c", "--config", required=True, metavar="FILE", help="the TOML file")
+        if name in ("audit", "doctor", "lag", "view"):
+            command.add_argument("--json", action="store_true", help="print JSON")
+        if name == "submit":
+            _add_placement(command)
+        if name == "view":
+            command.add_argument("--at", metavar="CUT|LSN", help="the last state that is not behind it")
+        if name == "audit":
+            command.add_argument("--differences", type=int, default=20, help="rows of each table that are named (20)")
+            command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="for the stream (120)")
+    return found
+
+
+def _add_placement(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--master", help="local[*], yarn, k8s://https://..., spark://... (spark.master of the file)")
+    command.add_argument("--deploy-mode", choices=("client", "cluster"), help="where the driver runs (client)")
+    command.add_argument("--write", metavar="DIRECTORY", help="write what would be submitted, and print the line")
+    command.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="such as: mirror")

@@ -1,0 +1,55 @@
+"""``python -m tests.gameday [--seed n] [--only name ...]``: ``make game-day`` calls it."""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from sandbox.errors import ServerError
+from sandbox.prometheus import missing
+from tests.gameday.breakages import BREAKAGES, Breakage
+from tests.gameday.run import Day, GameDayError, Result, table
+from tests.gameday.scene import game_day
+
+
+def main() -> int:
+    """Break everything in random order, and print the table of times. Return 1 if something was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gameday", description=__doc__)
+    parser.add_argument("--seed", default=str(random.randrange(10**6)))
+    parser.add_argument("--only", nargs="+", help="words in the names of the breakages to play")
+    options = parser.parse_args()
+    say = partial(print, flush=True)
+    if reason := missing():
+        say(f"no Prometheus here: {reason}")
+        return 1
+    say(f"seed {options.seed}")
+    chosen = [one for one in BREAKAGES if not options.only or any(word in one.name for word in options.only)]
+    random.Random(options.seed).shuffle(chosen)
+    results: list[Result] = []
+    failed = 0
+    while chosen:
+        day = _play(chosen, say)
+        results += day.results
+        failed += day.played - len(day.results)
+        chosen = chosen[day.played :]
+    say(table(results))
+    say(f"{failed} of {len(results) + failed} went wrong")
+    return 1 if failed else 0
+
+
+def _play(chosen: Sequence[Breakage], say: Callable[[str], object]) -> Day:
+    """Play until something goes wrong, because the next breakage then needs a new pipeline."""
+    with tempfile.TemporaryDirectory() as directory, game_day(Path(directory)) as (scene, prometheus):
+        day = Day(scene, prometheus, say)
+        try:
+            day.play(chosen)
+        except (GameDayError, AssertionError, ServerError) as error:
+            say(f"FAILED: {error}")
+        return day
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The messages of the runbook about topics that others have changed: each is produced, and its advice is followed."""
+
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import ConfigResource
+
+from tests.support.kafka import commit, configure, create_topic, delete_topic
+from tests.support.log import restored_logging  # noqa: F401 - a fixture
+from tests.support.runbook import Scenario, Scene, Stage
+
+pytestmark = pytest.mark.usefixtures("restored_logging")
+
+
+def delete_the_topic(scene: Scene) -> None:
+    with scene.stopped():
+        delete_topic(scene.pipeline.kafka, scene.topic("public.numbers"))
+
+
+def make_the_topic_anew(scene: Scene) -> None:
+    with scene.stopped():
+        delete_topic(scene.pipeline.kafka, scene.topic("public.numbers"))
+        create_topic(scene.pipeline.kafka, scene.topic("public.numbers"))
+
+
+def accept_and_load(scene: Scene) -> None:
+    """Follow the advice of the runbook, including the later start without the setting."""
+    scene.accept()
+    scene.load()
+    scene.daemon.restart()
+
+
+def write_no_cut_record(scene: Scene) -> None:
+    with scene.stopped():
+        commit(scene.pipeline.kafka, scene.topic("transactions"), b"no cut record")
+
+
+def delete_the_checkpoint(scene: Scene) -> None:
+    """The session ends, and the next one finds that the topic was really deleted."""
+    delete_topic(scene.pipeline.kafka, scene.topic("checkpoint"))
+    scene.pipeline.write()
+
+
+def write_to_the_topic(scene: Scene) -> None:
+    """Another program writes a tombstone, which consumers pass over."""
+    commit(scene.pipeline.kafka, scene.topic("public.numbers"), None)
+    scene.pipeline.write()
+
+
+def misuse_service_topics(scene: Scene) -> None:
+    """Somebody has made topics of the names that pgsluice uses, before its first start with this prefix."""
+    with scene.stopped():
+        scene.daemon.settings["kafka"]["topic_prefix"] = f"{scene.daemon.name}-new"
+        create_topic(scene.pipeline.kafka, scene.topic("checkpoint"), 2)
+        create_topic(scene.pipeline.kafka, scene.topic("schemas"), 2)
+
+
+def policy(scene: Scene, name: str, value: str) -> None:
+    resource = ConfigResource(ConfigResource.Type.TOPIC, scene.topic(name))
+    configure(scene.pipeline.kafka, resource, "cleanup.policy", value)
+
+
+def repair_service_topics(scene: Scene) -> None:
+    """Follow one message after the other. Each topic has two faults."""
+    for name in ("schemas", "checkpoint"):
+        delete_topic(scene.pipeline.kafka, scene.topic(name))
+        create_topic(scene.pipeline.kafka, scene.topic(name), cleanup_policy="delete")
+        scene.start_in_vain()
+        policy(scene, name, "compact")
+        scene.start_in_vain()
+    scene.adopt_and_load()
+
+
+def nothing(_: Scene) -> None:
+    """Do nothing, as the runbook says."""
+
+
+def then(*steps: Callable[[Scene], object]) -> Callable[[Scene], None]:
+    def follow(scene: Scene) -> None:
+        for step in steps:
+            step(scene)
+
+    return follow
+
+
+SCENARIOS = (
+    Scenario("Topic … was deleted: consumers miss", 65, delete_the_topic, accept_and_load),
+    Scenario("Topic … was deleted and created again", 65, make_the_topic_anew, accept_and_load),
+    Scenario(
+        "Topic …, which tells how far changes were delivered, was deleted or changed",
+        65,
+        delete_the_checkpoint,
+        Scene.adopt,
+        also=("Slot … exists, but there is no checkpoint for it in Kafka",),
+    ),
+    Scenario("Partition … of topic … ends at offset … instead of …", None, write_to_the_topic, nothing),
+    Scenario("Topic … has a record that is no cut record", 65, write_no_cut_record, Scene.accept),
+    Scenario(
+        "Topic … has … partitions; a schema topic has one",
+        78,
+        misuse_service_topics,
+        repair_service_topics,
+        also=(
+            "Topic … has … partitions, but pgsluice keeps it for itself, with one",
+            "Topic … has cleanup.policy=…, so Kafka would delete records that a restart needs",
+            "Topic … has cleanup.policy=…, so Kafka would delete schemas that messages still need",
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.message)
+def test_the_advice_helps(scenario: Scenario, stage: Stage) -> None:
+    stage.play(scenario)

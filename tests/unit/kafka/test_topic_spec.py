@@ -1,0 +1,50 @@
+"""What topics are to be."""
+
+import pytest
+
+from pgsluice.errors import ConfigError
+from pgsluice.kafka.topic_spec import (
+    PARTITIONS_MAX,
+    TopicSettings,
+    TopicSpec,
+    check_compacted,
+    new_topic,
+    other_service,
+    portions,
+    topic_settings,
+)
+from pgsluice.tables import TablePolicy
+
+
+@pytest.mark.parametrize(("keyed", "truncate", "compactable"), [(True, False, True), (True, True, False), (False,) * 3])
+def test_a_table_without_keys_or_with_truncates_has_a_topic_that_is_not_compacted(
+    *, keyed: bool, truncate: bool, compactable: bool
+) -> None:
+    policy = TablePolicy("shop.t", 3, 2, {"retention.ms": "1"}, keys=None, tombstones=True, truncate=truncate)
+    spec = TopicSpec.of(policy, keyed=keyed)
+    assert spec == TopicSpec("shop.t", 3, 2, {"retention.ms": "1"}, compactable)
+    assert new_topic(spec).config == ({} if compactable else {"cleanup.policy": "delete"}) | {"retention.ms": "1"}
+
+
+def test_a_request_creates_few_partitions_but_one_topic_at_least() -> None:
+    large, small = TopicSpec("large", PARTITIONS_MAX + 1), [TopicSpec(f"t{n}", PARTITIONS_MAX // 2) for n in range(5)]
+    assert list(portions([])) == []
+    assert list(portions([large, *small])) == [[large], small[:2], small[2:4], small[4:]]
+
+
+def test_settings() -> None:
+    assert topic_settings({"cleanup.policy": "compact", "x": "y"}) == TopicSettings("compact", None)
+    assert topic_settings({"max.message.bytes": "7"}) == TopicSettings(None, 7)
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_the_last_record_of_every_key_has_to_stay(policy: str) -> None:
+    check_compacted("t", TopicSettings("compact"))
+    check_compacted("t", TopicSettings())
+    with pytest.raises(ConfigError, match=f"Topic t has cleanup.policy={policy}"):
+        check_compacted("t", TopicSettings(policy))
+
+
+def test_where_one_service_topic_is_there_is_another() -> None:
+    assert other_service("shop.checkpoint") == "shop.transactions"
+    assert other_service("shop.transactions") == "shop.checkpoint"

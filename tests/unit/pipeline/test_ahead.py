@@ -1,0 +1,62 @@
+"""The tables that frames describe before the session comes to these frames."""
+
+from dataclasses import replace
+
+import pytest
+
+from pgsluice.pgoutput import messages
+from pgsluice.pgoutput.framing import Keepalive, XLogData
+from pgsluice.pipeline.ahead import Ahead
+from tests.support.ends import TABLE, data
+from tests.support.pgoutput_encoder import xlog_data
+
+BEGIN, COMMIT = messages.Begin(50, 1, 700), messages.Commit(50, 100, 1)
+ROW = messages.Insert(None, TABLE.oid, [b"1"])
+START, STOP = messages.StreamStart(700, first_segment=True), messages.StreamStop()
+PREPARE = messages.BeginPrepare(50, 100, 1, 700, "g"), messages.Prepare(50, 100, 1, 700, "g")
+
+
+def named(name: str, xid: int | None = None) -> messages.Relation:
+    return replace(TABLE, name=name, xid=xid)
+
+
+def ahead(*sent: messages.Message | Keepalive | bytes, at: int = 0) -> list[str]:
+    frames: list[XLogData | Keepalive] = [one if isinstance(one, bytes | Keepalive) else data(one) for one in sent]
+    found = Ahead()
+    found.come_to(frames, at)
+    return [table.name for table in found.described()]
+
+
+def test_nothing_was_read_yet() -> None:
+    assert list(Ahead().described()) == []
+
+
+def test_tables_of_several_transactions() -> None:
+    again = (BEGIN, named("b"), ROW, COMMIT)
+    assert ahead(BEGIN, named("a"), ROW, COMMIT, Keepalive(100, 0, reply_requested=False), *again) == ["a", "b"]
+
+
+def test_only_what_is_still_to_come() -> None:
+    assert ahead(BEGIN, named("a"), ROW, named("b"), ROW, COMMIT, at=2) == ["b"]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(START, STOP), PREPARE])
+def test_what_may_be_rolled_back_is_left_out(begin: messages.Message, end: messages.Message) -> None:
+    xid = 700 if begin is START else None
+    assert ahead(begin, named("a", xid), end, BEGIN, named("b"), ROW, COMMIT) == ["b"]
+    assert ahead(BEGIN, named("b"), ROW, COMMIT, begin, named("a", xid)) == ["b"]
+
+
+def test_each_read_is_looked_at_once() -> None:
+    found = Ahead()
+    frames: list[XLogData | Keepalive] = [data(BEGIN), data(named("a")), data(ROW)]
+    found.come_to(frames, 0)
+    assert len(list(found.described())) == 1
+    found.come_to(frames, 1)
+    assert list(found.described()) == []
+    found.come_to(list(frames), 0)
+    assert len(list(found.described())) == 1
+
+
+def test_it_ends_at_what_cannot_be_decoded() -> None:
+    assert ahead(named("a"), xlog_data(b"R\x00"), named("b")) == ["a"]
