@@ -38,10 +38,10 @@ coverage: setup ## Branch coverage of the core, which has to be complete
 
 CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/waiting.py,src/pgsluice/transactions.py,src/pgsluice/avro/*,src/pgsluice/pgbinary/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/checkpoint.py,src/pgsluice/resending.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/layout.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
 
-simulation: setup ## Three thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
+simulation: setup ## A thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
 	$(PYTEST) tests/simulation -q -n 2
 
-simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=3000)
+simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=1000)
 	$(BIN)/python -m tests.simulation --seed $(or $(SEED),0) --seeds $(or $(SEEDS),10000) --workers 2
 
 integration: setup ## Tests on a real PostgreSQL and a real Kafka
@@ -68,7 +68,8 @@ spark: setup ## Tests of the Spark side; what fails runs once more
 	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder || test $$? = 1
 	$(PYTEST) tests/spark --last-failed --last-failed-no-failures none || test $$? = 5
 
-spark-faults: setup ## Spark's drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
+spark-faults: setup ## Every rule of a mirror taken out once, and drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
+	PGSLUICE_TEST_VERSIONS=all $(PYTEST) tests/spark/test_rules.py -q
 	$(BIN)/python -m tests.spark --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED))
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)

@@ -10,7 +10,8 @@
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
     │   ├── TypeChanged             a composite type has got an attribute since the catalog described it
     │   ├── TableUnreadable         the rows of one table cannot be read now; streaming goes on, and it is tried again
-    │   │   └── ReadTooSlow         the rows did not arrive within the time limit; the next try reads fewer at once
+    │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next try reads fewer at once
+    │   │   └── ValueRefused        a text in the query is no value of its type, such as an enum's former label
     │   ├── TooManyDescriptions     the server has described more tables on the connection than may be kept
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
@@ -81,6 +82,10 @@ class TableUnreadable(RetryableError):
 
 class ReadTooSlow(TableUnreadable):
     """PostgreSQL has not read the rows within the time limit."""
+
+
+class ValueRefused(TableUnreadable):
+    """A text in the query is no value of its type, such as an enum's label that was renamed since."""
 
 
 class TooManyDescriptions(RetryableError):

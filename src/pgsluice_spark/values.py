@@ -19,8 +19,9 @@ from pgsluice_spark.lives import comparable
 from pgsluice_spark.rows import SYSTEM
 from pgsluice_spark.targets import quoted
 
-_DATE: Final = r"^\d{4,}-\d\d-\d\d$"
-_TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"
+_DATE: Final = r"^\d{4,}-\d\d-\d\d( BC)?$"
+_TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?( BC)?$"
+_INFINITIES: Final = ("infinity", "-infinity")
 
 _TIMES: Final = frozenset(("date", "timestamp", "timestamp_ntz"))
 """Types that have infinities in PostgreSQL."""
@@ -35,6 +36,7 @@ _REFERENCES: Final = frozenset(
 _REFERENCE: Final = "with postgres.binary, it is a number in place of a name (docs/types.md)"
 _CHAR: Final = 'servers before 16 send the bare byte of a "char" beyond ASCII (docs/types.md)'
 _FIRST_OCTAL: Final = 16
+_LAST_UNSIGNED: Final = 9999
 
 _MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text"
 _MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
@@ -97,14 +99,18 @@ class Pair:
         if self.kind.simpleString() not in _TIMES:
             return comparable(self.value(), self.kind)
         text = self.text()
-        return F.struct(self.value().alias("value"), F.when(text.isin("infinity", "-infinity"), text).alias("raw"))
+        return F.struct(self.value().alias("value"), F.when(text.isin(*_INFINITIES), text).alias("raw"))
 
     def mirrored_key(self) -> Column:
-        """Return the mirror's value in the form of :meth:`key`."""
+        """Return the mirror's value in the form of :meth:`key`.
+
+        A key has every finite value, even if the row has its text in ``raw``.
+        """
         here = F.col(quoted(self.field))
         if self.kind.simpleString() not in _TIMES:
             return comparable(here, self.kind)
-        raw = F.try_element_at(F.col(f"{SYSTEM}.raw"), F.lit(self.field))
+        text = F.try_element_at(F.col(f"{SYSTEM}.raw"), F.lit(self.field))
+        raw = F.when(text.isin(*_INFINITIES), text)
         return F.struct(F.when(raw.isNull(), here).alias("value"), raw.alias("raw"))
 
     def text(self) -> Column:
@@ -159,7 +165,7 @@ def _read(text: Column, kind: DataType) -> Column:
 
 
 def _timestamp(text: Column, zone: str) -> Column:
-    local = F.concat(_signed(F.regexp_replace(text, r"\+00$", "")), F.lit(zone))
+    local = F.concat(_signed(F.regexp_replace(text, r"\+00( BC)?$", "$1")), F.lit(zone))
     return F.when(text.rlike(_TIMESTAMP), local)
 
 
@@ -174,5 +180,11 @@ _READINGS: Final[Mapping[str, Callable[[Column], Column]]] = {
 
 
 def _signed(text: Column) -> Column:
-    """Add the sign that Spark expects before a year of more than four digits."""
-    return F.when(text.rlike(r"^\d{5}"), F.concat(F.lit("+"), text)).otherwise(text)
+    """Write the year as Spark expects it: with a sign if it has more than four digits, or if it is before year 1.
+
+    Year 1 BC is year 0 of ISO 8601, and year 2 BC is -1.
+    """
+    year = F.regexp_extract(text, r"^(\d+)", 1).cast("int")
+    rest = F.regexp_extract(text, r"^\d+(.*?)( BC)?$", 1)
+    before = F.concat(F.format_string("-%04d", year - 1), rest)
+    return F.when(text.endswith(" BC"), before).when(year > _LAST_UNSIGNED, F.concat(F.lit("+"), text)).otherwise(text)

@@ -153,6 +153,24 @@ def test_what_is_done_to_the_table_while_it_is_loaded(sql: str, follow: Follow, 
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
+def test_a_label_in_the_key_that_is_renamed(follow: Follow, kafka: Kafka, items: Database) -> None:
+    """PostgreSQL does not take the last key any more. So the table is read from the beginning."""
+    with items.connect() as connection:
+        connection.execute("CREATE TYPE size AS ENUM ('small')")
+        connection.execute(
+            "ALTER TABLE items ADD size size DEFAULT 'small', DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (size, id)"
+        )
+    daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
+    wait_for(daemon, '"event": "loading"')
+    with items.connect() as connection:
+        connection.execute("ALTER TYPE size RENAME VALUE 'small' TO 'tiny'")
+    wait_for(daemon, "invalid input value for enum size")
+    wait_until_loaded(daemon)
+    cuts = read(daemon, kafka, items)
+    assert mirror(cuts) == held(items)
+    assert {event["after"]["size"] for event in events_of(cuts)} == {"small", "tiny"}
+
+
 def test_a_table_that_is_dropped_and_made_again(follow: Follow, kafka: Kafka, items: Database) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
     wait_for(daemon, '"event": "loading"')

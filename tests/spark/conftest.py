@@ -1,12 +1,14 @@
 """One Spark session for all tests of this directory."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sandbox.kafka import Kafka
+from tests.spark.handmade import Handmade
 from tests.spark.session import INTERPRETED, new_session
 
 HERE = Path(__file__).parent
@@ -26,6 +28,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     yield session
     session.stop()
     gc.collect()  # while open sockets are not yet an error
+
+
+@pytest.fixture
+def make(spark: SparkSession, kafka: Kafka) -> Callable[..., Handmade]:
+    """Give a function that makes a pipeline with these tables."""
+    return lambda *tables, **options: Handmade(spark, kafka, *tables, **options)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The results of a mirror: of ordinary topics, of incomplete topics, and of a target that another program changed."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from pgsluice_spark import (
     CountMismatch,
@@ -23,10 +23,9 @@ from pgsluice_spark import (
     consistent_view,
 )
 from pgsluice_spark.targets import Target
-from sandbox.kafka import Kafka
 from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
-from tests.spark.lakes import USUAL_LAKES, Lake
+from tests.spark.lakes import USUAL_LAKES, DeltaLake, Lake
 
 pytestmark = pytest.mark.usefixtures("without_compilation")
 
@@ -68,11 +67,6 @@ def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401
 def refused(made: Handmade, directory: Path, error: type[PipelineError], sentence: str, **options: Any) -> None:  # noqa: ANN401 - as above
     with pytest.raises(error, match=sentence):
         mirrored(made, directory, **options)
-
-
-@pytest.fixture
-def make(spark: SparkSession, kafka: Kafka) -> Callable[..., Handmade]:
-    return lambda *tables, **options: Handmade(spark, kafka, *tables, **options)
 
 
 def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path) -> None:
@@ -146,10 +140,12 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     made.cut(event("orders", "r", 40, -8, {"id": 2}, after={"note": "r", "count": 5}), snapshots=[])
     made.cut(snapshots=[mark("end", 50, -7, rows=2)], end_lsn=50)
     made.write_cut([made.letter("orders", "u")], end_lsn=60)
+    lacks_rows = [mark("begin", 70, -10, id="again"), mark("end", 71, -9, id="again", rows=1)]
+    made.cut(snapshots=lacks_rows, end_lsn=71)
     mirrored(made, tmp_path, max_events=1)
     target = Delta(str(tmp_path / "lake"))
-    status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 7)]
-    assert status == ["unloaded", "loading", "loading", "loading", "loaded", "partial"]
+    status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 8)]
+    assert status == ["unloaded", "loading", "loading", "loading", "loaded", "partial", "partial"]
     assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("a", 5), 3: ("a", None)}  # as of cut 3
     assert rows(made, tmp_path) == {1: ("r", None), 2: ("r", 5)}
     mirrored(made, tmp_path / "at once")
@@ -224,7 +220,27 @@ def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> 
     third = event("orders", "c", 13, 0, {"id": 9}, after={"note": "c"})
     made.cut(second, *moves, third, third, number=2, counts={"c": 3, "d": 1})
     mirrored(made, tmp_path)
-    assert rows(made, tmp_path) == {2: ("b", None), 3: ("a", 1), 9: ("c", None)}
+    expected = {2: ("b", None), 3: ("a", 1), 9: ("c", None)}
+    assert rows(made, tmp_path) == expected
+    mirrored(made, tmp_path / "at once")
+    assert rows(made, tmp_path / "at once") == expected
+
+
+def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """A driver died between the commit of a table and that of the control table, and the checkpoint is lost."""
+    made = make("orders")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    made.cut(
+        event("orders", "d", 20, 0, {"id": 1}, flags=["key_change"]),
+        event("orders", "c", 20, 1, {"id": 2}, after={"count": 1}, unchanged=["note"], flags=["key_change"]),
+    )
+    mirrored(made, tmp_path)
+    DeltaLake(made.pipeline.spark, tmp_path / "lake").undo(made.pipeline.spark, "_pgsluice_cuts")
+    shutil.rmtree(tmp_path / "checkpoint")
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {2: ("a", 1)}
 
 
 def test_a_cut_record_in_parts(make: Callable[..., Handmade], tmp_path: Path) -> None:
@@ -233,6 +249,7 @@ def test_a_cut_record_in_parts(make: Callable[..., Handmade], tmp_path: Path) ->
     entries = made.entries(made.write(*events), [event for _, _, event in events])
     made.write_cut(entries, parts=2, end_lsn=11)
     mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("orders", None)}
     assert rows(made, tmp_path, "lines") == {1: ("lines", None)}
     cuts = made.pipeline.cuts(streaming=False)
     assert [(row["cut"], row["part"], row["offset"]) for row in cuts.collect()] == [(1, 0, 0), (1, 1, 1)]
@@ -270,6 +287,13 @@ def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> No
     refused(made, tmp_path, TopicRecreated, r"was filled from another topic .*transactions .id ")
     with pytest.raises(NoSuchView, match=r"has no state of the database as of 1 or before"):
         consistent_view(made.pipeline.spark, Delta(str(tmp_path / "nothing")), at=1)
+
+
+def test_a_cut_record_that_is_missing(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    made.cut(made.event("orders", "c", 30, 0, {"id": 3}, after={"note": "c"}), number=3)
+    refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
 
 
 @pytest.mark.parametrize("is_recreated", [False, True])

@@ -260,16 +260,25 @@ class Reader:
         Dates and timestamps that Python cannot represent (infinity) are returned as numbers.
         """
         try:
-            return self._decode(topic, MessageField.KEY, data)
+            return self._deserialize(data, SerializationContext(topic, MessageField.KEY))
         except (OverflowError, ValueError):
-            assert data is not None, "nothing to decode, nothing to overflow"
-            fields = self._schema(data)["fields"]
-            plain = [{**entry, "type": _plain(entry["type"])} for entry in fields]
-            found: Any = fastavro.schemaless_reader(BytesIO(data[5:]), {**self._schema(data), "fields": plain})
-            return {entry["name"]: _temporal(entry["type"], found[entry["name"]]) for entry in fields}
+            types = {entry["name"]: entry["type"] for entry in self._schema(data)["fields"]}
+            return {name: _temporal(types[name], value) for name, value in self._numbers(data).items()}
 
     def _decode(self, topic: str, part: MessageField, data: bytes | None) -> Any:  # noqa: ANN401 - as above
-        return self._deserialize(data, SerializationContext(topic, part))
+        """Return the decoded record.
+
+        If it has a date or timestamp that Python cannot represent, all its dates and times are numbers.
+        """
+        try:
+            return self._deserialize(data, SerializationContext(topic, part))
+        except (OverflowError, ValueError):
+            return self._numbers(data)
+
+    def _numbers(self, data: bytes | None) -> Any:  # noqa: ANN401 - as above
+        """Return the decoded record, with dates and times as numbers."""
+        assert data is not None, "nothing to decode, nothing to overflow"
+        return fastavro.schemaless_reader(BytesIO(data[5:]), _plain(self._schema(data)))
 
     def _schema(self, data: bytes | None) -> Any:  # noqa: ANN401 - JSON
         identifier = _schema_id(data)
@@ -283,7 +292,19 @@ def _schema_id(data: bytes | None) -> int | None:
 
 
 def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    return schema["type"] if isinstance(schema, dict) and schema["type"] in ("int", "long") else schema
+    """Return a schema without the logical types of integers."""
+    if isinstance(schema, list):
+        return [_plain(branch) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema["type"] in ("int", "long"):
+        return schema["type"]
+    fields = {"fields": [{**entry, "type": _plain(entry["type"])} for entry in schema.get("fields", ())]}
+    return {
+        **schema,
+        **(fields if "fields" in schema else {}),
+        **{part: _plain(schema[part]) for part in ("items", "values") if part in schema},
+    }
 
 
 def _temporal(schema: Any, value: Any) -> Any:  # noqa: ANN401 - as above

@@ -15,7 +15,14 @@ from typing import Final
 
 import structlog
 
-from pgsluice.errors import PoisonError, ReadTooSlow, SourceUnavailable, TableRefused, TableUnreadable
+from pgsluice.errors import (
+    PoisonError,
+    ReadTooSlow,
+    SourceUnavailable,
+    TableRefused,
+    TableUnreadable,
+    ValueRefused,
+)
 from pgsluice.loads import Load
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.begun import Begun
@@ -314,12 +321,16 @@ class TableReading:
     ) -> Chunk:
         """Read the next rows of the table. If all rows have been read, read those that have ``moved``."""
         options = self._options
-        if load is not None and load.is_read:
-            return await self._reader.rows_of(shape, moved)
         after = load.last if load is not None else ()
         limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
         try:
+            if load is not None and load.is_read:
+                return await self._reader.rows_of(shape, moved)
             return await self._reader.rows(shape, after, limit, options.chunk_bytes)
         except ReadTooSlow:
             self._pace.on_timeout()
+            raise
+        except ValueRefused:
+            if not shape.where:  # so it is a key, for example one with an enum's label that was renamed
+                self._begun.drop(shape.relation.oid)  # the next try reads the table from the beginning
             raise

@@ -12,7 +12,7 @@ https://www.postgresql.org/docs/current/transaction-iso.html#XACT-REPEATABLE-REA
 import hashlib
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import AsyncConnection, pq
 
-from pgsluice.errors import PgsluiceError, PrimaryUnavailable, ReadTooSlow, SourceUnavailable, TableUnreadable
+from pgsluice.errors import (
+    PgsluiceError,
+    PrimaryUnavailable,
+    ReadTooSlow,
+    SourceUnavailable,
+    TableUnreadable,
+    ValueRefused,
+)
 from pgsluice.lsn import parse_lsn
 from pgsluice.native.speedups import COMPILED
 from pgsluice.pgoutput.copy import insert_frame
@@ -68,6 +75,7 @@ _NO_LIMIT: Final = sys.maxsize
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
+_REFUSALS: Final[Mapping[str, type[TableUnreadable]]] = {_CANCELLED: ReadTooSlow, "22P02": ValueRefused}
 
 
 class ChunkReader:
@@ -121,7 +129,7 @@ class ChunkReader:
 
         Return at most ``limit`` rows, and stop once they have ``size`` bytes. Raise TableUnreadable if the table does
         not have this ``shape`` any more. The table was locked after its shape was read, so it may have changed in
-        between.
+        between. Raise ValueRefused if ``after`` is no longer a valid key.
         """
         await self._check_shape(shape)
         connection = await self._reading()
@@ -363,7 +371,7 @@ async def _taken(connection: _Connection) -> Taken:
 
 def _refused(error: ServerError, about: TableId | None) -> TableUnreadable:
     what = "PostgreSQL's snapshots" if about is None else f"the rows of table {about}"
-    kind = ReadTooSlow if error.sqlstate == _CANCELLED else TableUnreadable
+    kind = _REFUSALS.get(error.sqlstate, TableUnreadable)
     return kind(f"Reading {what}: {error}")
 
 

@@ -17,7 +17,14 @@ import structlog
 from pgsluice.avro.types import TypeOptions
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState, Request
-from pgsluice.errors import PrimaryUnavailable, ReadTooSlow, SinkUnavailable, SourceUnavailable, TableUnreadable
+from pgsluice.errors import (
+    PrimaryUnavailable,
+    ReadTooSlow,
+    SinkUnavailable,
+    SourceUnavailable,
+    TableUnreadable,
+    ValueRefused,
+)
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.loads import FIRST_SEQ, Load, Loaded, LoadMark, LoadPosition
 from pgsluice.metrics import Metrics
@@ -499,6 +506,15 @@ async def test_rows_that_do_not_come_in_time_are_read_in_smaller_chunks() -> Non
         await found.finish()
     assert [number for _, number in arrived(world)] == list(range(8))
     assert next(mark.rows for mark in marks(world) if mark.state in ("rows", "end")) == 2
+
+
+async def test_a_key_that_is_no_longer_valid_lets_the_load_begin_again() -> None:
+    world = world_of(*range(4))
+    world.faults = {"rows": [None, ValueRefused("invalid input value for enum")]}
+    async with loading(world, chunk_rows=2) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == [0, 1, 0, 1, 2, 3]
+    assert len([mark for mark in marks(world) if mark.state == "begin"]) == 2
 
 
 async def test_so_is_one_whose_connection_broke() -> None:

@@ -1,0 +1,188 @@
+"""Every rule of a mirror is needed: without it, a test of ``test_query.py`` fails."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+
+from pgsluice_spark import CountMismatch, batches, copies, delta, fold, job, lives, loads, mirror, query, reading
+from pgsluice_spark.copies import Copies
+from pgsluice_spark.cuts import Cut, Ranges
+from pgsluice_spark.delta import DeltaTable
+from pgsluice_spark.job import TopicJob
+from pgsluice_spark.loads import LOADED, TableState
+from pgsluice_spark.origin import Origin
+from pgsluice_spark.work import Work
+from tests.spark import test_query as tests
+from tests.spark.handmade import Handmade
+from tests.spark.lakes import DeltaLake
+from tests.support.versions import covers_all
+
+pytestmark = pytest.mark.usefixtures("without_compilation")
+
+Rule = Callable[[pytest.MonkeyPatch], None]
+"""Takes a rule out."""
+
+Test = Callable[[Callable[..., Handmade], Path], None]
+
+WRONG = AssertionError
+"""Without the rule, the mirror is wrong, and nobody notices."""
+ACCEPTED = pytest.fail.Exception
+"""Without the rule, the mirror accepts what it should refuse."""
+
+
+def records_between_cuts_are_not_read(patch: pytest.MonkeyPatch) -> None:
+    def from_the_first_to_the_last(cuts: Sequence[Cut], topic: str) -> Ranges:
+        found = batches.ranges(cuts, topic)
+        return {partition: [(known[0][0], known[-1][1])] for partition, known in found.items()}
+
+    patch.setattr(job, "ranges", from_the_first_to_the_last)
+
+
+def of_a_cut_that_comes_again_the_last_record_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(query, "last_of_each_number", list)
+
+
+def changes_that_were_applied_are_not_applied_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Work, "repeated", None)
+
+
+def records_that_came_twice_count_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Work, "events", property(lambda work: work.reading.changes(work.records())))
+
+
+def the_parts_of_a_cut_belong_together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(query, "joined", list)
+
+
+def missing_cut_records_are_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(query, "check_order", lambda *_: None)
+
+
+def events_are_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TopicJob, "_mismatch", lambda *_: None)
+
+
+def a_truncate_in_every_partition_counts_once(patch: pytest.MonkeyPatch) -> None:
+    def all_of_them(work: Work) -> Any:  # noqa: ANN401 - as the original
+        last, _ = mirror.truncates_of(work.events)
+        return last, {"t": work.events.where("op = 't'").count()}
+
+    patch.setattr(mirror, "_truncates", all_of_them)
+
+
+def a_truncate_ends_what_was_before_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mirror, "placed", lambda events, _floor: fold.placed(events, None))
+
+
+def values_that_were_not_sent_are_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lives, "is_unknown", lambda *_: F.lit(False))  # noqa: FBT003 - a literal
+    patch.setattr(fold, "is_unknown", lambda *_: F.lit(False))  # noqa: FBT003 - a literal
+
+
+def a_row_takes_its_values_along_to_another_key(patch: pytest.MonkeyPatch) -> None:
+    net = mirror._net
+    patch.setattr(mirror, "_net", lambda *arguments, has_gaps: net(*arguments, has_gaps=has_gaps and False))
+
+
+def infinite_keys_are_found_by_their_limits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mirror, "_with_keys", lambda events: events)
+
+
+def another_key_is_refused(patch: pytest.MonkeyPatch) -> None:
+    facts = mirror._facts
+    others = F.lit(0).alias("others")
+    patch.setattr(mirror, "_facts", lambda *arguments: [*facts(*arguments)[:-1], F.max(others).alias("others")])
+
+
+def the_end_of_a_load_removes_rows_that_were_not_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mirror, "advanced", lambda *arguments: (loads.advanced(*arguments)[0], None))
+    patch.setattr(copies, "advanced", lambda *arguments: (loads.advanced(*arguments)[0], None))
+
+
+def a_load_that_lacks_rows_is_not_whole(patch: pytest.MonkeyPatch) -> None:
+    def trusting(state: TableState, *_: object) -> TableState:
+        return replace(state, status=LOADED, load=None)
+
+    patch.setattr(loads, "_ended", trusting)
+
+
+def dead_letters_are_missing_changes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Origin, "tables_with_dead_letters", lambda *_: [])
+
+
+def a_table_reads_its_own_records(patch: pytest.MonkeyPatch) -> None:
+    """A topic may have records of other tables."""
+    patch.setattr(reading, "_is_of_another_table", lambda _others: F.lit(False))  # noqa: FBT003 - a literal
+
+
+def a_topic_that_was_recreated_is_another_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TopicJob, "_is_of_a_former_topic", lambda *_: False)
+
+
+def a_target_belongs_to_one_topic_of_cuts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Copies, "_check_app", lambda *_: None)
+
+
+def foreign_writes_are_noticed(patch: pytest.MonkeyPatch) -> None:
+    last = delta._last
+
+    def of_ours(path: str, commits: Sequence[Any], since: int | None) -> Any:  # noqa: ANN401 - as the original
+        ours = [row for row in commits if delta._metadata(row["userMetadata"])]
+        return last(path, ours, since)
+
+    patch.setattr(delta, "_last", of_ours)
+
+
+def a_commit_says_what_it_contains(patch: pytest.MonkeyPatch) -> None:
+    """Otherwise, what a driver committed before it died is applied again."""
+    patch.setattr(DeltaTable, "last", lambda _table: None)
+
+
+def _of_delta(test: Callable[..., None]) -> Test:
+    return partial(test, kind=DeltaLake)
+
+
+NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
+    values_that_were_not_sent_are_kept: (tests.test_values_that_were_not_sent, WRONG),
+    a_truncate_ends_what_was_before_it: (tests.test_tables_that_share_a_topic, WRONG),
+    the_end_of_a_load_removes_rows_that_were_not_read: (tests.test_rows_that_are_read_again, WRONG),
+    a_row_takes_its_values_along_to_another_key: (tests.test_values_that_were_not_sent, WRONG),
+    infinite_keys_are_found_by_their_limits: (_of_delta(tests.test_infinite_keys), WRONG),
+    a_load_that_lacks_rows_is_not_whole: (tests.test_rows_that_are_read_again, WRONG),
+    dead_letters_are_missing_changes: (tests.test_rows_that_are_read_again, WRONG),
+    changes_that_were_applied_are_not_applied_again: (tests.test_cuts_that_come_again, WRONG),
+    a_commit_says_what_it_contains: (tests.test_a_control_table_that_lags_behind, WRONG),
+    the_parts_of_a_cut_belong_together: (tests.test_a_cut_record_in_parts, WRONG),
+    records_between_cuts_are_not_read: (tests.test_cuts_that_come_again, CountMismatch),
+    of_a_cut_that_comes_again_the_last_record_counts: (tests.test_cuts_that_come_again, CountMismatch),
+    records_that_came_twice_count_once: (tests.test_cuts_that_come_again, CountMismatch),
+    a_truncate_in_every_partition_counts_once: (tests.test_a_truncate_in_every_partition, CountMismatch),
+    a_table_reads_its_own_records: (tests.test_tables_that_share_a_topic, StreamingQueryException),
+    events_are_counted: (tests.test_what_a_topic_lacks, ACCEPTED),
+    missing_cut_records_are_noticed: (tests.test_a_cut_record_that_is_missing, ACCEPTED),
+    another_key_is_refused: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
+    foreign_writes_are_noticed: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
+    a_target_belongs_to_one_topic_of_cuts: (tests.test_what_a_topic_lacks, ACCEPTED),
+    a_topic_that_was_recreated_is_another_one: (partial(tests.test_records_that_are_lost, is_recreated=True), WRONG),
+}
+
+SOME = 2
+"""How many rules `make test` takes out. `make spark-faults` takes out all."""
+
+CHOSEN = list(NEEDED) if covers_all() else list(NEEDED)[:SOME]
+
+
+@pytest.mark.parametrize("rule", CHOSEN, ids=lambda rule: str(rule.__name__))
+def test_without_it_the_mirror_is_wrong(
+    rule: Rule, make: Callable[..., Handmade], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    test, expected = NEEDED[rule]
+    rule(monkeypatch)
+    with pytest.raises(expected):
+        test(make, tmp_path)
