@@ -1,4 +1,4 @@
-"""An audit of a table that is written to: undamaged, and with a value, a missing row and an extra row."""
+"""Audits a table while it is written to: first undamaged, then with a wrong value, a missing row and an extra row."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ ROWS = 1_000_000
 NAME = f"public.{TABLE}"
 PAUSE_S = 0.1
 WRITTEN = 10_000
-"""The rows with these ids are written to. The damage is behind them."""
+"""The writer uses the ids from 1 to this number. The damaged rows have other ids."""
 
 CHANGED, MISSING, EXTRA = WRITTEN + 1, WRITTEN + 2, -1
 DAMAGE = (
@@ -26,7 +26,7 @@ DAMAGE = (
 
 
 class Writer(threading.Thread):
-    """Commits updates, deletes and inserts all the time."""
+    """Commits updates, deletes and inserts continuously."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Writer(threading.Thread):
         self._stage, self._end = stage, threading.Event()
 
     def run(self) -> None:
-        """Write until the end."""
+        """Write until :meth:`stop` is called."""
         with self._stage.database.connect() as connection:
             while not self._end.wait(PAUSE_S):
                 id = self.commits % WRITTEN + 1  # noqa: A001 - the column's name
@@ -50,14 +50,14 @@ class Writer(threading.Thread):
                 self.commits += 1
 
     def stop(self) -> None:
-        """End it."""
+        """End the thread, and wait for it."""
         self._end.set()
         self.join()
 
 
 @contextmanager
 def writing(stage: Stage) -> Iterator[Writer]:
-    """Write as long as the context lasts."""
+    """Write to the table as long as the context lasts."""
     writer = Writer(stage)
     writer.start()
     try:
@@ -67,7 +67,7 @@ def writing(stage: Stage) -> Iterator[Writer]:
 
 
 def measure(stage: Stage) -> AuditResult:
-    """Mirror the table, audit it, damage the mirror, and audit it again. RuntimeError if an audit is wrong."""
+    """Mirror the table, audit it, damage the mirror, and audit it again. Raise RuntimeError if an audit is wrong."""
     stage.mirror("audited", [NAME])
     moment, audits = machine.begin(), []
     with writing(stage) as writer:
@@ -93,7 +93,7 @@ def _named(report: AuditReport) -> set[str | None]:
 
 
 def _damage(stage: Stage) -> None:
-    """Damage the mirror's table, and let the control table name the damaged version."""
+    """Damage the mirror's table, and write the damaged version into the control table."""
     table = f"delta.`{stage.directory / 'audited' / NAME}`"
     for statement in DAMAGE:
         stage.spark.sql(statement.format(table))

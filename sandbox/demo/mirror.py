@@ -1,6 +1,7 @@
 """The mirror as an operator runs it: a file, a query that runs all the time, and audits. ``story`` uses it.
 
-Query and audits are separate processes, started as any user would start them. Its rows are read without Spark.
+The query and the audits are separate processes, started as any user would start them. The rows of the mirror are read
+without Spark.
 """
 
 import os
@@ -49,7 +50,7 @@ class Mirror:
             self._query.dismiss()
 
     def command(self, name: str) -> list[str]:
-        """Return a command of ``pgsluice-spark``."""
+        """Return the command line for a command of ``pgsluice-spark``."""
         return [str(PROGRAM), name, "-c", str(self.config_file)]
 
     def start(self) -> None:
@@ -62,7 +63,7 @@ class Mirror:
             raise ServerError("the query that keeps the mirror has ended")
 
     def wait_until(self, cut: int) -> None:
-        """Return when the mirror has everything up to a cut."""
+        """Wait until the mirror has everything up to a cut."""
         end = time.monotonic() + CATCH_UP_TIMEOUT_S
         while self._cut() < cut:
             self.require_alive()

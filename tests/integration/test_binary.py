@@ -1,4 +1,4 @@
-"""Values in binary format, end to end. `test_every_type` compares it with the text format, type by type."""
+"""Values in binary format, end to end. `test_every_type` compares the two formats, type by type."""
 
 from collections.abc import Callable
 
@@ -125,7 +125,7 @@ def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
 ) -> None:
     """Any user who may create a table can create one with such a value.
 
-    It ends one session, and no change is missing.
+    The value ends one session, and no change is missing.
     """
     pipeline = start({"postgres": {"binary": True}}, version=version)
     pipeline.write(3)
@@ -149,7 +149,7 @@ SCENARIOS = [scenario for scenario in REPLAYED if scenario.name != NAMED_SCENARI
 
 @pytest.fixture(scope="module", params=(14, 18), ids="PostgreSQL {}".format)
 def judged(request: pytest.FixtureRequest, kafka: Kafka) -> tuple[int, dict[str, Verdict], list[str]]:
-    """Run the scenarios of the replay suite, with values in binary format."""
+    """Run the scenarios of the replay suite with values in binary format."""
     version: int = request.param
     scenarios = [scenario for scenario in SCENARIOS if scenario.runs_on(version)]
     settings = {"postgres": {"binary": True}}
@@ -164,7 +164,7 @@ def judged(request: pytest.FixtureRequest, kafka: Kafka) -> tuple[int, dict[str,
         return version, followed.judge(), followed.general_problems()
 
 
-@pytest.mark.timeout(900)  # the first of a version waits for all of its scenarios
+@pytest.mark.timeout(900)  # the first test of a version waits for all scenarios of that version
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_mirror_is_equal(judged: tuple[int, dict[str, Verdict], list[str]], scenario: Scenario) -> None:
     version, verdicts, problems = judged

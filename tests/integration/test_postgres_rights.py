@@ -17,7 +17,7 @@ from tests.support.replication import read_inserts
 from tests.support.weather import Start
 
 ROLE = "follower"
-PASSWORD = "first"  # noqa: S105 - of a server that lives for a test
+PASSWORD = "first"  # noqa: S105 - the password of a server that exists for one test
 
 HBA = "host all postgres 127.0.0.1/32 trust\n"
 OURS = f"host all {ROLE} 127.0.0.1/32 md5\n"
@@ -33,7 +33,7 @@ WITHDRAWN = {
 
 @pytest.fixture(scope="module", params=[10, 18])
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Give a server that asks the role for its password."""
+    """Provide a server that asks the role for its password."""
     with Postgres(request.param) as server:
         server.write_file("pg_hba.conf", HBA + OURS)
         server.restart()
@@ -42,7 +42,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
 
 @pytest.fixture
 def guarded(server: Postgres) -> Iterator[Database]:
-    """Give a database that the role can follow, until a test withdraws a right."""
+    """Provide a database that the role can follow, until a test withdraws a right."""
     with server.database() as database, server.connect() as admin:
         admin.execute(f"CREATE ROLE {ROLE} LOGIN REPLICATION PASSWORD '{PASSWORD}'")
         yield database
@@ -71,7 +71,7 @@ async def test_the_stream_goes_on_and_the_next_says_what_is_missing(withdrawal: 
             admin.execute(withdrawal.format(database=guarded.name))
         else:
             allow(guarded.server, admin, HBA)
-            await asyncio.sleep(0.5)  # the server reads them with some delay
+            await asyncio.sleep(0.5)  # the server reads the new rules with some delay
         admin.execute("INSERT INTO t VALUES (2)")
         assert await read_inserts(stream, 1) == [[b"2"]]
         assert await source.flushed_lsn() > 0

@@ -1,4 +1,4 @@
-"""The messages of the runbook about slot, checkpoint and topics: each is produced, and its advice is followed."""
+"""Produces each message in the runbook about the slot, the checkpoint and the topics, and follows its advice."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def replace_checkpoints(scene: Scene, which: Callable[[list[bytes]], bytes]) -> None:
-    """Let the topic of checkpoints contain only one of its records, as if the others were lost."""
+    """Leave only one record in the topic of checkpoints, as if the others had been lost."""
     topic = scene.topic("checkpoint")
     found = [one.value() for one in read_committed(scene.pipeline.kafka, topic)]
     kept = which([one for one in found if one is not None])
@@ -24,7 +24,7 @@ def replace_checkpoints(scene: Scene, which: Callable[[list[bytes]], bytes]) -> 
 
 
 def write_checkpoint(scene: Scene, value: bytes) -> None:
-    """Write a checkpoint under the key of the pipeline, as another program may do."""
+    """Write a checkpoint under the key of the pipeline, as another program might."""
     commit(scene.pipeline.kafka, scene.topic("checkpoint"), value, key=scene.daemon.name.encode())
 
 
@@ -40,7 +40,7 @@ def drop_slot(scene: Scene) -> None:
 
 
 def create_slot(scene: Scene, plugin: str = "pgoutput") -> None:
-    """Create the slot as somebody else does it."""
+    """Create the slot without pgsluice, as another program would."""
     scene.execute(f"SELECT pg_create_logical_replication_slot('{scene.pipeline.slot}', '{plugin}')")
 
 

@@ -28,7 +28,7 @@ Follow = Callable[..., Daemon]
 
 @pytest.fixture
 def items(database: Database) -> Database:
-    """Give a database with a published table that has rows."""
+    """Provide a database with a published table that has rows."""
     with database.connect() as connection:
         make_items(connection)
         connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
@@ -62,7 +62,7 @@ def events_of(cuts: list[Cut]) -> list[Event]:
 
 
 def mirror(cuts: list[Cut]) -> dict[int, Any]:
-    """Return the rows of a mirror. At the end of a load, the mirror deletes rows that are older than its beginning."""
+    """Return the rows of a mirror. When a load ends, the mirror deletes the rows that are older than its ``begin``."""
     rows: dict[int, tuple[tuple[int, int, int], Any]] = {}
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events_of(cuts)]
     begins: dict[str, tuple[int, int, int]] = {}
@@ -100,7 +100,7 @@ def test_a_table_that_joins_the_publication_is_loaded(follow: Follow, kafka: Kaf
 
 
 def test_whoever_wrote_before_the_table_joined_is_waited_for(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """Their rows are not in the stream, and before their commit, no snapshot contains them either."""
+    """The stream does not contain the rows of such a transaction, and no snapshot does before it commits."""
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
     daemon = follow(items)

@@ -38,9 +38,9 @@ class Proxy:
     host = HOST
 
     def __init__(self, target_host: str = HOST, target_port: int = 0, at: tuple[str, int] | None = None) -> None:
-        """Choose the target, and the host and port to listen on, which the caller has reserved.
+        """Set the target, and with ``at`` the address to listen on.
 
-        The default is any port.
+        The caller has reserved that port. By default, the proxy reserves any free port itself.
         """
         self.target = (target_host, target_port)
         self._reserved = [ReservedPort.any()] if at is None else []
@@ -80,7 +80,7 @@ class Proxy:
         return len(self._connections)
 
     def forwarded(self, direction: Direction) -> int:
-        """Return the number of forwarded bytes of all connections."""
+        """Return the number of bytes forwarded through all connections."""
         return self._ways[direction].forwarded
 
     def cut(self) -> None:
@@ -88,11 +88,11 @@ class Proxy:
         self._do(self._cut)
 
     def cut_after(self, count: int, direction: Direction) -> None:
-        """Reset every connection after exactly ``count`` more bytes of all connections."""
+        """Reset every connection after exactly ``count`` more bytes have passed through all connections together."""
         self._each(direction, lambda way: way.limit(count))
 
     def stall_after(self, count: int, direction: Direction) -> None:
-        """Forward exactly ``count`` more bytes of all connections, and then nothing."""
+        """Forward exactly ``count`` more bytes through all connections together, and then nothing."""
         self._each(direction, lambda way: way.limit(count, stalls=True))
 
     def stall(self, direction: Direction | None = None) -> None:
@@ -108,7 +108,7 @@ class Proxy:
         self._do(self._refuse)
 
     def resume(self) -> None:
-        """Be an ordinary proxy again. Dropped data are lost, so cut those connections, because they are out of step."""
+        """Be an ordinary proxy again. Dropped data stay lost, so cut the connections that lack them."""
         self._each(None, _Way.resume)
         self._do(self._listen)
 

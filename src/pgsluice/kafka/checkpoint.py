@@ -1,4 +1,4 @@
-"""The last committed checkpoints, read from the compacted topic ``<prefix>.checkpoint``, and the tables loaded.
+"""Reads the last committed checkpoints from ``<prefix>.checkpoint``, and the loaded tables from ``<prefix>.snapshots``.
 
 Checkpoints decide where a session goes on, so the read has to be complete (see :mod:`.tail`).
 """
@@ -17,7 +17,7 @@ from pgsluice.loads import Loaded
 log = structlog.get_logger(__name__)
 
 KEY_SHOWN_MAX = 100
-"""How many characters of a foreign key the log shows."""
+"""The log shows at most this many characters of another program's record key."""
 
 
 def checkpoint_key(pipeline: str) -> bytes:
@@ -26,23 +26,25 @@ def checkpoint_key(pipeline: str) -> bytes:
 
 
 def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[Checkpoint]:
-    """Return the last committed checkpoints of ``pipeline``. The last of them counts. Return none if there is none.
+    """Return the last committed checkpoints of ``pipeline``, or an empty sequence if there are none.
 
-    The result has checkpoints of at least two cuts, if the topic still has them, because the last one does not always
-    count. Raise HistoryError, with the offset, if a record is no checkpoint.
+    The last one normally counts. The caller may have to fall back to an earlier cut, so the result has checkpoints of
+    at least two cuts if the topic still has them. Raise HistoryError, with the offset, if a record is not a checkpoint.
 
-    Take only records with the pipeline's own key. Ignore others, and log that. A pipeline that has no checkpoint yet
-    gets another pipeline's checkpoint, so that it does not begin to write to that pipeline's topics.
+    Use only records with the pipeline's own key. Ignore all others, and log a warning. If the pipeline has no
+    checkpoint yet, return another pipeline's checkpoint, if there is one. From it, the caller sees that the topics
+    belong to that pipeline, and does not write to them.
 
     With transactions (``is_atomic``), the checkpoints come in the order in which they were written, which is the order
-    of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka takes
-    nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. It comes
+    of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka accepts
+    nothing more from them. A late transaction marker can make the checkpoint of an aborted cut visible. It comes
     before everything that later sessions write. Its cut can be higher than theirs if it belongs to an epoch that never
     began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
-    sorted by cut. A refusal ends its epoch, so it comes last in it. Otherwise, the late checkpoint of a former owner
-    could come after the refusal, because its cut can be higher than the cut of the session that refused the server.
+    sorted by epoch and cut. A refusal ends its epoch, so it is sorted behind all other checkpoints of the epoch.
+    Otherwise, the late checkpoint of a former owner could come after the refusal, because its cut can be higher than
+    the cut of the session that refused the server.
     """
     ours: list[Checkpoint] = []
     others = _Others()

@@ -1,4 +1,4 @@
-"""The borders and the order of transactions, and the changes that never happened because they were rolled back."""
+"""The boundaries and the order of transactions, and changes that never happened because they were rolled back."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -12,7 +12,7 @@ LARGE_ROWS = 4000
 
 
 def _interleaved(place: Place) -> None:
-    """The transaction that begins later commits first."""
+    """Let the transaction that begins later commit first."""
     with place.connect() as first, place.connect() as second:
         first.execute("BEGIN; INSERT INTO t VALUES (1, 'first')")
         second.execute("BEGIN; INSERT INTO t VALUES (2, 'second')")
@@ -48,7 +48,7 @@ def _identities(found: Found) -> None:
     for event in found.events():
         assert event["xid"] == event["after"]["xid"]
         assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
-        assert abs(event.timestamp_ms / 1000 - event["ts"].timestamp()) < 600, "the time of producing"
+        assert abs(event.timestamp_ms / 1000 - event["ts"].timestamp()) < 600, "the time at which it was produced"
 
 
 def _steps(found: Found) -> None:
@@ -138,7 +138,7 @@ def _flags(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "savepoints",
-        "What was rolled back to a savepoint never happened; what was released did.",
+        "Changes rolled back to a savepoint never happened. Changes of a released savepoint did.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             BEGIN;
@@ -162,7 +162,7 @@ SCENARIOS = [
     ),
     Scenario(
         "many subtransactions",
-        "More than fit into a backend's cache of subtransactions; every third fails.",
+        "There are more subtransactions than a backend's cache holds. Every third one fails.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             DO $$ BEGIN
@@ -179,7 +179,7 @@ SCENARIOS = [
     ),
     Scenario(
         "interleaved",
-        "Transactions come whole, in the order of their commits.",
+        "Transactions arrive whole, in the order of their commits.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work=_interleaved,
         ops={"t": "cccc"},
@@ -187,7 +187,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared",
-        "A prepared transaction comes when it is committed.",
+        "A prepared transaction arrives when it is committed.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         work=_prepared,
         ops={"t": "cc"},
@@ -195,7 +195,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared across restarts",
-        "However long it takes.",
+        "A prepared transaction arrives when it is committed, even if pgsluice has been restarted meanwhile.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         work=_prepare,
         while_down="INSERT INTO t VALUES (3)",
@@ -214,7 +214,7 @@ SCENARIOS = [
     ),
     Scenario(
         "nothing to publish",
-        "Empty transactions, locks, rolled back ones, other tables, messages: no events.",
+        "Empty and rolled back transactions, locks, other tables and messages cause no events.",
         setup="CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int); INSERT INTO t VALUES (1)",
         publication="FOR TABLE t",
         work="""
@@ -243,7 +243,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity of transactions",
-        "xid and ts are the transaction's, the record's own time is that of producing.",
+        "xid and ts are those of the transaction. The record's timestamp is the time at which it was produced.",
         setup="CREATE TABLE t (id serial PRIMARY KEY, xid bigint, at timestamptz)",
         work="""
             INSERT INTO t (xid, at) VALUES (txid_current(), clock_timestamp());
@@ -257,7 +257,7 @@ SCENARIOS = [
     ),
     Scenario(
         "one row, many changes",
-        "Each is there, in order.",
+        "Every change arrives, in order.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             DO $$ BEGIN
@@ -269,7 +269,7 @@ SCENARIOS = [
     ),
     Scenario(
         "large",
-        "A transaction larger than a cut is delivered as it arrives, alone; small ones before and after.",
+        "A transaction larger than a cut is delivered alone, as it arrives. Small ones come before and after it.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)",
         tables=["t", "u"],
         work=f"""
@@ -285,7 +285,7 @@ SCENARIOS = [
     ),
     Scenario(
         "truncate",
-        "Several tables, cascading, with sequences; also rolled back, and between rows of one transaction.",
+        "Truncates of several tables, with CASCADE, with sequences, rolled back, and between rows of one transaction.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup="""
@@ -325,7 +325,7 @@ SCENARIOS = [
     ),
     Scenario(
         "origins",
-        "What was replicated to here says from where, with the commit time of there.",
+        "A transaction that was replicated from another server has its origin, and its commit time on that server.",
         setup="CREATE TABLE t (id int PRIMARY KEY, origin text)",
         work=_replicated,
         ops={"t": "ccc"},

@@ -173,7 +173,7 @@ class TestClientErrors:
         assert lines == []
 
     def test_idle_connections_may_be_closed(self) -> None:
-        """Brokers close them after ten minutes. Every client reports this without a reason."""
+        """Brokers close idle connections after ten minutes. Every client reports this, but gives no reason."""
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
             for _ in range(10):
@@ -265,7 +265,7 @@ class TestClientOptions:
         assert "Connection refused" in lines[0]["reason"]
 
     def test_librdkafkas_own_lines_are_for_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
-        """It warns of properties that are meant for other kinds of clients, and of everything that it tries again."""
+        """librdkafka warns about properties for other kinds of clients, and about everything that it retries."""
         properties = {"bootstrap.servers": "127.0.0.1:9", "compression.type": "lz4", "fetch.min.bytes": "1"}
         options = ClientOptions(properties, "pgsluice-shop")
         caplog.set_level(logging.INFO)

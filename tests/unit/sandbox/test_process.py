@@ -48,7 +48,7 @@ def wait_for(server: Server, file: Path) -> None:
 
 
 def wait_until_gone(watched: list[int]) -> None:
-    """Wait until processes have ended. Their descriptors were opened while they ran."""
+    """Wait until the processes behind these descriptors have ended."""
     for descriptor in watched:
         assert select.select([descriptor], [], [], WAIT_S)[0]
         os.close(descriptor)
@@ -142,7 +142,7 @@ OWNER = f"""if True:
 
 @pytest.fixture
 def owner(directory: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Give another process that owns a server with children."""
+    """Provide another process that owns a server with children."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, directory],
         cwd=Path(process.__file__).parents[1],
