@@ -1,6 +1,6 @@
 """Turns results into text: lines for the terminal, and the generated part of docs/performance.md. No I/O.
 
-The ``goals`` are compared with the fastest encoder that was measured.
+``goals`` compares each goal with the result of the fastest encoder that was measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ from bench.results import DRAIN, LOADING, Latency, LoadResult, Moment, Results, 
 
 ROLES = ("client", "walsender", "broker", "others")
 
-BEGIN = "<!-- written by `make bench-report` from bench/results.json; a test keeps it so. -->\n"
-END = "<!-- end of what is written -->\n"
+BEGIN = "<!-- written by `make bench-report` from bench/results.json; a test compares it. -->\n"
+END = "<!-- end of the generated part -->\n"
 
 NOTHING = "Nothing has been measured yet. `make bench-report` measures, and writes the results here.\n"
 
@@ -117,13 +117,13 @@ def goals(results: Results) -> Iterator[tuple[str, str, str]]:
     yield from _goals_of_latency(results)
     yield from _goals_of_loading(results)
     if (found := results.starts) is not None:
-        yield "First start, topics are created, to the first event", "1.5 s", f"{max(found.starts.first):.2f} s at most"
+        yield "First start, which creates the topics, to the first event", "1.5 s", f"{max(found.starts.first):.2f} s at most"
         yield "Later start to the first event", "1.5 s", f"{max(found.starts.again):.2f} s at most"
         yield "`kill -9` to streaming again", "2 s", f"{max(found.starts.killed):.2f} s at most"
     yield from _goals_of_tables(results)
     peaks = [peak for load in results.loads.values() for name in load.runs if (peak := _daemon_peak(load, name))]
     if peaks:
-        yield "Memory of the daemon, in all of it", "150 MiB", f"{max(peaks):.0f} MiB at most"
+        yield "Memory of the daemon, in all loads", "150 MiB", f"{max(peaks):.0f} MiB at most"
     if results.memory is not None:
         most = max(load.resident_mib for load in results.memory.loads.values())
         yield "Memory of the daemon while transactions wait for their commit", "200 MiB", f"{most:.0f} MiB at most"
@@ -174,7 +174,7 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def fastest(load: LoadResult, kind: str = "exactly once") -> str | None:
-    """Return the contender of a kind with the fastest encoder. Contenders are in this order."""
+    """Return the contender of a kind with the fastest encoder. The load has its contenders in this order."""
     return next((name for name in load.runs if name.startswith(kind)), None)
 
 
@@ -265,9 +265,9 @@ def _starts(results: Results) -> Iterator[str]:
         return
     yield "### Start\n"
     starts = {
-        "first start, topics are created, to the first event": found.starts.first,
+        "first start, which creates the topics, to the first event": found.starts.first,
         "later start to the first event": found.starts.again,
-        "`kill -9` to streaming again, started at once": found.starts.killed,
+        "`kill -9` to streaming again, restarted at once": found.starts.killed,
     }
     spreads = {name: Spread.of(taken) for name, taken in starts.items()}
     yield table(

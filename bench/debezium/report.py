@@ -6,7 +6,7 @@ from bench.debezium.results import Backlog, Delay, Drained, Live, Results
 from bench.report import said, table
 from bench.results import Spread
 
-BEGIN = "<!-- written by `make bench-debezium` from bench/debezium/results.json; a test keeps it so. -->\n"
+BEGIN = "<!-- written by `make bench-debezium` from bench/debezium/results.json; a test compares it. -->\n"
 END = "<!-- end of the comparison -->\n"
 
 

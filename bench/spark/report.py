@@ -6,7 +6,7 @@ from bench.report import said, table
 from bench.results import Spread
 from bench.spark.results import AuditResult, DriverResult, Race, Results
 
-BEGIN = "<!-- written by `make bench-spark` from bench/spark/results.json; a test keeps it so. -->\n"
+BEGIN = "<!-- written by `make bench-spark` from bench/spark/results.json; a test compares it. -->\n"
 END = "<!-- end of Spark -->\n"
 
 GOAL_DECODE, GOAL_MIRROR, GOAL_LOAD = 0.9, 0.8, 150_000

@@ -33,7 +33,7 @@ STREAMING = 14
 """The first version that streams large transactions."""
 
 DOCUMENT = Path(__file__).parents[2] / "docs/evolution.md"
-MARK = "printed by `python -m tests.integration.scenarios.evolution`; a test keeps it so. -->\n\n"
+MARK = "printed by `python -m tests.integration.scenarios.evolution`; a test compares it. -->\n\n"
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all scenarios
 

@@ -15,8 +15,8 @@ DIRECTORIES = ("src", "tests", "sandbox", "bench", "docs", "contract", "deploy",
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 450
 WITHOUT_A_TEST_FILE = {"src/pgsluice/kafka/table_topics.py"}  # test_kafka_topics.py covers it, with kafka.topics
-TYPES_MARK = "<!-- printed by `pgsluice schema types`; a test keeps it so. -->\n\n"
-REFERENCE_MARK = "printed by `pgsluice config reference`; a test keeps it so. -->\n\n"
+TYPES_MARK = "<!-- printed by `pgsluice schema types`; a test compares it. -->\n\n"
+REFERENCE_MARK = "printed by `pgsluice config reference`; a test compares it. -->\n\n"
 
 UNWANTED = {
     "a path of one machine": r"(?<![\w.~/:-])/(?:root|work|home)/",

@@ -93,12 +93,12 @@ def test_goals_are_judged_by_the_fastest_encoder() -> None:
         f"1,000 tables of 100 rows: {LOADED}": "30 s at most",
         "Latency at 100 transactions a second while a table is loaded: p95": "100 ms",
         "Memory of the daemon while it loads tables": "110 MiB at most",
-        "First start, topics are created, to the first event": "1.60 s at most",
+        "First start, which creates the topics, to the first event": "1.60 s at most",
         "Later start to the first event": "1.10 s at most",
         "`kill -9` to streaming again": "1.90 s at most",
         "CPU of the daemon for an event, from the fewest tables to the most: exactly once": "50 % apart",
         "CPU of the daemon for an event, from the fewest tables to the most: discard": "0 % apart",
-        "Memory of the daemon, in all of it": "110 MiB at most",
+        "Memory of the daemon, in all loads": "110 MiB at most",
         "Memory of the daemon while transactions wait for their commit": "150 MiB at most",
     }
 
@@ -122,7 +122,7 @@ def test_the_report_has_everything() -> None:
         "| 5,000 (4,900) | exactly once | 80.0 | 90.0 | 95.0 | 99.0 | 0.10 | 0.20 | 0.30 | 0.40 |",
         "| 0.04 | 5.50 |",
         "| 100 | 80,000 | 30.0 | 99.6 | 120.0 | 150.0 | 0.10 | 0.20 | 0.30 | 0.40 |",
-        "| `kill -9` to streaming again, started at once | 1.30 | 1.20 | 1.90 |",
+        "| `kill -9` to streaming again, restarted at once | 1.30 | 1.20 | 1.90 |",
         "| one | 50 | 120 | 130 | 5,000 |",
     ):
         assert line in text.splitlines()
