@@ -78,7 +78,7 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_info",
-                "1. The labels tell what runs.",
+                "Always 1. The labels show what is running.",
                 "Raise an alarm if it disappears (PgsluiceAbsent), because then no process answers.",
             ),
             Entry(
@@ -119,20 +119,20 @@ SECTIONS: Final = (
                 "has not received, `deliver` what was received and is not in Kafka, `confirm` "
                 "what is in Kafka and not confirmed to the server. Between sessions, the last "
                 "known positions count.",
-                "It shows the cause of a lag. `receive`: the server or the network is slow, or pgsluice reads no "
-                "more because Kafka is slow. `deliver`: Kafka is slow. `confirm`: a transaction is prepared or open, "
-                "or a heartbeat is due.",
+                "It shows the cause of a lag. `receive`: the server or the network is slow, or pgsluice has "
+                "stopped reading because Kafka is slow. `deliver`: Kafka is slow. `confirm`: a transaction is prepared "
+                "or open, or a heartbeat is due.",
             ),
             Entry(
                 "pgsluice_lag_bytes",
                 "[See above](#lag), in bytes.",
-                "PgsluiceLagGrowing: the server writes faster than is delivered.",
+                "PgsluiceLagGrowing: the server writes faster than pgsluice delivers.",
             ),
             Entry(
                 "pgsluice_lsn",
                 "Positions in the WAL, in bytes: `server`, `received`, `delivered` and "
                 "`confirmed` of the present session, or of the last one.",
-                "Compare them to see where the pipeline stands still. `confirmed` begins again in each session.",
+                "Compare them to see where the pipeline is stuck. `confirmed` starts again with each session.",
             ),
         ),
     ),
@@ -171,15 +171,16 @@ SECTIONS: Final = (
                 "pgsluice_slot_xmin_age_transactions",
                 "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove rows of system catalogs "
                 "that were deleted since then.",
-                "It grows while the slot stands still. At some millions, catalogs bloat. Near 2 billion, the server "
-                "refuses to write. Let pgsluice go on, or drop the slot.",
+                "It grows while the slot does not advance. At some millions, catalogs bloat. Near 2 billion, the "
+                "server refuses to write. Let pgsluice go on, or drop the slot.",
             ),
             Entry(
                 "pgsluice_slot_decoded_bytes_total",
                 "Bytes of changes that the server has decoded for the slot, from "
                 "`pg_stat_replication_slots`. PostgreSQL 14 and newer. Absent until the server "
                 "has statistics of the slot.",
-                "Compare it with `pgsluice_received_bytes_total`: the server decodes what is not published, too.",
+                "Compare it with `pgsluice_received_bytes_total`. The server also decodes changes that are not "
+                "published.",
             ),
             Entry(
                 "pgsluice_slot_spilled_transactions_total",
@@ -198,7 +199,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_sampled_timestamp_seconds",
-                "When the slot was last looked at with success, as Unix time in seconds.",
+                "When the slot was last read successfully, as Unix time in seconds.",
                 "PgsluiceSlotUnknown: PostgreSQL does not answer, so no other metric of this table can warn.",
             ),
         ),
@@ -237,8 +238,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_received_bytes_total",
                 "Bytes received from the slot.",
-                "If it does not grow while the server writes, the server decodes what is not "
-                "published, or a large transaction.",
+                "If it does not grow while the server writes, the server is decoding changes that are "
+                "not published, or a large transaction.",
             ),
             Entry(
                 "pgsluice_transactions_total",
@@ -248,7 +249,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_cuts_total",
                 "Cuts, which are transactions of Kafka: `data`, or `heartbeat` without events.",
-                "There is at least one a minute. If there is none, Kafka takes nothing, or a "
+                "There is at least one a minute. If there is none, Kafka accepts nothing, or a "
                 "large transaction is being written.",
             ),
             Entry(
@@ -274,7 +275,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_snapshot_rows",
-                "Rows that were read so far, of all tables that are loaded or will be.",
+                "Rows that have been read so far, of all tables that are loaded or will be.",
                 "",
             ),
             Entry(
@@ -294,7 +295,7 @@ SECTIONS: Final = (
                 "pgsluice_snapshot_round_seconds",
                 "Time of a round, from the lock of the table to its rows' place in the stream, in seconds.",
                 "Tens of milliseconds are normal. If it takes seconds, lower "
-                "`snapshot.chunk_rows`, because the lock lasts as long.",
+                "`snapshot.chunk_rows`, because the table is locked for that long.",
             ),
             Entry(
                 "pgsluice_snapshot_held_seconds_total",
@@ -303,7 +304,7 @@ SECTIONS: Final = (
                 "`snapshot.chunk_rows`.",
             ),
         ),
-        'The gauges are there while the process streams, unless `snapshot.mode` is `"never"`. '
+        'The gauges are present while the process streams, unless `snapshot.mode` is `"never"`. '
         "Numbers of rows are PostgreSQL's estimates, from the last `ANALYZE`.",
     ),
     Section(
@@ -326,8 +327,8 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_waiting_bytes",
-                "What these rows take: in `memory`, and on `disk`, in bytes.",
-                "PgsluiceSpillNearlyFull: at the limit of the disk pgsluice stops (69). Commit or end the transaction.",
+                "Space that these rows take in `memory` and on `disk`, in bytes.",
+                "PgsluiceSpillNearlyFull: at the limit on disk, pgsluice stops (69). Commit or end the transaction.",
             ),
             Entry(
                 "pgsluice_waiting_limit_bytes",
@@ -336,7 +337,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_prepared_transactions",
-                "Prepared transactions received that have not ended.",
+                "Prepared transactions that were received and have not ended.",
                 "",
             ),
             Entry(
@@ -352,7 +353,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "process_resident_memory_bytes",
-                "Memory that the process takes.",
+                "Memory that the process uses.",
                 "Compare it with the container's limit.",
             ),
             Entry(
@@ -398,7 +399,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_resent_transactions_total",
-                "Transactions that came again and were left out.",
+                "Transactions that PostgreSQL sent again and pgsluice skipped.",
                 "Some after each reconnect are normal.",
             ),
             Entry(
@@ -409,12 +410,12 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_dead_letters_total",
-                "Changes that a dead letter stands for.",
+                "Changes that were replaced by dead letters.",
                 "PgsluiceDeadLetters: consumers lack these changes. See [poison](dead-letters.md#poison).",
             ),
             Entry(
                 "pgsluice_quarantined_tables",
-                "Tables that cannot be published as the settings are; at most 100 are counted.",
+                "Tables that cannot be published with the present settings; at most 100 are counted.",
                 "PgsluiceTablesInQuarantine: `pgsluice status` names tables and reasons. See "
                 "[tables in quarantine](dead-letters.md#tables-in-quarantine).",
             ),
@@ -431,7 +432,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_registry_seconds",
                 "Time of a request to the schema registry server, in seconds; `result` is `ok`, "
-                "an HTTP status, or what else went wrong. Only with `schema_registry.type = "
+                "an HTTP status, `no answer` or `no registry`. Only with `schema_registry.type = "
                 '"confluent"`.',
                 "See [registry.md](registry.md#a-registry-server).",
             ),

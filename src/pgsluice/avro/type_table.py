@@ -26,8 +26,8 @@ _MARKED: Final[Mapping[Opcode, str]] = {
 }
 """The values that go to ``raw``, for the types that columns have without a choice. Other types never need ``raw``."""
 
-_EXTREMES: Final = "infinities become the lowest or highest integer"
 _POISON: Final = "a value that would be in `raw` is poison"
+_EXTREMES: Final = "infinities become the lowest or highest integer; any other value that would be in `raw` is poison"
 
 
 class _Row(NamedTuple):
@@ -64,7 +64,7 @@ def _rows() -> Iterable[tuple[str, _Row]]:
     for name in ("hstore", "vector"):
         yield f"{name} (extension)", _row(PgType(0, "public", name))
     yield "enums, composites, types of extensions and of users", _row(PgType(0, "public", "mood"))
-    yield "domains", _Row("as their base type; a numeric without its precision", "", "", "as their base type")
+    yield "domains", _Row("that of their base type; a numeric loses its precision", "", "", "as for their base type")
     array = PgType(1, "public", "_mood")
     yield "arrays of any of these", _row(array, elements={array.oid: Element(PgType(0, "public", "T"))})
 
@@ -83,7 +83,7 @@ def _row(pg_type: PgType, typmod: int = -1, elements: Mapping[int, Element] | No
 def _key(kind: ColumnType, of_key: ColumnType) -> str:
     if kind.opcode not in _MARKED:
         return ""
-    return _POISON if kind.opcode is of_key.opcode else f"{_EXTREMES}; {_POISON} otherwise"
+    return _POISON if kind.opcode is of_key.opcode else _EXTREMES
 
 
 def _avro(schema: Schema) -> str:
@@ -104,14 +104,14 @@ _CHOSEN: Final = (
         "decimal(38,9)",
         "numeric",
         "`decimal(p,s)`",
-        "NaN, infinities, more digits before or after the point than it has",
+        "NaN, infinities, numbers with more digits before or after the point than the decimal has",
     ),
-    ("double", "numeric", "`double`", "numbers that the double nearest to them is not written as"),
+    ("double", "numeric", "`double`", "numbers that are not written with the same digits after conversion to a double"),
     ("long", "numeric", "`long`", "numbers with a decimal point, or beyond 64 bits"),
     ("long", "int4", "`long`", ""),
-    ("long", "xid8", "`long`", "those beyond 63 bits"),
+    ("long", "xid8", "`long`", "values beyond 63 bits"),
     ("double", "float4", "`double`", ""),
-    ("time-millis", "time", "`time-millis`", "as `time-micros`, and what is no whole number of milliseconds"),
+    ("time-millis", "time", "`time-millis`", "as `time-micros`, and values with a fraction of a millisecond"),
     ("timestamp-millis", "timestamptz", "`timestamp-millis`", "as `timestamp-micros`, and as above"),
     ("local-timestamp-millis", "timestamp", "`local-timestamp-millis`", "as `local-timestamp-micros`, and as above"),
     ("timestamp-millis", "timestamp", "`timestamp-millis`", "as above; the time is taken to be UTC"),
@@ -119,7 +119,7 @@ _CHOSEN: Final = (
     ("interval-micros", "interval", "`interval-micros`", "months and years, infinities; a day is 24 hours"),
     ("string", "text", "`string`", ""),
 )
-_NAMES: Final = {"int4": "smallint, integer", "text": "every type; of an array, the text of the whole"}
+_NAMES: Final = {"int4": "smallint, integer", "text": "every type; for an array, the text of the whole array"}
 
 
 def _choices() -> Iterable[str]:

@@ -26,9 +26,9 @@ def test_lines_of_the_table() -> None:
     assert lines["hstore (extension)"][0] == "map of nullable string"
     assert lines["vector (extension)"][0] == "array of float"
     assert lines["numeric(p,s) of up to 38 digits"][0] == "bytes, decimal(p,s)"
-    poison = "a value that would be in `raw` is poison"
-    assert lines["date"][2] == f"infinities become the lowest or highest integer; {poison} otherwise"
-    assert lines["time"][2] == poison
+    extremes = "infinities become the lowest or highest integer; any other value that would be in `raw` is poison"
+    assert lines["date"][2] == extremes
+    assert lines["time"][2] == "a value that would be in `raw` is poison"
 
 
 def test_everything_that_can_be_chosen_stands_in_the_second_table() -> None:
