@@ -24,7 +24,7 @@ LONGEST = (
     *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
     *("kafka_tls", "shared_topics"),
 )
-"""The files that take minutes, the longest first. If one of them began last, the other workers would wait for it."""
+"""The files that take minutes, the longest first. If one of them started last, all other workers would wait."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,9 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that a test may stop, kill and pause.
+    """Provide a broker that a test may stop, kill and pause.
 
-    It runs again afterwards. Its periodic work has short intervals.
+    The broker runs again afterwards. Its periodic work has short intervals.
     """
     intervals = ("log.cleaner.backoff.ms", "transaction.abort.timed.out.transaction.cleanup.interval.ms")
     with Kafka(settings=dict.fromkeys(intervals, "100")) as cluster:
@@ -47,14 +47,14 @@ def own_kafka() -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def secured_kafka() -> Iterator[SecuredKafka]:
-    """Give a broker with users and access rights."""
+    """Provide a broker with users and access rights."""
     with SecuredKafka() as cluster:
         yield cluster
 
 
 @contextmanager
 def starting(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines within the block, on the shared servers unless told otherwise. All are removed after it."""
+    """Start pipelines within the block, on the shared servers unless told otherwise. Remove all of them after it."""
     with ExitStack() as stack:
 
         def begin(  # noqa: PLR0913 - as in Start
@@ -85,25 +85,25 @@ def starting(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator
 
 @pytest.fixture
 def start(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines, on a given broker and server. All are stopped and removed after the test."""
+    """Start pipelines, on a given broker and server. Stop and remove all of them after the test."""
     with starting(postgres_server, kafka) as begin:
         yield begin
 
 
 @pytest.fixture(scope="module")
 def stage(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Stage]:
-    """Play scenarios of the runbook. Those of a module share a pipeline as long as it streams."""
+    """Play scenarios of the runbook. The scenarios of a module share a pipeline as long as it streams."""
     with starting(postgres_server, kafka) as begin:
         yield Stage(begin)
 
 
 @pytest.fixture
 def prefix() -> str:
-    """Give a prefix of topics that no other test uses."""
+    """Provide a prefix of topics that no other test uses."""
     return f"shop-{uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def orders(prefix: str) -> Target:
-    """Give a table with a key, in the form that the sink uses."""
+    """Provide a table with a key, in the form that the sink uses."""
     return Target(f"{prefix}.public.orders", 11, 12)

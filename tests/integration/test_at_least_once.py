@@ -71,7 +71,7 @@ def checkpoints(pipeline: Pipeline) -> list[tuple[int, Checkpoint]]:
 
 
 def runs(found: list[Seen]) -> list[list[Seen]]:
-    """Split the records where the positions go back."""
+    """Split the records into runs, wherever the positions go back."""
     parts: list[list[Seen]] = []
     for one in found:
         if not parts or one.position <= parts[-1][-1].position:
@@ -103,8 +103,8 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
     """Write small and large transactions in the background. In the end, the list contains the last number.
 
-    There are pauses between transactions, because a daemon starts slowly on a busy machine, and all rows are decoded in
-    the end.
+    There are pauses between transactions. A daemon starts slowly on a busy machine, and the test finally decodes all
+    rows, so there must not be too many.
     """
     stop, last = threading.Event(), [0]
 
@@ -190,7 +190,7 @@ class TestChangingTheMode:
         pipeline.wait_until_confirmed()
         topic = f"{pipeline.daemon.name}.public.numbers"
         written = 10
-        # on a busy machine it may have finished before we notice that it has begun
+        # on a busy machine, the transaction may have finished before we notice that it has begun
         while not self._killed_amid(pipeline, topic, LARGE):
             written += LARGE
             pipeline.daemon.start()
@@ -226,8 +226,8 @@ class TestChangingTheMode:
 
 
 def test_a_former_owner_that_wakes_up(start: Start) -> None:
-    """It is not fenced, so it may repeat the records in its queue. It loses nothing, and it does not stop the new
-    owner."""
+    """The former owner is not fenced, so it may repeat the records in its queue. Nothing is lost, and the new owner
+    does not stop."""
     former = start({**SMALL_CUTS, "postgres": {"wal_sender_timeout": "2s", "status_interval": "500ms"}})
     former.write()
     former.wait_until_confirmed()

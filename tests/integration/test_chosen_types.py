@@ -1,6 +1,6 @@
 """Types of columns that the settings choose.
 
-If a choice is impossible, pgsluice can be told to stop, and loses nothing.
+If a choice is impossible, pgsluice can be told to stop. It then loses nothing.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ def checked(daemon: Daemon) -> str:
 
 
 def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: Start) -> None:
-    """``check`` finds it as well. For domains, and for arrays of domains, the base type is decisive."""
+    """``check`` reports it as well. For domains, and for arrays of domains, the base type is decisive."""
     pipeline = start(
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )

@@ -49,7 +49,7 @@ async def registry() -> AsyncIterator[str]:
 
 
 def deserialized(url: str) -> list[Any]:
-    """Return for every part what Confluent's deserializer reads, or its error."""
+    """Return what Confluent's deserializer reads from each part, or its error."""
     found: list[Any] = []
     with SchemaRegistryClient({"url": url}) as client:
         deserialize = AvroDeserializer(client)

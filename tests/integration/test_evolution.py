@@ -27,7 +27,7 @@ VERSIONS = (10, 14, 18)
 SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"binary": True}}}
 """Settings that change how values are sent, but not what consumers see."""
 GENERATED_COLUMNS = 12
-"""The first version that has columns which are not published."""
+"""The first version that has columns that are not published."""
 READINGS = {"Envelope": value_reading, "Key": record_reading}
 STREAMING = 14
 """The first version that streams large transactions."""
@@ -96,7 +96,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
 
 
 def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
-    """Describe the tables as docs/evolution.md explains it, without reading a single row."""
+    """Describe the tables in the way that docs/evolution.md explains, without reading a single row."""
     descriptions = {(entry["subject"], entry["id"]): entry["postgres"] for entry in schemas}
     found: dict[str, Table] = {}
     for topic in (topic for cut in cuts for topic in cut.record["topics"] if topic["schema_ids"]):
@@ -120,7 +120,7 @@ def _streamed(connection: psycopg.Connection) -> int:
 
 
 def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> Table | None:
-    """Return the same from the catalog. Return None if the table was dropped or renamed."""
+    """Return the description of a table from the catalog, or None if the table was dropped or renamed."""
     query = (
         "SELECT c.oid::bigint, nspname, relname, relreplident FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = %s AND nspname = %s AND relname = %s"

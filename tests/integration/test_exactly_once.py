@@ -27,7 +27,7 @@ TIMEOUT_S = 2
 """The time-out of a Kafka transaction. We stop waiting for an unanswered commit before that."""
 
 SMALL_BYTES = 1000
-"""A request with a mark is smaller. A request with the rows of a large transaction is larger."""
+"""A request with a mark is smaller than this. A request with the rows of a large transaction is larger."""
 
 SETTINGS: dict[str, Any] = {
     "heartbeat": "1min",  # so that any commit that the tests catch is a commit of rows
@@ -70,7 +70,7 @@ def seen(proxied_kafka: tuple[Kafka, KafkaProxy], start: Start) -> Iterator[Seen
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Give a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 
@@ -105,7 +105,7 @@ class Late:
         return bool(self._kept)
 
     def before(self, request: Request) -> None:
-        """Deliver the request just before this one."""
+        """Deliver the late request just before this one."""
         while self._kept:
             self._kept.pop().send_late()
         request.forward()

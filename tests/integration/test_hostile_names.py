@@ -48,7 +48,7 @@ BAD = "bad"
 
 
 def names(longest: int = 63) -> st.SearchStrategy[str]:
-    """Return a strategy for identifiers of at most so many bytes of UTF-8, without those that PostgreSQL refuses."""
+    """Return a strategy for identifiers up to this many bytes of UTF-8, without those that PostgreSQL refuses."""
     any_text = st.text(st.characters(exclude_categories=["Cs"], min_codepoint=1), max_size=9)
     parts = st.one_of(st.sampled_from(NASTY), any_text)
     repeated = st.sampled_from(NASTY).map(lambda one: one * longest)
@@ -59,7 +59,7 @@ def names(longest: int = 63) -> st.SearchStrategy[str]:
 
 @dataclass(frozen=True)
 class Names:
-    """The names that a user gives to his objects."""
+    """The names that a user gives to their objects."""
 
     schema: str
     table: str
@@ -77,7 +77,7 @@ ALL = st.builds(Names, names(), names(), names(), names(), names(), names(190), 
 
 @pytest.fixture(scope="module")
 def pipeline(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Pipeline]:
-    """Give a pipeline with prepared transactions. The name of its publication is as unusual as the others."""
+    """Provide a pipeline with prepared transactions. The name of its publication is as unusual as the others."""
     publication = "\x1b[31m\u202e'\"\n.{prefix}%s"
     with postgres_server(DEFAULT_VERSION).database() as database:
         prepare(database)
@@ -136,7 +136,7 @@ def rows(pipeline: Pipeline, topic: str) -> list[dict[str, object]]:
 
 
 def assert_safe(text: str) -> None:
-    """Check that all characters but line breaks and tabs are printable, because others could control a terminal."""
+    """Check that all characters except line breaks and tabs are printable, because others could control a terminal."""
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 
@@ -201,7 +201,7 @@ def test_sql_that_is_proposed_means_what_it_says(pipeline: Pipeline, name: str) 
 )
 @given(names(), names(), names())
 def test_remedies_mend_what_they_are_for(pipeline: Pipeline, publication: str, schema: str, table: str) -> None:
-    """Operators copy them from a terminal, so the printed text has to work."""
+    """Operators copy the remedies from a terminal, so the printed text has to work."""
     with pipeline.database.server.database() as database, database.connect() as connection:
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
         connection.execute(sql.SQL("CREATE TABLE {} (id int)").format(sql.Identifier(schema, table)))
@@ -222,7 +222,7 @@ def found_fault(database: Database, publication: str) -> dict[str, Finding]:
 
 
 def test_what_people_read_is_safe(pipeline: Pipeline) -> None:
-    """This runs after all names above were used."""
+    """This test runs after all names above were used."""
     daemon = pipeline.daemon
     assert [json.loads(line) for line in daemon.log_text().splitlines()]
     assert_safe(daemon.log_text())

@@ -1,4 +1,4 @@
-"""Tables of a user who may only create tables. They stop nobody, and no row arrives in another table's topic."""
+"""Tables of a user who may only create tables. They stop no other table, and no row arrives in a wrong topic."""
 
 import json
 import subprocess
@@ -127,7 +127,7 @@ def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
 
 
 def test_room_for_topics_comes_back_when_topics_are_deleted(start: Start) -> None:
-    """As docs/scaling.md describes it."""
+    """The steps are those of docs/scaling.md."""
     pipeline = start({"kafka": {"topics": {"partitions": 1, "max": 1}}})
     daemon = pipeline.daemon
     execute(

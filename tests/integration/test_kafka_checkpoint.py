@@ -89,7 +89,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
 
     def test_one_that_a_former_owner_wrote_late_does_not_take_a_refusal_away(self, kafka: Kafka, topic: str) -> None:
-        """Its position can be beyond that of the session which found that the server has another history."""
+        """The late position can be beyond that of the session that found that the server has another history."""
         refused = replace(checkpoint(3), refused="The server was restored.")
         commit(kafka, topic, record(2), record(3), refused.to_json(), record(4))
         assert read(client_options(kafka), topic, is_atomic=False) == refused
@@ -119,7 +119,7 @@ class TestWhatIsThere:
             assert "its records are ignored" in line["event"]
 
     def test_another_pipelines_is_there_for_one_that_has_none_yet(self, kafka: Kafka, topic: str) -> None:
-        """The pipeline must not begin in the topics of another one."""
+        """The pipeline must not start to write to the topics of another pipeline."""
         others = replace(checkpoint(9), pipeline="other")
         commit(kafka, topic, others.to_json(), b"no checkpoint", record(3), key=b"other")
         assert read(client_options(kafka), topic) == others
@@ -131,7 +131,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic) is None
 
     def test_records_without_transactions(self, kafka: Kafka, topic: str) -> None:
-        """As in at-least-once mode, where no marker is at the end."""
+        """In at-least-once mode, the topic does not end with a marker."""
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         for cut in range(1, 3 * FIRST_WINDOW):
             producer.produce(topic, record(cut), b"shop")
@@ -140,7 +140,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("behind", [FIRST_WINDOW - 2, FIRST_WINDOW - 1, FIRST_WINDOW, FIRST_WINDOW * WINDOW_FACTOR])
     def test_it_is_found_behind_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
-        """This tests the borders of the windows, because a transaction's marker takes an offset as well."""
+        """This tests the boundaries of the windows, because a transaction's marker takes an offset as well."""
         commit(kafka, topic, record(1))
         commit(kafka, topic, record(2))
         abort(kafka, topic, *[record(3)] * (behind - 1))
@@ -159,7 +159,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("value", [b"\x00\x00\x00\x00\x05", b"{}", b"", None])
     def test_a_record_that_is_no_checkpoint(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
-        """It must never be skipped, because an older checkpoint would cause repeated deliveries."""
+        """Such a record must never be skipped, because an older checkpoint would cause repeated deliveries."""
         commit(kafka, topic, record(1), value)
         sentence = f"^Record 1 of topic {topic} is not one that this version of pgsluice can read"
         with pytest.raises(HistoryError, match=sentence):

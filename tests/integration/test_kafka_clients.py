@@ -77,7 +77,7 @@ class TestThreadsEndWithTheSession:
         assert len(errors) == SESSIONS
 
     async def test_while_kafka_does_not_answer(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
-        """A transaction has records that were not sent yet. Nothing waits for them."""
+        """A transaction has records that have not been sent yet. Nothing waits for them."""
         before = threads_of_clients()
         session = Session(own_kafka, prefix)
         await session.start()

@@ -148,7 +148,7 @@ class TestBetweenSessions:
         }
 
     async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """As after an unclean leader election. In this test, the cut record claims more than was written."""
+        """This is what an unclean leader election causes. In this test, the cut record claims more than was written."""
         await written(kafka, prefix, orders)
         cut = await last_cut(kafka, prefix)
         written_to = cut["topics"][0]["offsets"][1]["next"]
@@ -186,7 +186,7 @@ class TestBetweenSessions:
     async def test_schemas_that_are_not_there_any_more(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Once this is accepted, a topic is not checked until its next row has registered its schema again."""
+        """Once the loss is accepted, a topic is not checked until its next row has registered its schema again."""
         await written(kafka, prefix, orders, items)
         described = [items.topic]
         with pytest.raises(HistoryError, match=f"The schemas of topic {orders.topic} are not registered any more"):
@@ -235,7 +235,7 @@ class TestBetweenSessions:
     async def test_the_partitions_of_a_topic_that_no_full_cut_lists(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """So the topic's first cut has to list them all."""
+        """The topic's first cut therefore has to list them all."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -252,7 +252,7 @@ class TestBetweenSessions:
     async def test_a_topic_without_changes_is_in_no_cut(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Its schemas may not be registered yet, so the next start would miss them."""
+        """The topic's schemas may not be registered yet, so the next start would miss them."""
         async with Session(kafka, prefix) as session:
             await session.sink.prepare_topics([policy(orders, PARTITIONS), policy(items, PARTITIONS)])
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
@@ -270,7 +270,7 @@ class TestDuringASession:
     async def test_it_is_noticed_without_traffic(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
-        """The next full cut notices it."""
+        """The next full cut detects it."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -356,7 +356,7 @@ class TestDuringASession:
 
     @pytest.mark.parametrize("predicted", [True, False])
     async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, predicted: bool) -> None:
-        """As after an unclean leader election. In this test, we believe that we wrote more."""
+        """This is what an unclean leader election causes. In this test, pgsluice believes that it wrote more."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -420,7 +420,7 @@ class TestPrediction:
             assert session.prediction.is_clear
 
     async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """That cut is abandoned. The next session waits for the actual offsets."""
+        """The cut is abandoned. The next session waits for the actual offsets."""
         prediction = OffsetPrediction()
         async with Session(kafka, prefix, prediction=prediction) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -503,7 +503,7 @@ class TestLedger:
             producer.commit_transaction(TIMEOUT_S)
 
     def test_what_one_broker_says_is_not_believed(self, kafka: Kafka, orders: Target) -> None:
-        """It does not matter how long one broker says so, because another client gets another answer."""
+        """It does not matter how long one broker gives its answer, because another client gets another answer."""
         topics = Outdated(kafka)
         known = Ledger(topics, Event(), accept=False)
         known.watch(orders.topic, *topics.ensure(TopicSpec(orders.topic, 1)))

@@ -1,6 +1,6 @@
 """The markers that Kafka writes at the end of a transaction: late, repeated, or in the middle of the next one.
 
-They take offsets, so the prediction of a cut's offsets depends on them. Brokers send them to one another, in these
+Markers take offsets, so the prediction of a cut's offsets depends on them. Brokers send them to one another, in these
 tests through a proxy. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
 """
 

@@ -1,6 +1,6 @@
 """A broker that is cut off from its cluster still answers as the leader, with its outdated state.
 
-https://kafka.apache.org/documentation/#kraft: the controllers move leaders, and the broker does not hear of it.
+https://kafka.apache.org/documentation/#kraft: the controllers move leaders, and the broker does not learn of it.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Cluster:
         return ClientOptions({"bootstrap.servers": self.kafka.addresses(ALONE).split(",")[NODE - 1]}, "pgsluice-test")
 
     def create(self, *topics: str) -> None:
-        """Create topics that the first broker leads. Return when clients see them."""
+        """Create topics that the first broker leads. Wait until clients see them."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         compacted = {"cleanup.policy": "compact"}
         new = [NewTopic(topic, 1, replica_assignment=[[1, 2, 3]], config=compacted) for topic in topics]
@@ -79,7 +79,7 @@ class Cluster:
         return AdminClient({"bootstrap.servers": self._addresses(2, 3)})
 
     def wait_for_leader(self, topic: str, nodes: set[int]) -> None:
-        """Return when the connected brokers report that one of ``nodes`` leads the topic."""
+        """Wait until the connected brokers report that one of ``nodes`` leads the topic."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             found = self._admin().list_topics(topic, TIMEOUT_S).topics[topic].partitions
@@ -89,7 +89,7 @@ class Cluster:
         raise TimeoutError(f"none of {nodes} leads {topic}")
 
     def wait_for_end(self, topic: str, end: int, *nodes: int) -> None:
-        """Return when one of ``nodes`` reports this end, because the marker of a transaction comes slightly later."""
+        """Wait until one of ``nodes`` reports this end, because the marker of a transaction comes slightly later."""
         deadline, place = time.monotonic() + TIMEOUT_S, (topic, 0)
         with closing(Topics(self.options(*nodes), Event())) as topics:
             while topics.next_offsets([place])[place] < end:
@@ -100,7 +100,7 @@ class Cluster:
     def outdated(self, *topics: str) -> Iterator[None]:
         """Isolate the first broker until the others have replaced it as the leader.
 
-        Afterwards, it rejoins the cluster.
+        Afterwards, the first broker rejoins the cluster.
         """
         self.links.isolate(NODE, silently=True)
         try:
@@ -195,7 +195,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
 
 
 async def test_sessions_go_on_behind_the_last_checkpoint(cluster: Cluster) -> None:
-    """They may also end, because the broker that was asked is outdated. They never begin too early."""
+    """Sessions may also end, because the broker that was asked is outdated. They never start before the checkpoint."""
     prefix = f"shop-{uuid4().hex[:8]}"
     names = f"{prefix}.checkpoint", f"{prefix}.transactions"
     cluster.create(*names)

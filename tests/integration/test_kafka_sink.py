@@ -128,7 +128,7 @@ class TestPreparedTopics:
 
 
 class TestTheMark:
-    """A session writes a probe after all records, to recognize an outdated answer."""
+    """A session writes a probe after all records, so that it recognizes an outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(
         self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +201,7 @@ class TestDelivery:
     async def test_the_first_cut_of_a_session_lists_everything(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It includes what earlier sessions wrote, but not the topics that are gone, or that nothing was written to."""
+        """It lists what earlier sessions wrote, but no topic that is gone or to which nothing was written."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -233,7 +233,7 @@ class TestDelivery:
             assert last_checkpoint(await session.sink.checkpoints()) == session.checkpoint
         assert not await asyncio.to_thread(read_committed, kafka, f"{prefix}.transactions")
 
-    @pytest.mark.parametrize("size", [1000, 0])  # the limit is one of bytes, or one of records
+    @pytest.mark.parametrize("size", [1000, 0])  # the limit is a number of bytes, or a number of records
     async def test_a_queue_smaller_than_a_cut(self, kafka: Kafka, prefix: str, orders: Target, size: int) -> None:
         records = [insert(orders, n, size) for n in range(2000)]
         async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
@@ -264,7 +264,7 @@ class TestOwners:
     async def test_who_hears_of_it_between_two_records_knows_why(
         self, kafka: Kafka, prefix: str, orders: Target, *, begun: bool
     ) -> None:
-        """Then librdkafka accepts no more records, and gives the reason only if asked."""
+        """librdkafka then accepts no more records, and gives the reason only when asked."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             if begun:
@@ -313,7 +313,7 @@ class TestOwners:
         assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
 
     async def test_a_late_refusal_does_not_stop_a_newer_epoch(self, kafka: Kafka, prefix: str) -> None:
-        """The operator began it while the former owner was about to record its refusal."""
+        """The operator started the newer epoch while the former owner was about to record its refusal."""
         async with Session(kafka, prefix) as former:
             await former.deliver()
             async with Session(kafka, prefix) as session:
@@ -424,7 +424,7 @@ class TestRefusals:
     async def test_a_topic_known_since_the_start_is_refused_when_its_first_row_comes(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It is not refused earlier. A topic whose settings have changed is refused with the table's next version."""
+        """It is not refused earlier. If its settings change later, it is refused with the table's next version."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")
@@ -479,7 +479,7 @@ class TestOutages:
         assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
     async def test_away_and_back_is_said_once(self, own_kafka: Kafka, prefix: str) -> None:
-        """Either of the clients may notice first."""
+        """Either of the two clients may notice it first."""
         client = client_options(own_kafka)
         registry = BuiltinRegistry(RegistryOptions(client, timeout_s=2.0), f"{prefix}.schemas")
         await registry.start()

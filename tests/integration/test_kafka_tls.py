@@ -137,7 +137,7 @@ class TestTokens:
         assert "wrong-secret" not in words
 
     def test_msk_gives_its_token_to_the_broker(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The broker is not Amazon's, so it refuses the token. But it has received one."""
+        """The broker is not one of Amazon's, so it refuses the token. This shows that it has received one."""
         pytest.importorskip("aws_msk_iam_sasl_signer")
         monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -169,7 +169,7 @@ def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
 def test_a_password_that_changes_is_asked_for_again(
     broker: TlsKafka, new_database: Callable[..., Database], tmp_path: Path
 ) -> None:
-    """At first, the password is wrong."""
+    """The password is wrong at first."""
     file = tmp_path / "password"
     file.write_text("wrong-secret\n")
     client = broker.properties("SCRAM", **SCRAM)

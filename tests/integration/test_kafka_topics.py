@@ -103,7 +103,7 @@ class TestEnsure:
 
 
 class TestMake:
-    """Many topics at once, as for a session that meets many new tables."""
+    """Many topics are created at once, as for a session with many new tables."""
 
     def test_those_that_do_not_exist_are_created(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ def cluster() -> Iterator[Kafka]:
 
 @pytest.fixture(scope="module")
 def guarded_kafka() -> Iterator[SecuredKafka]:
-    """Give a broker whose rights and passwords only these tests change. The user "reader" has the rights of a
+    """Provide a broker whose rights and passwords only these tests change. The user "reader" has the rights of a
     pipeline."""
     with SecuredKafka() as kafka:
         allow(kafka, ResourceType.TOPIC, "w", AclOperation.ALL)

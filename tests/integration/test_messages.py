@@ -158,7 +158,7 @@ def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Foll
 
 @pytest.fixture
 def own_postgres(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Give a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(getattr(request, "param", 17), {"fsync": "on"}) as server:
         yield server
 
@@ -353,7 +353,7 @@ class TestExactlyOnce:
     def test_delivered_between_it_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
         """From 17 on, a message can be flushed by itself.
 
-        Then its end is confirmed, which is the LSN at which the commit begins.
+        The end of the message is then confirmed, which is the LSN at which the commit begins.
         """
         followed = follow()
         writer = followed.writer()
@@ -374,7 +374,7 @@ class TestExactlyOnce:
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_one_that_is_flushed_late(self, follow: Follow, version: int) -> None:
-        """When its transaction is rolled back, nothing flushes it."""
+        """If the transaction around a message is rolled back, nothing flushes the message."""
         followed = follow(version=version)
         writer = followed.writer()
         with writer.connection.transaction(force_rollback=True):
@@ -445,7 +445,7 @@ def restart_hard(followed: Followed) -> Callable[[], None]:
 
 
 def wait_until_confirmed(followed: Followed, lsn: int) -> None:
-    """Return once the slot has moved to ``lsn`` or beyond."""
+    """Wait until the slot has moved to ``lsn`` or beyond."""
     query = "SELECT confirmed_flush_lsn - '0/0' >= %s FROM pg_replication_slots WHERE slot_name = %s"
     with followed.pipeline.database.connect() as connection:
         arguments = [lsn, followed.pipeline.slot]

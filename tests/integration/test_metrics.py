@@ -18,7 +18,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Give a server that a test may take away."""
+    """Provide a server that a test may stop."""
     with Postgres(17) as server:
         yield server
 
@@ -70,7 +70,7 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
 
 @pytest.mark.parametrize("version", [10, 14, 18])
 def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
-    """The same holds if its WAL ends at a special position: at the beginning of a segment or of a page."""
+    """The same is true if its WAL ends at a special position: at the beginning of a segment or of a page."""
     pipeline = start(version=version)
     pipeline.write()
     with pipeline.database.connect() as admin:
@@ -188,7 +188,7 @@ def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres:
 
 
 def test_looking_at_the_slot_takes_no_connection_that_a_session_needs(start: Start) -> None:
-    """The role may have two connections, as many as a session takes."""
+    """The role may have only two connections, which is what a session needs."""
     with Postgres(17) as server:
         server.create_database("shop")
         with server.connect() as admin:

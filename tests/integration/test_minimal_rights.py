@@ -74,7 +74,7 @@ REVOKE ALL ON orders, customers FROM public;
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
-    """Give a server of a version with the database of SECURITY.md, after running its statements."""
+    """Provide a server of a version with the database of SECURITY.md, after running its statements."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:
@@ -119,7 +119,7 @@ class Scene:
         return text.replace("shop", self.name)
 
     def grant(self, commands: str, *, without: Callable[[Right], bool] = lambda _: False) -> None:
-        """Run commands of SECURITY.md, except for some of the rights."""
+        """Run the commands of SECURITY.md, but leave out some of the rights."""
         allow(self.kafka, *(right for right in rights(self.named(commands)) if not without(right)))
 
     def configure(self, version: int, user: str = "pgsluice", snapshot: str = "never") -> None:
@@ -193,7 +193,7 @@ class Scene:
 
     @contextmanager
     def reading(self, version: int) -> Iterator[None]:
-        """Give the role the right to read the tables, as SECURITY.md says, and withdraw it after the block."""
+        """Grant the role the right to read the tables, as SECURITY.md says, and withdraw it after the block."""
         with self.server(version).connect("shop") as connection:
             connection.execute(READING.encode())
             try:
@@ -214,7 +214,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Scene]:
-    """Give a pipeline without rights in Kafka. The rights that a test gives it are withdrawn after the test."""
+    """Provide a pipeline without rights in Kafka. The rights that a test gives it are withdrawn after the test."""
     port = ReservedPort.any()
     monkeypatch.setenv("PGSLUICE_HTTP__LISTEN", f"127.0.0.1:{port.number}")
     monkeypatch.setenv("PGSLUICE_BUFFER__SPILL_DIR", str(tmp_path / "spill"))
@@ -273,7 +273,7 @@ class TestEnough:
             assert (code, list(problems)) == (0, ["snapshot rights"])
 
     def test_to_give_commands(self, scene: Scene) -> None:
-        """The daemon's user may do so, and so may anybody with the rights of an operator."""
+        """The daemon's user may give commands, and so may anybody with the rights of an operator."""
         scene.grant(DELIVERING)
         scene.grant(COMMANDING)
         scene.insert()
@@ -371,7 +371,7 @@ class TestNeeded:
             assert '"loaded"' not in daemon.log_text()
 
     def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is needed from the second start on, because there is something to read then."""
+        """The right is needed from the second start on, because there is something to read then."""
         scene.grant(DELIVERING)
         with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")
@@ -392,7 +392,7 @@ class TestNeeded:
 
 
 def withdrawals() -> dict[str, tuple[str, str]]:
-    """Return statements that withdraw one right of SECURITY.md each, with those that give it back."""
+    """Return statements that each withdraw one right of SECURITY.md, with the statements that grant it again."""
     role, attributes = re.findall(r"CREATE ROLE (\w+) (.*) PASSWORD", ROLE)[0]
     found = {one: (f"ALTER ROLE {role} NO{one}", f"ALTER ROLE {role} {one}") for one in attributes.split()}
     for right, role in re.findall(r"GRANT (.*) TO (\w+)", ROLE):
@@ -441,7 +441,7 @@ def assert_refused(scene: Scene, version: int, words: str) -> None:
 
 
 def let_in(server: Postgres, rules: str, *, possible: bool) -> None:
-    """Change pg_hba.conf. Return once the role can connect, or once it cannot."""
+    """Change pg_hba.conf, and wait until the role can connect, or until it no longer can."""
     server.write_file("pg_hba.conf", rules)
     with server.connect() as admin:
         admin.execute("SELECT pg_reload_conf()")

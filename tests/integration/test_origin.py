@@ -24,7 +24,7 @@ LARGE = 1000
 def abroad(
     new_database: Callable[..., Database],  # noqa: ARG001 - so that the session ends before its database is dropped
 ) -> Iterator[Callable[[Database], psycopg.Connection]]:
-    """Open a session whose changes seem to come from another server, which has the database's name."""
+    """Open a session whose changes seem to come from another server. The origin has the name of the database."""
     with ExitStack() as stack:
         yield lambda database: stack.enter_context(under_origin(database))
 

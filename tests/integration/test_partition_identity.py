@@ -42,7 +42,7 @@ Follow = Callable[[int, str], Any]
 
 @pytest.fixture
 def follow(new_database: Callable[..., Database], kafka: Kafka) -> Follow:
-    """Give a function that starts a daemon on a partitioned table."""
+    """Provide a function that starts a daemon on a partitioned table."""
 
     @contextmanager
     def start(version: int, more: str) -> Iterator[tuple[psycopg.Connection, Daemon]]:

@@ -18,7 +18,7 @@ from tests.support.replication import replication
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Database]:
-    """Give a server that asks one role for a password."""
+    """Provide a server that asks one role for a password."""
     with Postgres(17) as server:
         server.write_file(
             "pg_hba.conf", "host all pgsluice 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
@@ -31,7 +31,7 @@ def guarded() -> Iterator[Database]:
 
 @pytest.fixture
 def change(guarded: Database, tmp_path: Path) -> Callable[[str], None]:
-    """Give a function that changes the password on the server and in the file."""
+    """Provide a function that changes the password on the server and in the file."""
 
     def to(password: str) -> None:
         with guarded.connect() as admin:

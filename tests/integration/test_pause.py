@@ -19,16 +19,16 @@ PAUSED_ALREADY = PAUSED.replace("is paused", "was paused already")
 GOES_ON = "The pipeline goes on.\n"
 
 QUIET_S = 2.0
-"""How long a test watches that nothing arrives. Otherwise, everything arrives within a second."""
+"""How long a test checks that nothing arrives. Without a pause, everything arrives within a second."""
 
 WAL_SENDER_TIMEOUT_S = 2
 
 FAR_MORE = 300, 100_000
-"""Rows and their width: far more than the buffers of a connection hold, and than pgsluice reads at once."""
+"""The number of rows and their width. This is far more than a connection buffers, and than pgsluice reads at once."""
 
 
 def give(daemon: Daemon, *command: str) -> tuple[int, str]:
-    """Run a command about the pipeline of ``daemon``. Return its exit code and its output."""
+    """Run a command for the pipeline of ``daemon``. Return its exit code and its output."""
     name, *others = command
     line = [sys.executable, "-m", "pgsluice", name, *others, "-c", str(daemon.config_file)]
     done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)  # noqa: PLW1510 - the code is returned
@@ -36,7 +36,7 @@ def give(daemon: Daemon, *command: str) -> tuple[int, str]:
 
 
 def end(pipeline: Pipeline) -> int:
-    """Return the end of the topic."""
+    """Return the end offset of the topic."""
     return end_of(pipeline.kafka, f"{pipeline.daemon.name}.public.numbers")
 
 
@@ -163,7 +163,7 @@ def test_a_load_stops_as_well(start: Start) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    """Give a server that the test may stop."""
+    """Provide a server that the test may stop."""
     with Postgres(18) as server:
         yield server
 

@@ -215,7 +215,7 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
 
 
 async def columns_of(catalog: Catalog, *publications: str) -> dict[str, list[str]]:
-    """Return the columns of the published tables. They are asked for two tables at a time."""
+    """Return the columns of the published tables. The catalog is asked for two tables at a time."""
     names = await catalog.published_names(publications)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pgsluice.relation.COLUMNS_AT_ONCE", 2 * max((one.columns for one in names), default=0))

@@ -65,7 +65,7 @@ def hostile_settings(version: int) -> dict[str, str]:
 
 @pytest.fixture
 def hostile_database(new_database: Callable[..., Database]) -> Callable[[int], tuple[Database, str]]:
-    """Make a database and a role on it. The settings of both would change the text of every value."""
+    """Create a database and a role on it. The settings of both would change the text of every value."""
 
     def make(version: int) -> tuple[Database, str]:
         database = new_database(version)
@@ -120,7 +120,7 @@ async def test_values_have_one_text_form(version: int, hostile_database: Callabl
                 r" '\x00ff', 0.1::float8 + 0.2, 1234.5, 'public.t')"
             )
             (row,) = await read_inserts(stream, 1)
-    assert float(row.pop(4) or b"") == 0.1 + 0.2  # up to 11, with more digits than necessary
+    assert float(row.pop(4) or b"") == 0.1 + 0.2  # versions up to 11 write more digits than necessary
     assert row == [
         b"2020-01-06 12:00:00+00",
         b"2020-01-06",

@@ -20,7 +20,7 @@ def through(proxy: Proxy) -> Callable[[Database], str]:
 
 
 def survives_failover(pipeline: Pipeline) -> None:
-    """Let the slot be copied to standbys, as the manual describes it."""
+    """Let the slot be copied to standbys, as the manual describes."""
     pipeline.daemon.stop()
     conninfo = pipeline.database.conninfo(replication="database")
     with psycopg.connect(conninfo, autocommit=True) as walsender:
@@ -54,7 +54,7 @@ def promote(standby: Standby) -> None:
 
 @contextmanager
 def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby, Proxy]]:
-    """Give a pipeline whose slot has a copy on the standby, and the address to which the daemon connects."""
+    """Provide a pipeline whose slot has a copy on the standby, and the address to which the daemon connects."""
     with Postgres(version) as primary, Proxy(primary.host, primary.port) as proxy:
         primary.create_database("shop")
         pipeline = start(database=Database(primary, "shop"), conninfo=through(proxy))
@@ -66,7 +66,7 @@ def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Sta
 
 
 def go_over(pipeline: Pipeline, standby: Standby, proxy: Proxy) -> None:
-    """Let the address lead to the standby."""
+    """Redirect the address to the standby."""
     proxy.target = (standby.host, standby.port)
     proxy.cut()
     pipeline.database = Database(standby, pipeline.database.name)
@@ -96,7 +96,7 @@ def resent(pipeline: Pipeline) -> float:
 
 
 def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> None:
-    """Nothing is ever skipped silently, even if the new primary has already written beyond the position."""
+    """Nothing is ever skipped silently, even if the new primary has already written beyond the delivered position."""
     with followed_primary(start, 18) as (pipeline, standby, proxy):
         pipeline.write()
         wait_until_replayed(pipeline.database.server, standby)
@@ -130,7 +130,7 @@ def ended(changes: list[dict[str, Any]], last: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def followed_standby(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby]]:
-    """Give a pipeline with a slot on the standby. ``pipeline`` writes to the primary."""
+    """Provide a pipeline with a slot on the standby. ``pipeline`` writes to the primary."""
     with Postgres(version) as primary:
         primary.create_database("shop")
         with primary.standby() as standby, following(start, Database(primary, "shop"), standby) as pipeline:
@@ -210,7 +210,7 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
 
 
 def test_an_idle_standby_is_no_lag(start: Start) -> None:
-    """The same holds if the standby's WAL ends at a special position.
+    """The same is true if the standby's WAL ends at a special position.
 
     The WAL that it keeps for the slot is known as well.
     """

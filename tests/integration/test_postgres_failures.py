@@ -19,7 +19,7 @@ VERSIONS = covered((10, 15, 16, 18))
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Give a server that asks some roles for passwords, and refuses other roles."""
+    """Provide a server that asks some roles for passwords, and refuses other roles."""
     with Postgres(request.param) as server:
         server.write_file(
             "pg_hba.conf",

@@ -31,14 +31,14 @@ SEED = 4
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """Give a server that offers TLS."""
+    """Provide a server that offers TLS."""
     with tls_postgres(18, *make_certificate(tmp_path_factory.mktemp("tls"))) as server:
         yield server
 
 
 @pytest.fixture
 def followed(server: Postgres) -> Iterator[Database]:
-    """Give a database with a published table."""
+    """Provide a database with a published table."""
     with server.database() as database, database.connect() as admin:
         admin.execute("CREATE TABLE t (n int PRIMARY KEY, filler text)")
         admin.execute("CREATE PUBLICATION published FOR TABLE t")
@@ -47,7 +47,7 @@ def followed(server: Postgres) -> Iterator[Database]:
 
 @pytest.fixture
 def proxy(server: Postgres) -> Iterator[Proxy]:
-    """Give a proxy before the server."""
+    """Provide a proxy before the server."""
     with Proxy(server.host, server.port) as proxy:
         yield proxy
 
@@ -59,7 +59,7 @@ def options_through(proxy: Proxy, database: Database, **parameters: str) -> Conn
 
 
 class Follower:
-    """Reads the stream as a pipeline does: it receives whole transactions, each once, and confirms them when kept."""
+    """Reads the stream as a pipeline does: it keeps each whole transaction once, and then confirms it."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options

@@ -53,7 +53,7 @@ def test_a_row_filter_changes_while_it_streams(start: Start) -> None:
 
 @pytest.mark.parametrize("version", covered([14, 17, 18]))
 def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> None:
-    """Up to 17, PostgreSQL refuses to continue. From 18 on, it would only warn, and leave the changes out."""
+    """PostgreSQL up to 17 refuses to continue. From 18 on, it would only warn, and leave the changes out."""
     pipeline = start(version=version)
     pipeline.write(3)
     execute(pipeline, "DROP PUBLICATION pgsluice")

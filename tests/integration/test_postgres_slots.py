@@ -18,13 +18,13 @@ TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight
 
 @pytest.fixture(scope="module", params=covered((13, 14, 18)))
 def limited(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Give a server that keeps little WAL for slots. This is possible from 13 on."""
+    """Provide a server that keeps little WAL for slots. This is possible from PostgreSQL 13 on."""
     with Postgres(request.param, {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"}) as server:
         yield server
 
 
 def remove_wal(connection: Connection) -> None:
-    """Fill some segments, and let the server remove those that it keeps only for slots."""
+    """Fill some WAL segments, and let the server remove those that it keeps only for slots."""
     for _ in range(4):
         connection.execute("CREATE TABLE filler (); DROP TABLE filler")
         connection.execute("SELECT pg_switch_wal()")

@@ -31,7 +31,7 @@ from tests.support.versions import covered
 
 @pytest.fixture
 def published(database: Database) -> Database:
-    """Give a database with an empty published table ``t``."""
+    """Provide a database with an empty published table ``t``."""
     return publish(database)
 
 
@@ -44,7 +44,7 @@ def publish(database: Database) -> Database:
 
 @pytest.fixture
 def own_server() -> Iterator[Database]:
-    """Give such a database on a server that the test may stop."""
+    """Provide such a database on a server that the test may stop."""
     with Postgres(17) as server:
         yield publish(Database(server, "postgres"))
 
@@ -137,7 +137,7 @@ async def test_reports_move_the_slot_forwards_only(published: Database) -> None:
             stream.report(commit.end_lsn, commit.end_lsn)
             await until_confirmed(admin, commit.end_lsn)
             stream.report(start, start)
-            await asyncio.sleep(0.3)  # after some status updates
+            await asyncio.sleep(0.3)  # time for some status updates
             assert confirmed(admin) == commit.end_lsn
 
 

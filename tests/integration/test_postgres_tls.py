@@ -102,7 +102,7 @@ class TestAccepted:
         await assert_connected(scene, parameters)
 
     async def test_a_server_certificate_that_was_renewed(self, scene: Scene) -> None:
-        """The file of authorities has changed as well, because another authority has signed the certificate."""
+        """The file of authorities changes as well, because another authority has signed the new certificate."""
         authorities = scene.authority.certificate.with_name("renewed.crt")
         authorities.write_text(scene.authority.certificate.read_text())
         parameters = scene.parameters(sslrootcert=str(authorities))

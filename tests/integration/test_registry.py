@@ -95,7 +95,7 @@ def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
 
 
 def kept(kafka: Kafka, topic: str) -> list[int]:
-    """Return the offsets in ``topic`` that are left after compaction."""
+    """Return the offsets that compaction has left in ``topic``."""
     return [message.offset() or 0 for message in read_committed(kafka, topic)]
 
 
@@ -203,7 +203,7 @@ class TestBuiltin:
         assert compacted.versions(SUBJECT) == known[0]
 
     async def test_writers_that_start_at_once(self, kafka: Kafka, topic: str) -> None:
-        """None of them finds a topic, so all of them create it."""
+        """None of them finds the topic, so all of them try to create it."""
         registries = [BuiltinRegistry(options(kafka), topic) for _ in range(3)]
         await asyncio.gather(*(registry.start() for registry in registries))
         same = await asyncio.gather(*(registry.register(SUBJECT, record_schema(0)) for registry in registries))
@@ -443,7 +443,7 @@ class TestOutages:
     async def test_an_end_that_nobody_tells(
         self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Otherwise, everything would seem to have been read."""
+        """If the end is unknown, it must not look as if everything had been read."""
         create_topic(own_kafka, topic)
         admin = TopicAdmin(client_options(own_kafka))
         assert await admin.end(topic) == 0
@@ -563,7 +563,7 @@ async def serving(store: SchemaStore) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(kafka: Kafka, topic: str) -> AsyncIterator[SchemaRegistryClient]:
-    """Give an unmodified client of Confluent, with a registry that contains schemas."""
+    """Provide an unmodified client of Confluent, with a registry that contains schemas."""
     async with open_registry(options(kafka), topic) as registry:
         await registry.register(SUBJECT, {"type": "string"})
         await registry.register(SUBJECT, VALUE, {"typmods": {}})

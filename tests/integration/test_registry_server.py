@@ -146,7 +146,7 @@ class TestIds:
             assert one.subjects() == [KEY, "shop.transactions-key"]
 
     async def test_a_server_that_was_emptied_is_noticed(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
-        """Messages contain its ids. With another schema under an id, they would be read wrongly."""
+        """Messages contain the ids of the server. With another schema under an id, they would be read wrongly."""
         async with registry(kafka, topic, server.url) as one:
             assert await one.register(KEY, record("Key", "id")) == 1
         server.reset()
@@ -319,7 +319,7 @@ class TestDaemon:
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
 
     def test_tenants_in_one_topic_with_a_subject_each(self, start: Start, apicurio: Apicurio) -> None:
-        """The form of a tenant's table, and an ALTER TABLE of it, do not concern other tenants."""
+        """The columns of a tenant's table, and an ALTER TABLE of it, do not affect other tenants."""
         rules = [{"match": "tenant_*.*", "topic": "{prefix}.{table}"}]
         settings = at(apicurio.url)
         settings["schema_registry"]["subject_name_strategy"] = "topic-record"
@@ -409,7 +409,7 @@ class TestDaemon:
         wait_until(lambda: any("versions" in request for request in server.requests), "a registration under way")
         pipeline.daemon.kill()
         pipeline.daemon.start()
-        server.authorization = None  # because the reader sends none
+        server.authorization = None  # because the reader sends no credentials
         pipeline.assert_complete()
         assert "hunter2" not in pipeline.daemon.log_text()
         assert "HTTP Request" not in pipeline.daemon.log_text()

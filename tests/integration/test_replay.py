@@ -109,7 +109,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
 
 @pytest.fixture(scope="module")
 def outcomes(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[Mapping[int, Future[Outcome]]]:
-    """Run all versions for which tests were selected, some at a time."""
+    """Run all versions for which tests were selected, a few at a time."""
     wanted = {item.callspec.params.get("version") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {version: pool.submit(run, version, kafka) for version in VERSIONS if version in wanted}

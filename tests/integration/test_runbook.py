@@ -1,4 +1,4 @@
-"""Every message of the runbook is produced on real servers, or it is known where it is tested instead, and why."""
+"""Every message of the runbook is produced on real servers, or a list here says where else it is tested, and why."""
 # ruff: noqa: E501 - messages are not broken
 
 import ast
@@ -54,7 +54,7 @@ FOLLOWED: Mapping[str, str] = {
     "slot … does not exist": "cli::check_and_slot",
     "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until …": "pause::it_is_shown_and_lasts_over_restarts_until_resume",
 }
-"""Other tests on real servers that produce a message and follow its advice, by file and by how the name begins."""
+"""Other tests on real servers that produce a message and follow its advice, by file and by the beginning of their name."""
 
 PRODUCED: Mapping[str, str] = {
     "raise max_wal_senders or max_connections, or end sessions that nobody needs": "postgres_network::a_server_that_is_full_is_waited_for",
@@ -101,7 +101,7 @@ PRODUCED: Mapping[str, str] = {
     "The types of a table's columns consist of more than … others": "postgres_catalog::",
     "Replication slot … exists already": "cli::check_and_slot",
 }
-"""Other tests on real servers that produce a message, but do not follow its advice, by file and by how names begin."""
+"""Other tests on real servers that produce a message, but do not follow its advice, by file and beginning of their name."""
 
 NO_SERVER: Mapping[str, str] = {
     "a slot's name has 1 to 63 of the characters a-z, 0-9 and _": "the settings are refused before a server is asked",
@@ -125,7 +125,7 @@ NO_SERVER: Mapping[str, str] = {
     "Table … has had more than … columns": "a table needs 50,000 columns for it, over many ALTER TABLE",
     "Position …, recorded as delivered, lies inside the commit record …": "no server at hand has such a position",
 }
-"""Messages that no real server produces in these tests, and why. Unit tests have them."""
+"""Messages that no real server produces in these tests, and the reasons. Unit tests produce them."""
 
 ONLY_IN_UNIT_TESTS = frozenset(
     {
@@ -186,13 +186,13 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "It can never take this schema",
     }
 )
-"""Messages that could come from real servers, but that only unit tests have."""
+"""Messages that could come from real servers, but that only unit tests produce."""
 
 SHORT = 8
-"""Shorter pieces of a message are in many places."""
+"""Pieces of a message that are shorter than this appear in many places."""
 
 WINDOW = 15
-"""So many characters of a message have to be in the source of the test that produces it."""
+"""At least this many characters of a message have to be in the source of the test that produces it."""
 
 
 def scenarios() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The messages of the runbook about changes that cannot be delivered, and about tables that cannot be published."""
+"""Produces the messages of the runbook about changes that cannot be delivered, and tables that cannot be published."""
 
 from collections.abc import Callable, Mapping
 
@@ -26,7 +26,7 @@ def insert_large(scene: Scene) -> None:
 
 
 def start_with(scene: Scene, **settings: Mapping[str, object]) -> None:
-    """Start again with other settings; None removes one."""
+    """Start again with other settings. None removes a setting."""
     for section, keys in settings.items():
         scene.daemon.settings[section] = {**scene.daemon.settings.get(section, {}), **keys}
     scene.daemon.start()
@@ -71,7 +71,7 @@ def refuse_a_dead_letter(scene: Scene) -> None:
 
 
 def raise_the_limit_of_dead_letters(scene: Scene) -> None:
-    """Then a dead letter takes the place of the row, which consumers get when the limit of the topic is raised."""
+    """Raise the limit, so that a dead letter replaces the row. Raise that of the table's topic, and load the row."""
     limit(scene, "dead_letters", "max.message.bytes", "1048588")
     scene.daemon.start()
     scene.pipeline.wait_until_confirmed()
@@ -95,7 +95,7 @@ def correct_the_topic_setting(scene: Scene) -> None:
 
 
 def keyed(columns: str, key: str, *statements: str) -> Callable[[Scene], None]:
-    """Return a cause: a table whose key, which a rule chooses, Kafka cannot have."""
+    """Return a cause: a table for which a rule chooses a key that Kafka cannot have."""
 
     def cause(scene: Scene) -> None:
         tables = {"rules": [{"match": "public.keyed", "keys": [key]}]}

@@ -1,4 +1,4 @@
-"""The messages of the runbook about topics that others have changed: each is produced, and its advice is followed."""
+"""Produces each message in the runbook about topics that others have changed, and follows its advice."""
 
 from collections.abc import Callable
 
@@ -36,19 +36,19 @@ def write_no_cut_record(scene: Scene) -> None:
 
 
 def delete_the_checkpoint(scene: Scene) -> None:
-    """The session ends, and the next one finds that the topic was really deleted."""
+    """Delete the topic. The session ends, and the next one finds that the topic was really deleted."""
     delete_topic(scene.pipeline.kafka, scene.topic("checkpoint"))
     scene.pipeline.write()
 
 
 def write_to_the_topic(scene: Scene) -> None:
-    """Another program writes a tombstone, which consumers pass over."""
+    """Write a tombstone, as another program might. Consumers skip it."""
     commit(scene.pipeline.kafka, scene.topic("public.numbers"), None)
     scene.pipeline.write()
 
 
 def misuse_service_topics(scene: Scene) -> None:
-    """Somebody has made topics of the names that pgsluice uses, before its first start with this prefix."""
+    """Create topics with the names that pgsluice uses, before its first start with this prefix."""
     with scene.stopped():
         scene.daemon.settings["kafka"]["topic_prefix"] = f"{scene.daemon.name}-new"
         create_topic(scene.pipeline.kafka, scene.topic("checkpoint"), 2)
@@ -61,7 +61,7 @@ def policy(scene: Scene, name: str, value: str) -> None:
 
 
 def repair_service_topics(scene: Scene) -> None:
-    """Follow one message after the other. Each topic has two faults."""
+    """Follow the messages one after the other. Each topic has two faults."""
     for name in ("schemas", "checkpoint"):
         delete_topic(scene.pipeline.kafka, scene.topic(name))
         create_topic(scene.pipeline.kafka, scene.topic(name), cleanup_policy="delete")

@@ -41,7 +41,7 @@ def one(connection: psycopg.Connection, query: str) -> object:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    for _ in count():  # pytest-timeout ends the loop at the latest
+    for _ in count():  # at the latest, pytest-timeout ends the loop
         if condition():
             return
         time.sleep(0.05)
@@ -398,7 +398,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Avoid a sandbox that somebody is running, but use the files that were fetched for it."""
+    """Use a sandbox of our own, in case somebody is running one, but with the files that were fetched for that one."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():

@@ -55,7 +55,7 @@ class Topic:
             events.sort(key=lambda event: (event["lsn"], event["seq"]))
 
     def rows(self, tenant: str) -> dict[int, Any]:
-        """Return a tenant's rows, derived from its own events only."""
+        """Return a tenant's rows, computed from its own events only."""
         found: dict[int, Any] = {}
         for event in self.events[tenant]:
             if event["op"] == "t":

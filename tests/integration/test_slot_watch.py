@@ -28,7 +28,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def poor_role() -> Iterator[Callable[[Database], ConnectionOptions]]:
-    """Make a role that has LOGIN and REPLICATION and nothing else."""
+    """Create a role that has LOGIN and REPLICATION and nothing else."""
     made: list[tuple[Database, str]] = []
 
     def make(database: Database) -> ConnectionOptions:
@@ -211,7 +211,7 @@ class TestAServerThatHangs:
 
 
 async def test_only_while_it_is_wanted(database: Database) -> None:
-    """A standby leaves it to the owner, and keeps no connection for it. Nor does a daemon that waits for a session."""
+    """A standby leaves the watch to the owner, and keeps no connection. Nor does a daemon that waits for a session."""
     is_wanted = is_streaming = True
     watch = SlotWatch(SLOT, lambda: options_for(database))
     task = asyncio.create_task(watch.run(lambda: is_wanted, lambda: is_streaming))

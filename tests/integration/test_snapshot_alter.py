@@ -87,7 +87,7 @@ def write(connection: psycopg.Connection, name: str) -> None:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start a daemon on a database. It is stopped after the test."""
+    """Start a daemon on a database, and stop it after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, **settings: dict[str, Any]) -> Daemon:
@@ -100,7 +100,7 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
 
 @pytest.fixture
 def items(database: Database) -> Database:
-    """Give a database with a published table that has rows."""
+    """Provide a database with a published table that has rows."""
     with database.connect() as connection:
         make(connection, "items")
         connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
@@ -116,7 +116,7 @@ def marks(cuts: list[Cut], table: str) -> list[dict[str, Any]]:
 
 
 def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
-    """Return a mirror's rows of a table, with column names and the latest value of each column."""
+    """Return the rows of a mirrored table, with column names and the latest value of each column."""
     rows: dict[int, tuple[tuple[int, int, int], Row]] = {}
     events = [event for cut in cuts for event in cut.events if event.topic.endswith(f".{table}")]
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events]

@@ -44,7 +44,7 @@ READABLE = "good, keyless, hidden, skipped, root"
 
 @pytest.fixture
 def reader_role(new_database: Callable[..., Database]) -> Iterator[Callable[[int], tuple[Database, str]]]:
-    """Make a database with tables, some of which a role may read."""
+    """Create a database with tables. A role may read some of them."""
     made: list[tuple[Database, str]] = []
 
     def make(version: int) -> tuple[Database, str]:
@@ -161,7 +161,7 @@ async def test_keys_and_owners_are_those_that_reading_finds(
 
 
 def without_key(relation: Relation) -> Relation:
-    """Return the relation as the catalog describes it by itself, without the key."""
+    """Return the relation as the catalog alone describes it, without the key."""
     return replace(relation, columns=tuple(replace(column, is_key=False) for column in relation.columns))
 
 

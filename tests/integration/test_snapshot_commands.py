@@ -102,7 +102,7 @@ Follow = Callable[..., Scene]
 
 @pytest.fixture
 def follow(kafka: Kafka, database: Database) -> Iterator[Follow]:
-    """Start a daemon on a database with a table that has rows. It is stopped after the test."""
+    """Start a daemon on a database with a table that has rows, and stop it after the test."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int PRIMARY KEY, v text)")
         connection.execute("INSERT INTO items SELECT n, n FROM generate_series(1, %s) n", [ROWS])

@@ -1,4 +1,4 @@
-"""Tables of a user who may only create tables. Loading them runs none of his code."""
+"""Tables of a user who may only create tables. Loading them runs none of the user's code."""
 
 import asyncio
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def test_reading_runs_no_function_of_somebody_who_may_only_make_tables(
 def test_whose_tables_are_read(
     member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
 ) -> None:
-    """This includes partitions whose root is published."""
+    """The rule includes partitions whose root is published."""
     role = f"owner{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:

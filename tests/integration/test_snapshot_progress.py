@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def loading(
     request: pytest.FixtureRequest, new_database: Callable[..., Database], kafka: Kafka
 ) -> Iterator[tuple[Daemon, Callable[[], None]]]:
-    """Give a daemon that loads tables but may not read all of them, and a function that gives it the right."""
+    """Provide a daemon that loads tables but may not read all of them, and a function that grants it the right."""
     database = new_database(request.param)
     role = f"loader_{database.name}"
     with database.connect() as admin:

@@ -33,7 +33,7 @@ ROLE = "follower"
 
 @contextmanager
 def standby_of(version: int) -> Iterator[tuple[Database, Standby]]:
-    """Give a database with the table, and a standby of its server. A role has the necessary rights there."""
+    """Provide a database with the table, and a standby of its server. A role has the necessary rights there."""
     with Postgres(version) as primary:
         primary.create_database("shop")
         shop = prepared(Database(primary, "shop"))

@@ -19,12 +19,12 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 ROWS = 10
-"""The number of rows before the pipeline exists. As many are written later, as changes."""
+"""The number of rows before the pipeline exists. The same number of rows is written later, as changes."""
 
 
 @pytest.fixture
 def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipeline]:
-    """Give a pipeline that was never started, on a table that has rows."""
+    """Provide a pipeline that was never started, on a table that has rows."""
     database = new_database(DEFAULT_VERSION)
     prepare(database)
     daemon = Daemon(f"u{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, at_once=False)
@@ -36,7 +36,7 @@ def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipe
 
 @pytest.fixture
 def former(filled: Pipeline) -> Pipeline:
-    """Give a stopped pipeline whose changes were delivered by a version that loaded nothing by default."""
+    """Provide a stopped pipeline whose changes an earlier version delivered. That version loaded nothing by default."""
     daemon = filled.daemon
     choose(filled, "never")
     daemon.start()
@@ -127,7 +127,7 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
 
 @pytest.mark.parametrize("pipeline", ["filled", "former"])
 def test_a_mode_that_is_chosen_holds(pipeline: str, request: pytest.FixtureRequest) -> None:
-    """With "never", nothing is loaded or counts as loaded, so "initial" loads the tables later."""
+    """With "never", no table is loaded or counts as loaded, so a later "initial" loads the tables."""
     found: Pipeline = request.getfixturevalue(pipeline)
     choose(found, "never")
     found.daemon.start()

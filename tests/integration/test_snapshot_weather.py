@@ -42,7 +42,7 @@ def make_items(connection: psycopg.Connection) -> None:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start a daemon on a database. It is stopped after the test."""
+    """Start a daemon on a database, and stop it after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, **settings: dict[str, Any]) -> Daemon:

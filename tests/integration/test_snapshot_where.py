@@ -26,7 +26,7 @@ ROWS = 10
 
 @pytest.fixture
 def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipeline]:
-    """Give a pipeline that was never started, on a table that has rows."""
+    """Provide a pipeline that was never started, on a table that has rows."""
     database = new_database(DEFAULT_VERSION)
     prepare(database)
     with Daemon(f"r{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, at_once=False) as daemon:
@@ -89,7 +89,7 @@ def test_a_condition_that_postgresql_does_not_take_blocks_its_table(
 
 
 def test_rows_that_do_not_come_within_the_time_limit_are_told_apart(filled: Pipeline) -> None:
-    """The condition shortens the limit of the next statement, because 30 seconds are too long for a test."""
+    """The condition shortens the time limit of the next statement, because 30 seconds is too long for a test."""
     with filled.database.connect() as connection:
         found = connection.execute("SELECT 'public.numbers'::regclass::oid").fetchone()
     assert found is not None

@@ -1,7 +1,7 @@
-"""Tables that already have rows: a loaded table is equal to PostgreSQL's at every cut, while writers are active.
+"""Tables that already have rows: a loaded copy equals PostgreSQL's table at every cut, while writers are active.
 
-A second pipeline follows the same tables from before the first row, so its events are the true history, by position.
-Wherever a table counts as loaded, the first pipeline has to publish the same.
+A second pipeline has followed the same tables since before their first row, so its events are the true history.
+At each position where a table counts as loaded, the first pipeline must have published the same rows.
 """
 
 import random
@@ -100,7 +100,7 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # to a place that was read already, with a value that is not sent again
+            elif kind == "move":  # to a place that has been read already, with a value that is not sent again
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])
@@ -192,7 +192,7 @@ def check(loading: Pipeline, whole: Pipeline, last_lsn: int) -> list[Cut]:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start pipelines on a database. All are stopped after the test."""
+    """Start pipelines on a database, and stop all of them after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, settings: dict[str, dict[str, Any]]) -> Pipeline:

@@ -21,7 +21,7 @@ from tests.support.weather import Pipeline, Start, wait_until
 VERSION = 17
 WIDTH = 1000
 MIB_OF_ROWS = 1024
-"""The number of rows of this width that make a MiB."""
+"""How many rows of this width make up one MiB."""
 
 
 def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
@@ -37,7 +37,7 @@ def begin(start: Start) -> Callable[..., Pipeline]:
         name = pipeline.database.name
         with pipeline.database.connect() as connection:
             connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
-        # the setting applies to walsenders that start after it
+        # the setting applies only to walsenders that start after the change
         pipeline.wait_for(state="streaming")
         pipeline.daemon.restart()
         pipeline.wait_for(state="streaming")
@@ -48,7 +48,7 @@ def begin(start: Start) -> Callable[..., Pipeline]:
 
 @contextmanager
 def open_transaction(pipeline: Pipeline, mebibytes: int) -> Iterator[psycopg.Connection]:
-    """Give a connection with a transaction of this size in progress."""
+    """Provide a connection with a transaction of this size in progress."""
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
         pipeline.write_in(connection, mebibytes * MIB_OF_ROWS, WIDTH)

@@ -84,7 +84,7 @@ def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
         with pipeline.database.connect() as connection:
             name = pipeline.database.name
             connection.execute(f"ALTER DATABASE {name} SET debug_logical_replication_streaming = immediate")
-        pipeline.daemon.restart()  # the setting applies to walsenders that start after it
+        pipeline.daemon.restart()  # the setting applies only to walsenders that start after the change
         pipeline.wait_for(state="streaming")
         return pipeline
 
@@ -94,7 +94,7 @@ def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
 
 @contextmanager
 def spilled(pipeline: Pipeline) -> Iterator[psycopg.Connection]:
-    """Give a connection with a transaction in progress whose rows were written to disk."""
+    """Provide a connection with a transaction in progress whose rows were written to disk."""
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
         write_mebibytes(pipeline, connection, 4)
@@ -107,7 +107,7 @@ def write_mebibytes(pipeline: Pipeline, connection: psycopg.Connection, mebibyte
 
 
 def is_on_disk(pipeline: Pipeline, mebibytes: int) -> bool:
-    """Return whether this much was written, and nothing more within a second."""
+    """Return whether this much has been written, and nothing more follows within a second."""
     before = pipeline.daemon.status()["waiting_bytes"]
     time.sleep(1)
     after = pipeline.daemon.status()["waiting_bytes"]
@@ -219,7 +219,7 @@ def test_a_start_on_a_disk_that_hangs_is_given_up(begin: Callable[..., Pipeline]
 def test_a_start_waits_for_no_process_that_was_stopped(
     begin: Callable[..., Pipeline], disk: FileSystem, kafka: Kafka
 ) -> None:
-    """This applies to a process that holds its own directory, and to one that holds a lock beside the directories."""
+    """The stopped process holds its own directory. A lock beside the directories is held as well."""
     pipeline = begin()
     with (disk.directory / "spill" / "lock").open("ab") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)

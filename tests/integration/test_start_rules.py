@@ -16,7 +16,7 @@ from tests.support.weather import Pipeline, Start, fails
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Give a server that a test may take away."""
+    """Provide a server that a test may stop."""
     with Postgres() as server:
         yield server
 
@@ -179,7 +179,7 @@ class TestForgedCheckpoints:
         assert "its records are ignored" in pipeline.daemon.log_text()
 
     def test_under_our_own_key_they_are_refused(self, start: Start) -> None:
-        """They are refused even if the server has written so much WAL by then that the position looks valid."""
+        """Such a checkpoint is refused even if the server has written so much WAL that the position looks valid."""
         pipeline = start()
         write_and_stop(pipeline)
         with pipeline.database.connect() as connection:
@@ -214,7 +214,7 @@ def checkpoint_topic(pipeline: Pipeline) -> str:
 
 
 def forge(pipeline: Pipeline, change: Mapping[str, object]) -> bytes:
-    """Return the last checkpoint with a ``change``."""
+    """Return the last checkpoint, modified by ``change``."""
     last = read_committed(pipeline.kafka, checkpoint_topic(pipeline))[-1].value()
     assert last is not None
     return json.dumps(json.loads(last) | dict(change)).encode()
@@ -227,7 +227,7 @@ def write_and_stop(pipeline: Pipeline) -> None:
 
 
 def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
-    """Create a pipeline that was confirmed beyond its last transaction.
+    """Create a pipeline that has confirmed a position beyond its last transaction.
 
     Return a backup from before that confirmation.
     """

@@ -95,7 +95,7 @@ class TestAStandby:
         pair.assert_complete()
 
     def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
-        """The process is continued later. Then the roles are swapped."""
+        """The process continues later. By then, the roles are swapped."""
         with pair.owner.busy():
             for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
                 with taken_over(former, by=other):

@@ -1,6 +1,6 @@
 """Topics that others change while the daemon is stopped or running.
 
-The daemon reports it, and can be told to accept it.
+The daemon reports each change, and can be told to accept it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.kafka import add_partitions, delete_topic, end_of, read_commi
 from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 FULL_CUT_PATIENCE_S = 120.0
-"""How long to wait for a full cut, because topics are examined once a minute."""
+"""How long to wait for a full cut. Topics are examined once a minute."""
 
 
 def topic_of(pipeline: Pipeline) -> str:
@@ -36,7 +36,7 @@ def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
 
 class TestWhileItIsDown:
     def test_a_topic_is_deleted(self, start: Start) -> None:
-        """It is created again, because its table still exists."""
+        """The topic is created again, because its table still exists."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -57,7 +57,7 @@ class TestWhileItIsDown:
         assert pipeline.read(10) == list(range(6, 16))
 
     def test_a_topic_goes_with_its_table(self, start: Start) -> None:
-        """This has to be accepted once, because the next full cut does not list the topic."""
+        """The loss has to be accepted only once, because the next full cut does not list the topic."""
         pipeline = start()
         with pipeline.database.connect() as connection:
             connection.execute("CREATE TABLE others (n int PRIMARY KEY)")
@@ -98,7 +98,7 @@ class TestWhileItIsDown:
         }
 
     def test_the_checkpoint_is_deleted(self, start: Start) -> None:
-        """Positions after that are not older than those that readers have."""
+        """Positions after the loss are not older than those that readers already have."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -143,7 +143,7 @@ class TestWhileItRuns:
         assert f"Topic {topic_of(pipeline)} was deleted: consumers miss" in pipeline.daemon.log_text()
 
     def test_partitions_are_raised(self, start: Start) -> None:
-        """It is noticed without traffic. Everything written before is delivered as usual."""
+        """The change is noticed even without traffic. Everything written before is delivered as usual."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()

@@ -1,4 +1,4 @@
-"""The table of types: what fastavro reads after a real server's stream, compared with what psycopg selects.
+"""The table of types: what fastavro reads from a real server's stream, compared with what psycopg selects.
 
 The table of each test has a column for every value, so that the server itself sends Relation and Type messages.
 """
@@ -190,7 +190,7 @@ class Sent:
         self._connection = connection
 
     def encoded(self) -> tuple[list[Any], list[bytes | None]]:
-        """Return what fastavro reads of each column, and the texts of the values that did not fit."""
+        """Return what fastavro reads for each column, and the texts of the values that did not fit."""
         fields = TableFields(COMMON).assign(self.relation)
         raw: list[tuple[bytes, bytes]] = []
         body = RowEncoder(self.relation, fields).encode(list(self.row), [], raw)
@@ -198,7 +198,7 @@ class Sent:
         return list(found.values()), [marked.get(field.name.encode()) for field in fields]
 
     def select(self, column: int, expression: str = "{}") -> Any:  # noqa: ANN401 - whatever the column holds
-        """Return a column, or an expression of it, as psycopg reads it."""
+        """Return a column, or an expression over it, as psycopg reads it."""
         selected = sql.SQL(expression).format(sql.Identifier(f"c{column}"))
         found = self._connection.execute(sql.SQL("SELECT {} FROM public.samples").format(selected)).fetchone()
         assert found is not None

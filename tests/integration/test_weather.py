@@ -15,14 +15,14 @@ from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 @pytest.fixture
 def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that a test may stop."""
+    """Provide a broker that a test may stop."""
     with Kafka() as kafka:
         yield kafka
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Give a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that a test may stop. It uses fsync, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 

@@ -24,7 +24,7 @@ def _shapes(*expected: list[str]) -> Callable[[Found], None]:
 
 
 def _widening(found: Found) -> None:
-    """From then on, the field of the narrow column is the wide one, even if the rows are narrow again."""
+    """Once a column has been widened, its field stays wide, even if the column becomes narrow again."""
     types = [
         {entry["name"]: entry["type"][1] for entry in row_fields(event.schema)}
         for event in found.events()

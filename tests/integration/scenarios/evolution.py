@@ -1,8 +1,8 @@
 """Every ALTER that leaves replication working: how the table's schemas change, and what arrives.
 
 docs/evolution.md shows these tables, and ``python -m tests.integration.scenarios.evolution`` prints them. Each ALTER is
-carried out within a transaction that has rows before and after it. Servers that can stream do so. Then the daemon is
-killed, and more rows follow. Finally, the ALTER is undone, and carried out once more on its own.
+carried out within a transaction that has rows before and after it. Servers that can stream the transaction do so. Then
+the daemon is killed, and more rows follow. Finally, the ALTER is undone, and carried out once more on its own.
 """
 
 import re
@@ -14,7 +14,7 @@ from tests.support.replay import row_fields
 from tests.support.scenario import Found, Scenario, quoted
 
 NAME_CHARACTERS = 60
-"""The length of a scenario's name, which is also the name of a schema."""
+"""The maximum length of a scenario's name, which is also the name of a schema."""
 
 TOUCH = "UPDATE t SET id = id;"
 """Writes rows, because a mirror learns the new shape only from rows. DDL itself is not sent."""
@@ -42,7 +42,7 @@ class Alteration:
     keys: Sequence[str] = ("id:int",)
     """The fields of the key in each version of its subject."""
     alone: bool = False
-    """Whether some version of PostgreSQL allows it only outside of transactions."""
+    """Whether some version of PostgreSQL allows the ALTER only outside of transactions."""
     ops: str = "ccu" + "uu" * 4
     contents: str = "SELECT * FROM {}.t"
     """A query for the rows that a mirror should have in the end. ``{}`` stands for the scenario's schema."""
@@ -354,7 +354,7 @@ class Retyping:
     fields: tuple[str, str]
     values: tuple[str, str]
     using: str = ""
-    """How to convert a column named ``{}``, if PostgreSQL needs to be told. ``back`` undoes it."""
+    """An expression that converts the column ``{}``, if PostgreSQL needs one. ``back`` converts it back."""
     back: str = ""
 
     @property
@@ -382,7 +382,7 @@ IN_PLACE = (
     ),
     Retyping("varchar(9)[]", "text[]", ("array<string>", "array<string>"), ("'{a,NULL}'", "'{}'")),
 )
-"""If these changes are undone, the field keeps its type: a wide field stays wide."""
+"""If one of these changes is undone, the field keeps its wide type."""
 
 ANOTHER_FIELD = (
     Retyping("integer", "text", ("int", "string"), ("7", "-7"), back="{}::int"),

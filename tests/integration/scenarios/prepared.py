@@ -1,6 +1,6 @@
-"""Prepared transactions: their rows come once, at the commit, whenever they end and whatever happens before.
+"""Prepared transactions: their rows arrive once, at the commit, whenever it comes and whatever happens before it.
 
-The servers of some versions are followed with ``two_phase``, the others without it. Consumers see the same.
+The servers of some versions are followed with ``two_phase``, the others without it. Consumers see no difference.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from functools import partial
 from tests.support.scenario import Found, Place, Scenario, Work
 
 LARGE_ROWS = 4000
-"""This many rows of 100 characters exceed delivery.cut_bytes, and the amount that a streaming server holds back."""
+"""This many rows of 100 characters exceed delivery.cut_bytes, and the amount after which a server streams."""
 
 
 def _gid(place: Place, name: str) -> str:

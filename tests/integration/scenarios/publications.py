@@ -34,7 +34,7 @@ FILTERED = "CREATE TABLE t (id int, keep bool, big text, PRIMARY KEY (id, keep))
 
 
 def _unchanged_insert(found: Found) -> None:
-    """The row enters the filter through an update that did not change the out-of-line value, so that is not sent."""
+    """A row enters the filter by an update that leaves its out-of-line value unchanged, so the value is not sent."""
     assert [event["unchanged"] for event in found.events()] == [[], [], ["big"], [], []]
 
 

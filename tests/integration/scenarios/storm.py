@@ -1,6 +1,6 @@
 """Three sessions that act at random, to find errors that the other scenarios miss.
 
-The seed decides everything but the timing.
+The seed determines everything except the timing.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ STEPS = 12
 """The largest number of steps that each session takes in a round."""
 
 NUMBERS = 10_000
-"""More numbers than one seed uses."""
+"""The distance between the first numbers of two seeds, which is more than one seed uses."""
 
 TABLES = ("by_default", "by_full", "by_index", "unkeyed")
 
@@ -38,7 +38,7 @@ SETUP = """
 
 
 def storm(seed: int) -> Callable[[Place], None]:
-    """Return work that ``seed`` decides. Rows of different seeds have different numbers."""
+    """Return the work that ``seed`` determines. Rows of different seeds have different numbers."""
 
     def work(place: Place) -> None:
         chance, numbers = Random(seed), count(NUMBERS * seed)
@@ -97,7 +97,7 @@ def _statement(chance: Random, owner: int, numbers: Iterator[int]) -> str:
 
 
 def _between(chance: Random) -> str:
-    """Return statements that need a table for themselves."""
+    """Return statements that need exclusive access to a table."""
     table = chance.choice(TABLES)
     keyed = chance.choice(TABLES[:3])
     return chance.choice(

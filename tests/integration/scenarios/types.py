@@ -1,4 +1,4 @@
-"""Every type in the contract's table, with its most difficult values. Each is delivered as itself or in ``raw``."""
+"""Every type in the contract's table, with its most difficult values. Each value arrives as it is, or in ``raw``."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -272,7 +272,7 @@ CHOSEN = {
     "grid": ("int[]", "string", ["{{1,2},{3,4}}", "{}", "[0:0]={1}", "{1,NULL}"]),
     "marks": ("numeric[]", "decimal(9,1)", ["{1.5,NULL}", "{}", "{1.55}", "{NaN}"]),
 }
-"""For each column: its type, the type chosen for it, and values. Those that do not fit are delivered in raw."""
+"""For each column: its type, the type chosen for it, and values. Values that do not fit are delivered in ``raw``."""
 
 
 def _chosen() -> Scenario:
