@@ -32,7 +32,7 @@ class Columns:
 
     @classmethod
     def of(cls, names: Mapping[str, str], rows: DataFrame, side: SourceTable) -> "Columns":
-        """Return the columns; ``names`` are PostgreSQL's of the fields in the topic's newest schema."""
+        """Return the columns. ``names``: PostgreSQL's name for each field in the topic's newest schema."""
         kinds = {field.name.lower(): field.dataType for field in rows.schema}
         known = {name: (kind, category) for name, kind, category in side.columns}
         pairs = [
@@ -65,7 +65,7 @@ class Columns:
 def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, differences: int) -> TableReport:
     """Compare a table.
 
-    ``rows`` are the mirror's, ``key`` has the fields of its key, at most ``differences`` are named.
+    ``rows`` are the mirror's, and ``key`` has the fields of its key. At most ``differences`` rows are named.
     """
     begin = time.monotonic()
     keyed = [pair for pair in columns.pairs if pair.field in key]
@@ -91,7 +91,7 @@ def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, 
 
 
 def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFrame:
-    """Return all rows of a table with a key: with the sides that have them and the values that differ."""
+    """Return all rows of a table with a key. Each has the sides that contain it, and the values that differ."""
     ours = columns.source(rows).withColumns({"pkey": _numbered(keyed, Pair.key), "in_postgres": F.lit(1)})
     theirs = columns.mirror(rows).select(F.struct("*").alias("m"), _numbered(keyed, Pair.mirrored_key).alias("mkey"))
     both = ours.join(theirs.withColumn("in_mirror", F.lit(1)), F.col("pkey") == F.col("mkey"), "full_outer")

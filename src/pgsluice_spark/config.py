@@ -48,7 +48,7 @@ class Config:
     values: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - of the type that _KEYS says
-        """Return a value; ConfigError if the file does not have it."""
+        """Return a value. Raise ConfigError if the file does not have it."""
         found = self.find(key)
         if found is None:
             raise ConfigError(f"{self.file}: {key} is missing, which this command needs. Add it")

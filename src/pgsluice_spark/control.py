@@ -89,7 +89,7 @@ def consistent_view(spark: SparkSession, target: Target, at: int | str | datetim
     """Return all tables of a mirror as of the end of one cut.
 
     ``at``: None for the last one, the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone). The view
-    shows the last state that is not after it. NoSuchView if there is none.
+    shows the last state that is not after it. Raise NoSuchView if there is none.
     """
     control = ControlTable(target.table(spark, NAME))
     entry = control.last(_condition(at))

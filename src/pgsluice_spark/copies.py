@@ -36,16 +36,16 @@ class Copies:
     def __init__(
         self, origin: Origin, target: Target, patterns: Sequence[str], prepare: Prepare, *, keeps_all: bool = False
     ) -> None:
-        """Choose the tables; ``keeps_all``: rows that the end of a load makes obsolete remain, as in change logs."""
+        """Choose the tables. ``keeps_all``: rows that the end of a load makes obsolete remain, as in change logs."""
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
         self._spark = origin.spark
         self._idle: deque[SparkSession] = deque()
-        """Sessions that no thread uses. A new one takes a while, so there are only as many as were needed."""
+        """Sessions that no thread uses at present. Creating one takes a while, so they are kept for later threads."""
         self.control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
         self._tables: dict[str, TableEntry] = {}
         self._checked: set[str] = set()
-        """The tables about which the target was asked."""
+        """The tables for which the target has been asked."""
         self.app = ""
         self.entry: Entry | None = None
         """The last row of the control table."""
@@ -121,7 +121,7 @@ class Copies:
             self.applied_to(table, replace(self.state(table), status=PARTIAL), None)
         last = cuts[-1]
         if any(table.state.offset > last.offset for table in self._tables.values()):
-            return  # a crash has left tables that are further on
+            return  # after a crash, some tables are ahead of these cuts
         self.entry = Entry(last.number, last.epoch, last.end_lsn, last.ts_us, last.offset, self.app, dict(self._tables))
         self.control.add(self.entry)
 

@@ -26,20 +26,20 @@ _TO_THE_END: Final = 2**31 - 1
 
 
 def decoded(part: Part, reading: Reading) -> Column:
-    """Return the struct in a record's key or value; null where that is null."""
+    """Return the struct in a record's key or value, or null where the key or value is null."""
     branch = F.try_element_at(_map({i: F.lit(_varint(n)) for i, n in reading.branches.items()}), _header(part))
     body = F.substring(part, _HEADER_BYTES + 1, _TO_THE_END)
     data = F.concat(F.coalesce(branch, F.raise_error(_refusal(part))), body)
     options = {
         "avroSchema": reading.reader,
         "mode": "FAILFAST",
-        "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are PostgreSQL's, that is Gregorian
+        "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are Gregorian, as in PostgreSQL
     }
     return F.when(F.col(part).isNotNull(), from_avro(data, reading.writers, options))
 
 
 def fields(reading: Reading) -> Column:
-    """Return the names of the row's fields in the schema of a value; null where the value is null."""
+    """Return the names of the row's fields in the schema of a value, or null where the value is null."""
     names = {i: F.array(*map(F.lit, names)).cast("array<string>") for i, names in reading.fields.items()}
     return F.try_element_at(_map(names), _header("value"))
 

@@ -77,7 +77,7 @@ _RETENTION_S: Final[Mapping[str, int]] = {
 """Properties that say how long Delta's log keeps the list of an old state's files, with Delta's defaults."""
 
 _CLOCKS: Final = 0.1
-"""Files are kept longer by this part of the window, because the clocks of drivers and file systems differ."""
+"""Files are kept this fraction of the window longer, because the clocks of drivers and file systems differ."""
 
 _LOCAL: Final = "timestamp_ntz"
 
@@ -121,7 +121,7 @@ class Delta:
         files.delete(file, False)  # noqa: FBT003 - Java's
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
-        """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""
+        """Return one of its tables, which need not exist yet. ``since``: the number of our last commit, if known."""
         return DeltaTable(spark, f"{self.path.rstrip('/')}/{name}", since)
 
 
@@ -132,7 +132,7 @@ class DeltaTable:
     spark: SparkSession
     path: str
     since: int | None = None
-    """The number of our last known commit. All later commits have to be ours, too."""
+    """The number of our last known commit. All later commits must also be ours."""
 
     @property
     def sql(self) -> str:
@@ -152,7 +152,7 @@ class DeltaTable:
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
     def fit(self, schema: StructType) -> None:
-        """Make the table, or give it the columns and the wider types that it lacks."""
+        """Create the table, or give it the columns and the wider types that it lacks."""
         if not self.exists:
             with self._committing(None):
                 self.spark.createDataFrame([], schema).write.format("delta").save(self.path)
@@ -181,7 +181,7 @@ class DeltaTable:
             self.spark.sql(f"ALTER TABLE {self.sql} SET TBLPROPERTIES ('{name}' = '{value}')")
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
-        """Add rows; return the number of the commit."""
+        """Add rows, and return the number of the commit."""
         return self._commit(commit, lambda: self._write(rows, "append"))
 
     def extend(self, rows: DataFrame, commit: Commit) -> int:
@@ -191,24 +191,24 @@ class DeltaTable:
         return self._commit(commit, lambda: self._write(rows, "append", mergeSchema="true"))
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
-        """Replace all rows by others; return the number of the commit."""
+        """Replace all rows by others, and return the number of the commit."""
         return self._commit(commit, lambda: self._write(rows, "overwrite"))
 
     def merge(self, merge: Merge, commit: Commit) -> int:
-        """Merge rows into the table; return the number of the commit."""
+        """Merge rows into the table, and return the number of the commit."""
         merge.source.createOrReplaceTempView("pgsluice_source")
         condition = f"{merge.condition} {' '.join(merge.clauses)}"
         statement = f"MERGE INTO {self.sql} AS t USING pgsluice_source AS s ON {condition}"
         return self._commit(commit, lambda: self.spark.sql(statement).collect())
 
     def delete(self, condition: str, commit: Commit) -> int:
-        """Delete rows; return the number of the commit."""
+        """Delete rows, and return the number of the commit."""
         return self._commit(commit, lambda: self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect())  # noqa: S608
 
     def last(self) -> Committed | None:
-        """Return our last commit, None if there is none.
+        """Return our last commit, or None if there is none.
 
-        ForeignWrite if something else has changed rows after it, or after the commit ``since``.
+        Raise ForeignWrite if something else has changed rows after it, or after the commit ``since``.
         """
         if not self.exists:
             return None
@@ -239,7 +239,7 @@ class DeltaTable:
         return float(files.getFileStatus(file).getModificationTime()) / 1000
 
     def _let_log_keep(self, needed_s: float) -> None:
-        """Let Delta's log keep the lists of old states' files for long enough. A table at rest may need months."""
+        """Let Delta's log keep the lists of old states' files long enough: months, if the table no longer changes."""
         known = {name: _interval_s(self.get_property(name)) or default for name, default in _RETENTION_S.items()}
         most = max(needed_s, *_RETENTION_S.values())
         if any(value < needed_s or value > 4 * most for value in known.values()):

@@ -79,7 +79,7 @@ def run(patient: Patient) -> Diagnosis:
 
 
 def _attempt(check: Callable[[], Iterable[Symptom]]) -> list[Symptom]:
-    """Return the findings of a check. If the check fails, its error is a finding, too."""
+    """Return the findings of a check. If the check fails, its error is a finding as well."""
     found: list[Symptom] = []
     try:
         found.extend(check())
@@ -136,7 +136,7 @@ def _jars(patient: Patient) -> Iterator[Symptom]:
 
 
 def _jar(spark: SparkSession, name: str) -> str | None:
-    """Return the file that a class is loaded from, None if there is no such class."""
+    """Return the file from which a class is loaded, or None if there is no such class."""
     loader = _jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
     try:
         found = loader.loadClass(name)
@@ -171,7 +171,7 @@ def _has(spark: SparkSession, name: str, value: str) -> bool:
 
 
 def _topics(patient: Patient) -> Iterator[Symptom]:
-    """Check the topics; a decoded cut record shows that the registry has its schema, too."""
+    """Check the topics. A decoded cut record also shows that the registry has its schema."""
     origin, brokers = patient.origin, patient.brokers
     end = brokers.end(origin.transactions)
     yield Symptom(OK, f"Kafka has {origin.transactions}, which ends at offset {end}")

@@ -44,8 +44,8 @@ class TableRefused(PipelineError):
 
 
 class ForeignWrite(PipelineError):
-    """Something else than this pipeline has written to a target."""
+    """Something other than this pipeline has written to a target."""
 
 
 class NoSuchView(PipelineError):
-    """A target has no state as of the moment that was asked for."""
+    """A target has no state as of the requested moment."""

@@ -113,7 +113,7 @@ def _is_in(interval: Interval) -> Column:
 
 
 def _cell(name: str) -> Column:
-    """Return the last value of a field that was sent, and where."""
+    """Return the last value of a field that was sent, and the position of the change that sent it."""
     is_sent = (F.col("op") != "d") & ~F.array_contains("unchanged", name)
     at = F.when(is_sent, F.col("at"))
     cell = F.struct(

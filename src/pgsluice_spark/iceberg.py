@@ -61,7 +61,7 @@ _REWRITTEN: Final = "replace"
 """The operation of snapshots that have the rows of the snapshot before them, in other files."""
 
 _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
-"""The types that Iceberg can widen. Decimals can get more digits, too."""
+"""The types that Iceberg can widen. Decimals can also get more digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Iceberg:
             spark.sql(f"DROP NAMESPACE {namespace}")
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "IcebergTable":
-        """Return one of its tables, which need not exist yet; ``since``: the id of our last snapshot, if known.
+        """Return one of its tables, which need not exist yet. ``since``: the id of our last snapshot, if known.
 
         The schema of PostgreSQL is a namespace below this one.
         """
@@ -116,7 +116,7 @@ class IcebergTable:
     spark: SparkSession
     name: str
     since: int | None = None
-    """The id of our last known snapshot. All later snapshots have to be ours, too."""
+    """The id of our last known snapshot. All later snapshots must also be ours."""
 
     @property
     def sql(self) -> str:
@@ -135,7 +135,7 @@ class IcebergTable:
         return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
 
     def fit(self, schema: StructType) -> None:
-        """Make the table, or give it the columns and the wider types that it lacks."""
+        """Create the table, or give it the columns and the wider types that it lacks."""
         if self.exists:
             self._evolve(schema)
             return
@@ -161,7 +161,7 @@ class IcebergTable:
             self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {name} TYPE {wanted}")
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
-        """Add rows; return the id of the snapshot."""
+        """Add rows, and return the id of the snapshot."""
         if not self.exists:
             self.fit(rows.schema)
         return self._commit(commit, lambda branch: rows.writeTo(branch).append())
@@ -172,25 +172,25 @@ class IcebergTable:
         return self.append(rows, commit)
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
-        """Replace all rows by others; return the id of the snapshot."""
+        """Replace all rows by others, and return the id of the snapshot."""
         return self._commit(commit, lambda branch: rows.writeTo(branch).overwrite(F.lit(True)))  # noqa: FBT003 - a literal
 
     def merge(self, merge: Merge, commit: Commit) -> int:
-        """Merge rows into the table; return the id of the snapshot."""
+        """Merge rows into the table, and return the id of the snapshot."""
         merge.source.createOrReplaceTempView("pgsluice_source")
         rest = f"AS t USING pgsluice_source AS s ON {merge.condition} {' '.join(merge.clauses)}"
         return self._commit(commit, lambda branch: self.spark.sql(f"MERGE INTO {branch} {rest}").collect())
 
     def delete(self, condition: str, commit: Commit) -> int:
-        """Delete rows; return the id of the snapshot."""
+        """Delete rows, and return the id of the snapshot."""
         # a DELETE of whole files would not take the summary
         rest = f"AS t USING (SELECT true AS is_there) AS s ON s.is_there AND ({condition}) WHEN MATCHED THEN DELETE"
         return self._commit(commit, lambda branch: self.spark.sql(f"MERGE INTO {branch} {rest}").collect())
 
     def last(self) -> Committed | None:
-        """Return our last commit, None if there is none.
+        """Return our last commit, or None if there is none.
 
-        ForeignWrite if something else has changed rows after it, or after the snapshot ``since``.
+        Raise ForeignWrite if something else has changed rows after it, or after the snapshot ``since``.
         """
         return _last(self.name, self._loaded(), self.since) if self.exists else None
 
@@ -213,7 +213,7 @@ class IcebergTable:
             table.refresh()
         kept = upkeep.kept | ({last.number} if last is not None else set())
         if expired := _expiring(table, kept, upkeep.before):
-            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # by themselves, none
+            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # no snapshot expires because of its age
             for number in expired:
                 expire = expire.expireSnapshotId(number)
             expire.execute()
@@ -239,13 +239,13 @@ class IcebergTable:
         return table
 
     def _commit(self, commit: Commit, action: Callable[[str], object]) -> int:
-        """Let ``action`` write to a branch, and move ``main`` there; return the id of the snapshot."""
+        """Let ``action`` write to a branch, move ``main`` there, and return the id of the snapshot."""
         table = self._loaded()
         before = _last(self.name, table, self.since)
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        _make_branch(table, branch)  # where the snapshots that were just looked at end
+        _make_branch(table, branch)  # at the last of the snapshots that were just checked
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")
@@ -263,7 +263,7 @@ class IcebergTable:
         )
 
     def _publish(self, branch: str) -> None:
-        """Move ``main`` to a branch. Raise ForeignWrite if ``main`` has new snapshots since the branch was made."""
+        """Move ``main`` to a branch. Raise ForeignWrite if ``main`` has new snapshots since the branch was created."""
         table = self._loaded()
         try:
             table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()
@@ -291,7 +291,7 @@ class IcebergTable:
 
 
 def _make_branch(table: Any, name: str) -> None:  # noqa: ANN401 - an object of Java's
-    """Make a branch where ``main`` is, and remove those of commits that were not completed."""
+    """Create a branch where ``main`` is, and remove the branches of commits that were not completed."""
     change = table.manageSnapshots()
     for ref in table.refs():
         if ref.startswith(_BRANCH):

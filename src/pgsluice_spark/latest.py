@@ -32,8 +32,8 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     whatever was sent before.
 
     ``changes`` may have duplicates and any order. They are read more than once, and have to stay the same in the
-    meantime. They have to contain everything since the snapshot or the table's first row, so changes that retention has
-    deleted are missing in the result, too. The key has to be unique at every moment, which a deferrable constraint does
+    meantime. They have to contain everything since the snapshot or the table's first row, so the result lacks
+    changes that retention has deleted. The key has to be unique at every moment, which a deferrable constraint does
     not ensure. If the columns of the key change, an error is raised.
     """
     if "key" not in changes.columns:

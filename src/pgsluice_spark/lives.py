@@ -136,6 +136,6 @@ def raw_texts(cells: Mapping[str, Column]) -> Column:
 
 
 def is_unknown(name: str, cell: Column) -> Column:
-    """Return whether the last changes did not change a value that was never sent."""
+    """Return whether a value is unknown, because no change has sent it."""
     is_lost = ~cell.getField("is_known") & F.array_contains("unchanged", name)
     return cell.isNull() | is_lost

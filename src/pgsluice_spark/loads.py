@@ -110,7 +110,7 @@ def _after(state: TableState, mark: Mark, rows: Mapping[str, int]) -> TableState
 
 def _ended(state: TableState, mark: Mark, rows: Mapping[str, int]) -> TableState:
     load = state.load
-    if load is None or load.id != mark.id:  # its beginning was not among the cuts that were read
+    if load is None or load.id != mark.id:  # the beginning of the load was not among the cuts that were read
         return state if state.status == LOADED else replace(state, status=PARTIAL)
     is_whole = load.rows + rows.get(load.id, 0) == mark.rows
     if is_whole and mark.replaces:

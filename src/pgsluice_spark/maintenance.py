@@ -28,10 +28,10 @@ _DURATION: Final = re.compile(rf"(\d+) ({'|'.join(_UNITS_S)})s?")
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """How a target is maintained. Durations are texts such as ``"6 hours"``; ValueError if they are not.
+    """How a target is maintained. Durations are texts such as ``"6 hours"``. Raise ValueError if they are not.
 
     ``every``: how often, between two batches. ``keep``: how long states of the database can be read as views.
-    ``compact``: whether small files are made into large ones.
+    ``compact``: whether small files are merged into large ones.
     """
 
     every: str = "6 hours"
@@ -45,7 +45,7 @@ class Maintenance:
 
 
 def seconds(duration: str) -> int:
-    """Return how many seconds a duration has, such as ``"7 days"``; ValueError if it cannot be read."""
+    """Return the seconds of a duration such as ``"7 days"``. Raise ValueError if it is not one."""
     found = _DURATION.fullmatch(duration.strip())
     if found is None:
         raise ValueError(f"{duration!r} is not a duration such as '6 hours'. The units are {', '.join(_UNITS_S)}")
@@ -93,7 +93,7 @@ class Keeper:
         return Upkeep(kept, before, self._keep_s, self._every_s + self._keep_s, self._compact)
 
     def _attempt(self, what: str, action: Callable[[], None]) -> bool:
-        """Carry out a part of the maintenance; return whether it succeeded."""
+        """Carry out a part of the maintenance, and return whether it succeeded."""
         try:
             action()
         except (PipelineError, PySparkException, Py4JError) as error:

@@ -14,7 +14,7 @@ _ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 
 
 def table_name(schema: str, table: str) -> str:
-    """Return the name of a table; ``schema`` and ``table`` are PostgreSQL's names."""
+    """Return the name of a table. ``schema`` and ``table`` are PostgreSQL's names."""
     return f"{_escaped(schema)}.{_escaped(table)}"
 
 
@@ -25,7 +25,7 @@ def postgres_name(table: str) -> tuple[str, str]:
 
 
 def is_chosen(table: str, patterns: Sequence[str]) -> bool:
-    """Return whether a table has one of these names; ``*`` and ``?`` are wildcards."""
+    """Return whether a table has one of these names. ``*`` and ``?`` are wildcards."""
     return any(fnmatchcase(table, pattern) for pattern in patterns)
 
 

@@ -60,7 +60,7 @@ class Parquet:
         files.delete(file)
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "ParquetTable":
-        """Return one of its tables, which need not exist yet; ``since`` is not needed."""
+        """Return one of its tables, which need not exist yet. ``since`` is not needed."""
         del since
         return ParquetTable(spark, f"{self.path.rstrip('/')}/{name}")
 
@@ -136,7 +136,7 @@ class ParquetTable:
         raise PipelineError(refusal(self.path))
 
     def last(self) -> Committed | None:
-        """Return our last commit, None if there is none."""
+        """Return our last commit, or None if there is none."""
         last = self._last()
         if last is None:
             return None
@@ -168,7 +168,7 @@ class ParquetTable:
         return _Files(self.spark)
 
     def _last(self) -> tuple[int, dict[str, Any]] | None:
-        """Return number and manifest of the last batch that is whole."""
+        """Return the number and the manifest of the last complete batch."""
         for number in reversed(self._numbers()):
             manifest = self._files.json(f"{self._directory(number)}/{MANIFEST}")
             if manifest is not None:

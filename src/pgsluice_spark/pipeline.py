@@ -26,7 +26,7 @@ from pgsluice_spark.targets import Target, refusal
 AVAILABLE_NOW: Final = "available now"
 
 _RECORDS_MAX: Final = 10_000
-"""Cut records and markers in one batch. The driver keeps them in memory."""
+"""The most cut records and markers in one batch, because the driver keeps them in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Pipeline:
         applied alone. ``maintenance``: how the target is maintained between batches; not at all by default.
 
         The target records the applied cuts, so the checkpoint may be deleted at any time. Only one query may write to a
-        target. ValueError if the target takes change logs only.
+        target. Raise ValueError if the target supports only change logs.
         """
         _check_mutable(target)
         copies = Copies(self._origin, target, tables, mirror.prepare)
@@ -112,10 +112,10 @@ class Pipeline:
     ) -> AuditReport:
         """Compare the tables of a mirror with PostgreSQL's, value by value, and return a report.
 
-        ``postgres``: how to reach the primary, as libpq has it (``host=... dbname=... user=...``) or as a URL of JDBC.
+        ``postgres``: how to reach the primary, in libpq's form (``host=... dbname=... user=...``) or as a URL of JDBC.
         ``differences``: how many rows of each table are named, at most. ``wait_s``: how long the audit waits for
-        transactions to end their commit, and for the stream to reach PostgreSQL's position. Both sides may go on
-        meanwhile; a TRUNCATE or ALTER TABLE of these tables waits until the audit has ended.
+        transactions to end their commit, and for the stream to reach PostgreSQL's position. Both sides may change
+        meanwhile. A TRUNCATE or ALTER TABLE of these tables waits until the audit has ended.
         """
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 
@@ -128,8 +128,8 @@ class Pipeline:
     ) -> Diagnosis:
         """Look for problems that would keep a mirror or a change log from running, and return them with remedies.
 
-        ``target`` and ``postgres`` are looked at if they are given. Nothing is changed; a file or a table is written
-        to the target and deleted again.
+        ``target`` and ``postgres`` are checked if they are given. Nothing is changed, except that a file or a table is
+        written to the target and deleted again.
         """
         return doctor.run(doctor.Patient(self._origin, target, postgres, tables))
 

@@ -146,7 +146,7 @@ class Snapshot:
 
     @property
     def xmax(self) -> int:
-        """The first transaction id, in 64 bits, that it does not see in any case."""
+        """The lowest transaction id, in 64 bits, of those that the snapshot can never see."""
         return int(self.text.split(":")[1])
 
     @property
@@ -240,7 +240,7 @@ class Session:
             )
 
     def wait_for_commits(self, wait_s: float) -> None:
-        """Wait until all transactions have ended that were in the middle of their commit at the time of the call."""
+        """Wait for the transactions that are in the middle of their commit at the time of the call."""
         end = time.monotonic() + wait_s
         pending = {xid for xid, _, is_safe in self.rows(_UNFINISHED) if is_safe != "t"}
         while pending:
@@ -249,15 +249,15 @@ class Session:
             if pending and time.monotonic() > end:
                 who = ", ".join(f"{xid} (pid {found[xid]})" for xid in sorted(filter(None, pending))[:5])
                 raise PipelineError(
-                    f"transactions have been at work for {wait_s:g} s, and it cannot be told whether they are in the "
-                    f"middle of their commit: {who}. Nothing was compared. Repeat the audit when they have ended; if "
-                    "they wait for a synchronous standby, look after that; if the role may not see what others do, "
-                    "grant it pg_read_all_stats; or give a longer wait"
+                    f"transactions have been running for {wait_s:g} s, and they may be in the middle of their commit: "
+                    f"{who}. Nothing was compared. Repeat the audit when they have ended. If they wait for a "
+                    "synchronous standby, repair it. If the role may not see what other roles do, grant it "
+                    "pg_read_all_stats. Or give a longer wait"
                 )
             time.sleep(_POLL_S if pending else 0)
 
     def begin(self, tables: Sequence[str]) -> None:
-        """Begin the transaction of the snapshot; the tables cannot be altered or truncated until it ends."""
+        """Begin the transaction of the snapshot. The tables cannot be altered or truncated until it ends."""
         self._connection.setAutoCommit(False)
         self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         for setting in (*TEXT_SETTINGS, "SET lock_timeout = '10s'"):
@@ -277,7 +277,7 @@ class Session:
         return Snapshot(str(name), str(text), before_header(int(lsn or 0), int(segment or 0)))
 
     def relation(self, schema: str, table: str) -> tuple[str, str, str] | None:
-        """Return oid, kind and name in SQL of a table, None if there is none."""
+        """Return the oid, the kind and the name in SQL of a table, or None if there is no such table."""
         rows = self.rows(_RELATION.format(schema=_literal(schema), table=_literal(table)))
         return (str(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
 
@@ -342,8 +342,8 @@ def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
 def import_statement(snapshot: Snapshot) -> str:
     """Return the first statement of a session that has to see the same as the snapshot.
 
-    Spark executes it as ``sessionInitStatement`` after the driver's own BEGIN: with a ``fetchsize`` Spark turns off
-    autocommit. Outside of such a transaction PostgreSQL refuses the import, so nothing is read at another moment.
+    Spark executes it as ``sessionInitStatement`` after the driver's own BEGIN: with a ``fetchsize``, Spark turns off
+    autocommit. Outside of such a transaction, PostgreSQL refuses the import, so nothing is read at another moment.
     """
     own = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", f"SET TRANSACTION SNAPSHOT '{snapshot.name}'")
     return "; ".join((*own, *TEXT_SETTINGS))

@@ -1,6 +1,6 @@
 """The query of a mirror or a change log: it reads cut records, and applies the changes of these cuts.
 
-Used by :mod:`.pipeline`. A batch is a number of cuts. It is applied in pieces. The tables of a piece are applied in
+Used by :mod:`.pipeline`. A batch consists of cuts. It is applied in pieces. The tables of a piece are applied in
 parallel, each in one commit, and then the control table gets a row.
 """
 
@@ -37,7 +37,7 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
         self._applier = applier
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
-        """Wait until the query ends; raise the error that ended it."""
+        """Wait until the query ends. Raise the error that ended it."""
         with self._typed_errors():
             ended: bool | None = super().awaitTermination(timeout)
             return ended
@@ -105,7 +105,7 @@ class Applier:
             self._apply_piece(piece, versions)
 
     def _whole(self, parts: Sequence[Cut]) -> list[Cut]:
-        """Return whole cuts. If parts of the first cut were in the batch before, they are read again."""
+        """Return whole cuts. If parts of the first cut were in the previous batch, they are read again."""
         if parts and parts[0].part:
             first = parts[0]
             earlier = {0: [(first.offset - first.part, first.offset)]}

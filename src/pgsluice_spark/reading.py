@@ -27,7 +27,7 @@ from pgsluice_spark.schema import (
 
 _POSITION: Final = ("topic", "partition", "offset", "timestamp")
 _KEPT: Final = 1024
-"""For how many tables the way to read them is cached."""
+"""The number of tables for which the :class:`TopicReading` is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _values(versions: Sequence[SchemaVersion], topic: str) -> Reading:
 
 
 def _keys(versions: Sequence[SchemaVersion], topic: str) -> Reading | None:
-    """Return how keys are decoded; None when the table has none."""
+    """Return how keys are decoded, or None if the table has no keys."""
     found = [version for version in versions if version.subject == f"{topic}-key"]
     return record_reading(found) if found else None
 
@@ -117,7 +117,7 @@ def _newest_key(versions: Sequence[SchemaVersion], topic: str) -> tuple[str, ...
 
 
 def _is_of_another_table(others: Sequence[SchemaVersion]) -> Column:
-    """Return whether a record was written with one of these schemas; a tombstone has only that of its key."""
+    """Return whether a record was written with one of these schemas. A tombstone has only the schema of its key."""
     identifiers = [version.id for version in others]
     return F.when(F.col("value").isNotNull(), is_written_with("value", identifiers)).otherwise(
         is_written_with("key", identifiers)

@@ -25,7 +25,7 @@ from pgsluice_spark.schema import SchemaVersion
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _SUBJECT_NOT_FOUND: Final = 40401
 _REQUESTS: Final = 8
-"""Requests beside each other."""
+"""The most requests at the same time."""
 _REDIRECTS: Final = range(300, 400)
 
 
@@ -46,7 +46,7 @@ class Registry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RestRegistry:
-    """A server with the REST API of Confluent's Schema Registry; pgsluice serves it too.
+    """A server with the REST API of Confluent's Schema Registry, which pgsluice itself also serves.
 
     ``tls``: for https with a certificate authority or client certificate of your own. Redirects are not followed. As
     elsewhere in Python, ``http_proxy`` in the environment is obeyed: without TLS, the proxy sees the credentials.
@@ -92,7 +92,7 @@ class RestRegistry:
             raise RegistryError(f"{self.url}{path}/{number} does not answer with a schema") from None
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
-        """Return the answer's JSON; None when the registry does not have the subject."""
+        """Return the answer's JSON, or None if the registry does not have the subject."""
         # Messages outlive the deletion of their schema's version, so we request deleted versions as well.
         url = f"{self.url.rstrip('/')}{path}?deleted=true"
         request = urllib.request.Request(url, headers=self._headers())  # noqa: S310 - the scheme was checked
@@ -120,9 +120,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Makes a redirect an error. The standard library's handler sends the credentials to whichever host it names."""
 
     def http_error_302(self, *_: object) -> None:
-        """Leave the answer to the handler of errors."""
+        """Return nothing, so that the handler of errors gets the answer."""
 
-    # it takes what the others take, only not by name
+    # it takes the same arguments as the others, but only by position
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
 
 
@@ -158,7 +158,7 @@ def _error_code(error: urllib.error.HTTPError) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistry:
-    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry; needs no server but Kafka.
+    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry. It needs no server but Kafka.
 
     ``kafka_options``: further options of Spark's Kafka source, such as ``kafka.security.protocol``.
     """
@@ -169,7 +169,7 @@ class TopicRegistry:
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
-        """See :meth:`Registry.versions`; reads the topic from its beginning to its present end."""
+        """See :meth:`Registry.versions`. This reads the topic from its beginning to its present end."""
         options = {
             **self.kafka_options,
             "kafka.bootstrap.servers": self.bootstrap_servers,
@@ -202,7 +202,7 @@ def parse_records(records: Sequence[tuple[int, str]], topic: str) -> list[Schema
 
 
 def _version(entry: dict[str, Any]) -> SchemaVersion:
-    """Return the content of a record. Raise TypeError or KeyError if it is not a schema's record."""
+    """Return the content of a record. Raise TypeError or KeyError if it is not the record of a schema."""
     found = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
     if [type(part) for part in (found.subject, found.version, found.id, found.schema)] != [str, int, int, str]:
         raise TypeError

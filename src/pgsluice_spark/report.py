@@ -73,7 +73,7 @@ class AuditReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every table is equal; one that is unfinished or refused is not."""
+        """Whether every table is equal. An unfinished or refused table is not."""
         return bool(self.tables) and all(table.status == EQUAL for table in self.tables)
 
     @property

@@ -98,7 +98,7 @@ def _assignments(fields: Sequence[str]) -> list[str]:
 def _insert(fields: Sequence[str]) -> str:
     """Return the part of the statement for rows that the target lacks.
 
-    Values that they would keep are unknown there.
+    If a row would keep a value of the target's row, this value is unknown, because there is no such row.
     """
     columns = ", ".join(quoted(name) for name in (*fields, SYSTEM))
     values = ", ".join(f"s.cells.{quoted(name)}" for name in fields)
@@ -111,5 +111,5 @@ def _system_sql(unchanged: str, raw: str) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a field's name as a literal; it consists of letters, digits and underscores."""
+    """Return a field's name as a literal. It consists of letters, digits and underscores."""
     return f"'{name}'"

@@ -23,7 +23,7 @@ _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "doub
 _CONTAINERS: Final = {"array": "items", "map": "values"}
 _LOGICAL: Final[Sequence[str]] = ("logicalType", "precision", "scale")
 
-# The only types that a field may change to in place; decimals may get more digits too.
+# The only types to which a field may change in place. Decimals may also get more digits.
 _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 _PARSED_MAX: Final = 4096
@@ -38,7 +38,7 @@ class SchemaError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """One version of a subject, as the registry has it; ``schema`` is its text."""
+    """One version of a subject, as the registry has it. ``schema`` is its text."""
 
     subject: str
     version: int
@@ -53,20 +53,20 @@ class Reading:
     writers: str
     """JSON of the union of the writers' schemas."""
     reader: str
-    """JSON of the record that they all are read as."""
+    """JSON of the record type as which all of them are read."""
     branches: Mapping[int, int]
     """The branch of the union that each known schema id stands for."""
     fields: Mapping[int, tuple[str, ...]]
-    """The names of the row's fields in the schema of each id; nothing for keys."""
+    """The names of the row's fields in the schema of each id. It is empty for keys."""
 
 
 def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
-    """Return how envelopes are decoded; ``versions`` oldest first, at least one."""
+    """Return how envelopes are decoded. There is at least one version, and the oldest comes first."""
     return _reading(versions, [_envelope(version) for version in versions])
 
 
 def record_reading(versions: Sequence[SchemaVersion]) -> Reading:
-    """Return how keys or cut records are decoded; ``versions`` oldest first, at least one."""
+    """Return how keys or cut records are decoded. There is at least one version, and the oldest comes first."""
     return _reading(versions, [_record(version) for version in versions])
 
 
@@ -96,7 +96,7 @@ def columns_of(version: SchemaVersion) -> dict[str, str]:
 
 
 def ambiguous_names(reading: Reading) -> list[str]:
-    """Return the fields of any record that differ from another field of theirs only in case."""
+    """Return the names of fields that differ only in case from another field of the same record."""
     return sorted(set(_ambiguous(json.loads(reading.reader))))
 
 
@@ -219,7 +219,7 @@ def _merged(records: Sequence[Record]) -> Record:
 
 
 def _merged_field(name: str, found: Sequence[dict[str, Any]], records: int) -> dict[str, Any]:
-    """Return a field that some or all of so many ``records`` have."""
+    """Return the field that can read all of ``found``. ``records``: how many records there are, with or without it."""
     schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
     everywhere = len(found) == records
     if _split(schema)[0] or not (everywhere or "default" in found[0]):

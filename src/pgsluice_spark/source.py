@@ -24,9 +24,9 @@ _OWN_OPTIONS: Final = frozenset(
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
 """The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
-"""Up to this number of gaps, each is tested in turn."""
+"""Up to this number of gaps, each gap gets a condition of its own."""
 _NARROW: Final = 16
-"""Offsets; most gaps have a transaction's marker and nothing else."""
+"""The most offsets of a narrow gap. Most gaps contain only a transaction's marker."""
 
 
 def read_topic(
@@ -46,7 +46,7 @@ def read_topic(
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Raise ValueError if ``options`` have some that are not the user's to choose."""
+    """Raise ValueError if ``options`` contain some that the user must not set."""
     taken = sorted(name for name in options if name.lower() in _OWN_OPTIONS)
     if taken:
         raise ValueError(f"pgsluice_spark sets {', '.join(taken)} itself; leave it out of kafka_options")

@@ -20,7 +20,7 @@ from pgsluice_spark.work import Work
 def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str]) -> DataFrame:
     """Return ``rows`` with the changes of ``work`` that the snapshot sees.
 
-    Of ``_pgsluice``, they have only ``unchanged`` and ``raw``.
+    Their ``_pgsluice`` has only ``unchanged`` and ``raw``.
     """
     seen = work.events.where("op != 'r'").where(snapshot.sees(F.col("xid"))).localCheckpoint()
     truncated, _ = truncates_of(seen) if work.declared.get("t") else (None, {})

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The metadata of a commit: ``version`` is that of the application, and ``state`` a text for the next commit."""
+    """The metadata of a commit. ``version`` is the application's, and ``state`` is a text for the next commit."""
 
     app: str
     version: int
@@ -83,13 +83,13 @@ class TargetTable(Protocol):
 
     @property
     def exists(self) -> bool:
-        """Whether the table has been made."""
+        """Whether the table has been created."""
 
     def read(self, version: int | None = None) -> DataFrame:
         """Return its rows as of the commit with this number, or of the last commit."""
 
     def fit(self, schema: StructType) -> None:
-        """Make the table, or give it the columns and the wider types that it lacks."""
+        """Create the table, or give it the columns and the wider types that it lacks."""
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows."""
@@ -107,13 +107,13 @@ class TargetTable(Protocol):
         """Delete rows."""
 
     def last(self) -> Committed | None:
-        """Return our last commit, None if there is none; ForeignWrite if something else has changed rows after it."""
+        """Return our last commit, or None. Raise ForeignWrite if something else has changed rows after it."""
 
     def forget(self, condition: str) -> None:
         """Delete rows without changing our last commit's number and state."""
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and delete those that are not needed any longer; our last commit stays what it is."""
+        """Compact the files, and delete those that are not needed any longer. Our last commit stays what it is."""
 
     def get_property(self, name: str) -> str | None:
         """Return a property of the table that we have set."""
@@ -145,7 +145,7 @@ class Target(Protocol):
         """Write test data and delete it again. Raise an error of Spark's or Java's if that is not possible."""
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> TargetTable:
-        """Return one of its tables, which need not exist yet; ``since``: the number of our last commit, if known."""
+        """Return one of its tables, which need not exist yet. ``since``: the number of our last commit, if known."""
 
 
 def refusal(place: str) -> str:

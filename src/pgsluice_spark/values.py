@@ -143,7 +143,7 @@ class Pair:
         return F.when(unknown, F.lit("(not known: it was never sent)")).otherwise(F.coalesce(raw, text))
 
     def exception(self, version: int) -> str:
-        """Return why the column cannot be compared on this version of PostgreSQL; empty if it can."""
+        """Return why the column cannot be compared on this version of PostgreSQL, or an empty text if it can."""
         name = self.type.removeprefix("_")
         if name in _REFERENCES:
             return _REFERENCE

@@ -43,11 +43,11 @@ class Work:
         changes = self.reading.changes(self.records())
         if not self.distinct:
             return changes
-        return changes.dropDuplicates([*POSITION, "partition"])  # a truncate stands in every partition
+        return changes.dropDuplicates([*POSITION, "partition"])  # a truncate is in every partition
 
     @property
     def row_type(self) -> StructType:
-        """The columns of the table, those that it had once included."""
+        """The columns of the table, including those that it once had."""
         kind = self.events.schema["after"].dataType
         assert isinstance(kind, StructType), "rows are records"
         return kind
@@ -64,7 +64,7 @@ class Work:
 class Prepared:
     """Changes that were read and counted, and wait to be committed.
 
-    ``commit`` returns the table's state behind them, and the number of the commit, None if none was needed.
+    ``commit`` returns the table's state after them, and the number of the commit, or None if none was needed.
     """
 
     counts: Mapping[str, int]
