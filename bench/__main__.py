@@ -33,9 +33,9 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""The contenders for loads that take long, or differ from others only in a number: the fastest encoder alone."""
+"""The contenders for long loads, and for loads that differ only in a number: the fastest encoder alone."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""With many tables, the costs of pgsluice and of Kafka have to be told apart."""
+"""The contenders for many tables, which separate the cost of pgsluice from that of Kafka."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
 """Whether the tables are loaded or streamed."""
 
@@ -48,7 +48,7 @@ TRANSACTIONS = 300
 
 
 class Bench:
-    """The choices of one call of the command."""
+    """The choices made on one command line."""
 
     def __init__(self, postgres: Postgres, kafka: Kafka, options: argparse.Namespace) -> None:
         self._postgres, self._kafka, self._options = postgres, kafka, options
@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--report", action="store_true", help=f"measure everything, write {RESULTS.relative_to(ROOT)} and docs"
     )
-    parser.add_argument("--render", action="store_true", help="measure nothing, write docs from the results")
+    parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser
 
 

@@ -1,6 +1,6 @@
 """The programs that read a load: the bare drain, pg_recvlogical, and the daemon in its variants.
 
-Each reads from a copy of one slot.
+Each of them reads from a copy of the same slot.
 
 The clock starts when the walsender has started, and stops when the last commit has been delivered.
 """
@@ -42,8 +42,8 @@ WATCH_S = 0.01
 class Course:
     """A load in the WAL: its positions and its number of row changes.
 
-    Before the load is the opening, and after it a marking row. The opening's commit is at ``opening_lsn``, and the
-    commit of the marking row at ``end_lsn``.
+    The opening precedes the load, and a marking row follows it. The commit of the opening is at ``opening_lsn``, and
+    that of the marking row at ``end_lsn``.
     """
 
     database: Database
@@ -58,11 +58,11 @@ class Course:
     """The position at which the opening ends."""
     end_lsn: int
     pipeline: str | None = None
-    """The pipeline's name for all daemons, so that a daemon finds the topics of the one before. None: a new name for
-    each."""
+    """The pipeline's name for all daemons, so that each daemon finds the topics of the previous one. None: a new name
+    for each daemon."""
 
     def rows_at(self, lsn: int) -> float:
-        """Return how many of the rows come before ``lsn``, which assumes that their bytes are spread evenly."""
+        """Return how many of the rows come before ``lsn``. This assumes that their bytes are spread evenly."""
         share = (lsn - self.opened_lsn) / (self.end_lsn - self.opened_lsn)
         return self.rows * min(max(share, 0.0), 1.0)
 
@@ -124,7 +124,7 @@ class RecvLogical:
 
     @staticmethod
     def version() -> str | None:
-        """Return the version of the program on the PATH; None if there is none."""
+        """Return the version of the program on the PATH, or None if there is none."""
         if shutil.which(RECV_LOGICAL) is None:
             return None
         answer = subprocess.run([RECV_LOGICAL, "--version"], capture_output=True, text=True, check=True).stdout
@@ -136,7 +136,7 @@ class RecvLogical:
             sender, started = walsender(course.connection, slot)
             meter = Meter({"client": process.pid, "walsender": sender})
             cpu = meter.read()
-            # both processes end by themselves; /proc still shows the client, because nobody has waited for it
+            # both processes end by themselves; /proc still shows the client, because nothing has waited for it
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 with suppress(FileNotFoundError):
                     cpu = meter.read()
@@ -162,7 +162,7 @@ class Pgsluice:
     discard: bool = False
 
     def run(self, course: Course) -> Run:
-        """Read the whole load once; RuntimeError if the number of delivered events is wrong."""
+        """Read the whole load once. Raise RuntimeError if the number of delivered events is wrong."""
         name = course.pipeline or new_name()
         with copied_slot(course.connection) as slot, self._daemon(course, name, slot) as process:
             process.start("--adopt-slot")
@@ -202,7 +202,7 @@ class Loading:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, course: Course) -> Run:
-        """Load all tables once; RuntimeError if the daemon delivered more rows than the tables have."""
+        """Load all tables once. Raise RuntimeError if the daemon delivered more rows than the tables have."""
         made = daemon(new_name(), course.database, course.kafka, "exactly_once", self.variables)
         made.settings["snapshot"] = {"mode": "initial"}
         with made as process:
@@ -224,7 +224,7 @@ class Loading:
         """Wait until the daemon has delivered this many rows. Return the number of delivered rows."""
         while True:
             found = _read(process)
-            if found >= rows:  # the metrics of a thousand topics cost the daemon too much to request them all the time
+            if found >= rows:  # with a thousand topics, metrics are too costly to request them all the time
                 found = count_events(process.metrics())
             now = time.monotonic()
             if found >= rows:
@@ -254,7 +254,7 @@ def wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) ->
 
 
 def pause_s(elapsed_s: float, done: int, total: int) -> float:
-    """Return how long to wait before the next request: half of the expected rest, because requests cost CPU time."""
+    """Return how long to wait before the next request: half of the expected rest, because requests take CPU time."""
     left_s = elapsed_s * (total - done) / done if done > 0 else elapsed_s / 50 + 0.1
     return min(max(left_s / 2, LEAST_PAUSE_S), GREATEST_PAUSE_S)
 
@@ -277,7 +277,7 @@ def _check_events(process: Daemon, expected: int) -> None:
 
 
 def count_events(metrics: str) -> int:
-    """Return how many events a daemon has delivered, by its metrics."""
+    """Return how many events a daemon has delivered, according to its metrics."""
     counters = [line for line in metrics.splitlines() if line.startswith("pgsluice_events_total{")]
     return round(sum(float(line.rpartition(" ")[2]) for line in counters))
 
@@ -321,4 +321,4 @@ DAEMONS: Sequence[tuple[str, Mode, bool]] = (
     ("at least once", "at_least_once", False),
     ("discard", "exactly_once", True),
 )
-"""The kinds of contenders that are a daemon, with its mode, and whether it discards records."""
+"""The kinds of contenders that are daemons, with the mode of each, and whether it discards records."""

@@ -27,7 +27,7 @@ class NoCommands:
         return state
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
-        """Wait for ever."""
+        """Wait forever."""
         await asyncio.Future()
         return ()
 
@@ -87,7 +87,7 @@ class Discard:
         return {}
 
     def commands(self) -> "NoCommands":
-        """Return a reader that finds none."""
+        """Return a reader that finds no commands."""
         return NoCommands()
 
     async def commit(self, cut: Cut, _checkpoint: Checkpoint) -> None:

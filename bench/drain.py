@@ -17,14 +17,14 @@ MESSAGE = 25
 """The offset of pgoutput's message in CopyData: after ``w`` and three numbers of eight bytes."""
 
 END_LSN = {COMMIT: MESSAGE + 10, STREAM_COMMIT: MESSAGE + 14}
-"""The offset of the transaction's end LSN: after flags and commit LSN, and in a streamed transaction also after the
-xid."""
+"""The offset of the transaction's end LSN. It follows the flags and the commit LSN, and in a streamed transaction also
+the xid."""
 
 
 def main(arguments: dict[str, Any]) -> None:
     """Drain ``command``'s stream, and report when the commits with each of ``end_lsns`` have arrived.
 
-    If there is nothing to read and ``pause_s`` is not 0, wait for so long before the next read.
+    If ``pause_s`` is not 0 and there is nothing to read, wait that long before the next read.
     """
     wire = pq.PGconn.connect(arguments["conninfo"].encode())
     result = wire.exec_(arguments["command"].encode())

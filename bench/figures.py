@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile ``share`` of ``values``: the least value that so many per cent do not exceed.
+    """Return the percentile ``share``: the least of the ``values`` that this percentage of them does not exceed.
 
     At least one value is needed.
     """

@@ -24,7 +24,7 @@ SECONDS_AT = {100: 20, 1_000: 15, 5_000: 15}
 
 CONNECTIONS = 4
 WARM_UP_S = 2
-"""Rows of the first seconds do not count, because connections are still made and caches filled."""
+"""Rows of the first seconds do not count, because connections are still being made and caches are being filled."""
 
 ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
 
@@ -54,7 +54,7 @@ def measure_loading(
 ) -> tuple[Latency, float]:
     """Return the latency while another table is loaded, and how many rows of that table are loaded per second.
 
-    RuntimeError if the load ended too early, so that not all latencies were measured during it.
+    Raise RuntimeError if the load ended before all latencies were measured.
     """
     seconds = max(1, round(SECONDS_AT[LOADING_RATE] * scale))
     rows = LOADED_PER_S * (START_S + WARM_UP_S + seconds)
@@ -94,7 +94,7 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
     seconds: int,
     begin: int,
 ) -> Latency:
-    """Return the latency of rows that are written at this rate for so many seconds, with ids from ``begin`` on."""
+    """Return the latency of rows that are written at this rate for this many seconds, with ids from ``begin`` on."""
     count = rate * (WARM_UP_S + seconds)
     with reader(kafka, daemon.name, begin, count) as reading, writer(database, rate, begin, count) as writing:
         meter = Meter(pids)
@@ -119,7 +119,7 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
 def reader(kafka: Kafka, prefix: str, first: int, count: int, patience_s: float = PATIENCE_S) -> Child:
     """Return a child that is ready to read ``count`` rows of orders with ids from ``first`` on.
 
-    It gives up when nothing has come for ``patience_s``.
+    The child gives up if no record has arrived for ``patience_s``.
     """
     arguments = {
         "bootstrap_servers": kafka.bootstrap_servers,
@@ -142,7 +142,7 @@ def writer(database: Database, rate: float, first: int, count: int) -> Child:
 
 
 def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[int, float]:
-    """Return when each row was seen first; RuntimeError if a row was seen twice although it must come once."""
+    """Return when each row was first seen. Raise RuntimeError if exactly-once delivery has repeated a row."""
     repeated = [number for number, times_seen in Counter(ids).items() if times_seen > 1]
     if repeated and mode == "exactly_once":
         raise RuntimeError(f"{len(repeated)} rows were seen more than once, among them {repeated[0]}")

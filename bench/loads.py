@@ -1,4 +1,4 @@
-"""The loads that contenders read, as SQL: the tables, rows and transactions of each.
+"""The loads that contenders read, as SQL: the tables, rows and transactions of each load.
 
 ``rounds`` runs ``setup``, creates the slot, and then writes the rest into the WAL.
 """
@@ -37,8 +37,8 @@ class Load:
     """``rows`` row changes in transactions of ``per_transaction`` rows, spread over the ``tables`` in turn.
 
     ``columns`` are names, types and values as in VALUES. ``updates``: the rows exist before, and each is updated.
-    ``opened``: the measurement begins when the first row of each table was delivered. ``loaded``: a second measurement
-    reads the same rows from the tables.
+    ``opened``: the measurement begins once the first row of each table has been delivered. ``loaded``: a second
+    measurement reads the same rows from the tables.
     """
 
     key: str
@@ -51,10 +51,10 @@ class Load:
     opened: bool = False
     loaded: bool = False
     series: str = ""
-    """The name of the series that it belongs to: loads that differ only in a number."""
+    """The name of the series to which it belongs. The loads of a series differ only in a number."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with fewer or more rows, in whole transactions, with at least one."""
+        """Return the load with fewer or more rows. It has whole transactions, and at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
@@ -114,7 +114,7 @@ class Load:
 
 
 def columns(count: int) -> list[tuple[str, str, str]]:
-    """Return the columns of a table with ``count`` columns, the id included."""
+    """Return the columns of a table with ``count`` columns, including the id."""
     turns = ((number // len(VALUES), *VALUES[number % len(VALUES)]) for number in range(count - 1))
     return [(f"{name}_{turn}" if turn else name, kind, value) for turn, name, kind, value in turns]
 

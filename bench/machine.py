@@ -69,7 +69,7 @@ def java_version() -> str:
 
 
 def begin() -> Moment:
-    """Return the current moment, at which a measurement begins."""
+    """Return the current moment as the beginning of a measurement."""
     average = os.getloadavg()[0]
     return Moment(datetime.now(UTC).isoformat(timespec="seconds"), (average, average))
 

@@ -70,7 +70,7 @@ def one_large(postgres: Postgres, gigabytes: float) -> None:
 
 
 def many_open(postgres: Postgres, transactions: int, megabytes: float) -> None:
-    """Write transactions of this size in parallel, and commit them when all of them are open."""
+    """Write transactions of this size in parallel, and commit them once all of them are open."""
     rows = int(megabytes * MIB / ROW_BYTES)
     pieces = 10
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ HALVES = {"half_1": "orders", "half_2": "orders_1"}
 
 
 class TwoTables(Load):
-    """Rows of two tables in turn. Each table has its own publication, and there is one of both."""
+    """Rows of two tables in turn. Each table has its own publication, and a third publication has both."""
 
     def setup(self) -> list[str]:
         """Return the statements before the slot's creation.
@@ -32,7 +32,7 @@ class TwoTables(Load):
 
 
 def load(rows: int) -> Load:
-    """Return the load with so many rows."""
+    """Return the load with this many rows."""
     example = LOADS["tables-10"]
     return TwoTables("tables-2", example.title, rows, example.per_transaction, example.columns, tables=len(HALVES))
 

@@ -13,7 +13,7 @@ TITLE = "Events per second, relative to the bare drain of the same WAL"
 WIDTH = 960
 LEFT = 230
 SCALE = 280
-"""The length in pixels of a bar that is as fast as the drain."""
+"""The length in pixels of the bar of a contender that is as fast as the drain."""
 
 BAR, GAP, HEAD = 16, 5, 30
 TOP = 58
@@ -86,5 +86,5 @@ def _bar(load: LoadResult, name: str, y: int) -> Iterator[str]:
 
 
 def _x(ratio: float) -> float:
-    """Return the length of a bar. A bar that is much faster than the drain ends at the margin."""
+    """Return the length of a bar. The bar of a contender that is much faster than the drain ends at the margin."""
     return min(ratio, SCALE_MAX) * SCALE

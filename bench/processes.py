@@ -46,7 +46,7 @@ def peak_mib(pid: int) -> float:
 
 
 class Meter:
-    """Measures CPU seconds: of some processes, of all others together, and those that the hypervisor stole."""
+    """Measures the CPU seconds of some processes, of all others together, and those that the hypervisor stole."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         """Begin to measure. ``processes``: the pids by role."""
@@ -104,7 +104,7 @@ class Child:
         return self._process.pid
 
     def read(self) -> dict[str, Any]:
-        """Return its next line; RuntimeError if it has ended."""
+        """Return its next line. Raise RuntimeError if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -120,7 +120,7 @@ class Child:
 
 
 def child_main(run: Callable[[dict[str, Any]], None]) -> None:
-    """Run a child: its arguments are JSON."""
+    """Run a child. Its arguments are JSON."""
     run(json.loads(sys.argv[1]))
 
 

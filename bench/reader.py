@@ -15,7 +15,7 @@ KEY_HEADER = 5
 POLL_S = 0.5
 APPEAR_S = 0.01
 PATIENCE_S = 15.0
-"""If no record comes for so long, the missing rows count as lost."""
+"""If no record arrives for this long, the missing rows count as lost."""
 
 
 def decode_long(data: bytes, at: int) -> int:
@@ -29,7 +29,7 @@ def decode_long(data: bytes, at: int) -> int:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Read ``topic`` until ``count`` rows with ids from ``first`` on were seen. Report their ids and times, in order.
+    """Read ``topic`` up to ``count`` rows with ids from ``first`` on. Report their ids and times, in order.
 
     If the topic does not exist yet, wait for it and read it from its beginning. Otherwise read it from its end.
     """

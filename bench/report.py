@@ -117,7 +117,11 @@ def goals(results: Results) -> Iterator[tuple[str, str, str]]:
     yield from _goals_of_latency(results)
     yield from _goals_of_loading(results)
     if (found := results.starts) is not None:
-        yield "First start, which creates the topics, to the first event", "1.5 s", f"{max(found.starts.first):.2f} s at most"
+        yield (
+            "First start, which creates the topics, to the first event",
+            "1.5 s",
+            f"{max(found.starts.first):.2f} s at most",
+        )
         yield "Later start to the first event", "1.5 s", f"{max(found.starts.again):.2f} s at most"
         yield "`kill -9` to streaming again", "2 s", f"{max(found.starts.killed):.2f} s at most"
     yield from _goals_of_tables(results)

@@ -1,4 +1,4 @@
-"""The results, as bench/results.json has them. The rounds write it. The report and the plot read it."""
+"""The results in the form of bench/results.json, which the rounds write, and the report and the plot read."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from typing import Self
 from pydantic import TypeAdapter
 
 OPENED_MAX = 0.9
-"""The largest part of a load that may be delivered when the delivery of the opening is noticed."""
+"""The largest part of a load that may already be delivered when the delivery of the opening is noticed."""
 
 DRAIN = "drain"
-"""The contender that all others are compared with."""
+"""The contender with which all others are compared."""
 
 LOADING = "loading"
 """The daemon that reads the rows from the tables."""
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def afterwards(self) -> Part:
-        """The part after the opening, or the whole load if hardly anything was left after the opening."""
+        """The part after the opening, or the whole load if hardly any rows were left after the opening."""
         if self.opening is None or self.opening.rows > OPENED_MAX * self.whole.rows:
             return self.whole
         return self.whole - self.opening
@@ -116,11 +116,11 @@ class LoadResult:
         return self.rate(contender).median * self.bytes_per_row / 1e6
 
     def peak_mib(self, contender: str) -> float | None:
-        """Return the peak memory of all runs; None if it is not known."""
+        """Return the peak memory of all runs, or None if it is not known."""
         return max((run.peak_mib for run in self.runs[contender] if run.peak_mib is not None), default=None)
 
     def cpu_us(self, contender: str, role: str) -> float | None:
-        """Return the median CPU time for each row change; None if there is no such role."""
+        """Return the median CPU time for each row change, or None if there is no such role."""
         # during the opening, the walsender works ahead until the buffers are full
         parts = [run.whole for run in self.runs[contender]] if role == "walsender" else self.parts(contender)
         found = [value for part in parts if (value := part.cpu_us(role)) is not None]
@@ -186,7 +186,7 @@ class StartsResult:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A test of waiting transactions: seconds until the last commit and until all was in Kafka, and peak MiB."""
+    """A test of waiting transactions: seconds until the last commit and until all rows were in Kafka, and peak MiB."""
 
     written_s: float
     delivered_s: float
@@ -218,7 +218,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read results from a file; None if there are none."""
+        """Read results from a file. Return None if there are none."""
         return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
 
     def write(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 """Runs every contender over the WAL of one slot, in rounds.
 
-The drain is first in each round, and runs once more at the end.
+The drain runs first in each round, and once more at the end.
 
 The command line uses it. Each load has its own database, which is dropped after its rounds.
 """
@@ -20,7 +20,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 Say = Callable[[str], None]
-"""Called with a line about each run."""
+"""A function that gets a line about each run."""
 
 
 def race(
@@ -29,7 +29,7 @@ def race(
     """Write the load, and let each contender read it ``runs`` times."""
     with course(postgres, kafka, load) as on:
         moment = machine.begin()
-        _, size = Drain().measure(on)  # this run warms up caches, and counts as well
+        _, size = Drain().measure(on)  # this run also warms up caches, but it counts
         found: dict[str, list[Run]] = {}
         for contender in [*(one for _ in range(runs) for one in contenders), Drain()]:
             run = contender.run(on)

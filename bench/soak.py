@@ -2,7 +2,7 @@
 
 The load is mixed: transactions of every size, tables that are altered, created and dropped, loads by command,
 connections that are cut, and a broker that restarts. Meanwhile the daemon's memory, threads, file descriptors and
-asyncio tasks are sampled. The run fails if the last third of the samples has more of one than the first third.
+asyncio tasks are sampled. The run fails if one of them has grown from the first third of the samples to the last.
 """
 
 import argparse
@@ -33,15 +33,15 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
     "descriptors": (1.0, 8),
     "tasks": (1.0, 3),
 }
-"""By how much the median may grow: a factor, and then a number. Sessions come and go, so nothing is quite constant."""
+"""How much the median may grow: a factor, then a number. Sessions come and go, so nothing is quite constant."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
-"""In rounds of work: how often connections are cut, the broker restarts, a table is loaded, and tables change."""
+"""After how many rounds of work connections are cut, the broker restarts, a table is loaded, and tables change."""
 
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9
 COLUMNS_MAX = 30
-"""After so many alterations, the table is dropped and created again, because its history grows by design."""
+"""After this many alterations, the table is dropped and created again, because its history grows by design."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"status_interval": "1s"},
@@ -62,11 +62,11 @@ class Sample:
 
 
 def sample(pid: int, tasks: Path) -> Sample | None:
-    """Return the resources of the process; None while it has not counted its tasks."""
+    """Return the resources of the process, or None if it has not counted its tasks yet."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     counted = tasks.read_text() if tasks.exists() else ""
-    if not counted:  # it is being written
+    if not counted:  # the file is being written
         return None
     resident, threads = (int(fields[name].split()[0]) for name in ("VmRSS", "Threads"))
     return Sample(resident, threads, len(list(Path(f"/proc/{pid}/fd").iterdir())), int(counted))
@@ -130,7 +130,7 @@ def _disturb(connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, numbe
             str(daemon.config_file),
             "public.orders",
         ]
-        with suppress(subprocess.TimeoutExpired):  # it waits for an answer
+        with suppress(subprocess.TimeoutExpired):  # the command waits for an answer
             subprocess.run(command, timeout=60, capture_output=True, check=False)
 
 
@@ -154,7 +154,7 @@ def _soak(minutes: float) -> list[Sample]:
 def _samples(
     connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, tasks: Path, seconds: float
 ) -> Iterator[Sample]:
-    """Work for so long, and yield a sample after each round that counts."""
+    """Work for this long, and yield a sample after each round that counts."""
     begin = time.monotonic()
     for number in itertools.count(1):
         _work(connection, number)

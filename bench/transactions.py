@@ -1,6 +1,6 @@
 """A bare loop of Kafka transactions through confluent-kafka, which measures the least cost of an exactly-once cut.
 
-Each transaction has one data record, one cut record and one checkpoint, as the daemon writes them for a small cut.
+Each transaction has one data record, one cut record and one checkpoint, as the daemon's transaction for a small cut.
 """
 
 import time

@@ -1,1 +1,1 @@
-"""The Spark side beside jobs that users would write by hand: ``make bench-spark``. All run in one session of Spark."""
+"""Compares the Spark side with jobs that users would write by hand (``make bench-spark``), all in one Spark session."""

@@ -28,7 +28,7 @@ SUBJECTS = ("decode", "mirror", "audit", "driver")
 
 
 class Bench:
-    """What one call of the command measures."""
+    """What one run of the command measures."""
 
     def __init__(
         self, spark: SparkSession, postgres: Postgres, kafka: Kafka, directory: Path, options: argparse.Namespace
@@ -38,10 +38,10 @@ class Bench:
         self._results = Results(_describe(postgres))
         kept = Results.read(RESULTS)
         if kept is not None and kept.machine == self._results.machine:
-            self._results = kept  # what is not measured now stays
+            self._results = kept  # results that are not measured now are kept
 
     def run(self) -> None:
-        """Measure what was asked for; the report is written after each part, so that no part is lost."""
+        """Measure what was asked for. Write the report after each part, so that no part is lost."""
         for subject in self._options.only:
             self._measure(subject)
             self._results.scales[subject] = self._options.scale
@@ -109,14 +109,16 @@ def _say(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.spark", description="The Spark side beside jobs by hand.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark", description="The Spark side and jobs written by hand."
+    )
     what = ", ".join(SUBJECTS)
     parser.add_argument(
         "--only", nargs="+", choices=SUBJECTS, default=SUBJECTS, metavar="WHAT", help=f"what to measure: {what}"
     )
     parser.add_argument("--runs", type=int, default=3, help="how often each of the two runs (default: 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the usual rows, tables and cuts (default: 1)")
-    parser.add_argument("--render", action="store_true", help="measure nothing, write docs from the results")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the usual numbers (default: 1)")
+    parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The driver's memory: over more and more tables, and over more and more cuts, in one session."""
+"""Measures the driver's memory in one session, first with more and more tables, then with more and more cuts."""
 
 import gc
 import time
@@ -20,7 +20,7 @@ CUTS_PER_S = 100
 
 
 def measure(stage: Stage, scale: float, say: Callable[[str], object]) -> DriverResult:
-    """Mirror a quarter of the tables, then two quarters, and so on; then write to one table, with a cut each time."""
+    """Mirror a quarter of the tables, then two quarters, and so on. Then write to one table, with a cut each time."""
     result = DriverResult(machine.begin(), [], [])
     tables, cuts = max(STEPS, round(TABLES * scale)), max(STEPS, round(CUTS * scale))
     for step in range(STEPS):
@@ -54,7 +54,7 @@ def _write_cuts(stage: Stage, cuts: int) -> None:
 
 
 def heap_mib(spark: SparkSession) -> float:
-    """Return what is left of the driver's heap after garbage collections."""
+    """Return how much of the driver's heap is in use after garbage collections."""
     gc.collect()  # Python's references keep Java's objects
     heap = spark._jvm.java.lang.management.ManagementFactory.getMemoryMXBean()  # noqa: SLF001 - PySpark has no other way to Java
     for _ in range(3):

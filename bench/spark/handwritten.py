@@ -1,7 +1,7 @@
 """What a user would write: a job that decodes a topic with one schema, and a query that merges it into one table.
 
-It decodes every record with the newest schema, applies half of a transaction as readily as a whole one, and knows
-nothing of other tables, columns that were not sent, or truncates. So it is the least that any job has to do.
+The job decodes every record with the newest schema, and may apply half of a transaction. It knows nothing about other
+tables, columns that were not sent, or truncates. So it does the least that any job has to do.
 
 https://spark.apache.org/docs/latest/sql-data-sources-avro.html
 https://docs.delta.io/latest/delta-update.html

@@ -1,4 +1,4 @@
-"""Decoding, the first load and updates: each by us and by a job that a user would write, in turn."""
+"""Decoding, the first load and updates. pgsluice and a job that a user would write do each in turn."""
 
 import time
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def update(rows: int, updates: int) -> str:
 
 
 def decode(stage: Stage, rows: int, runs: int) -> Race:
-    """Decode all events of a topic and drop them. The stage's table has so many rows, which are loaded."""
+    """Decode all events of a topic and drop them. The stage's table has this many rows, which are loaded."""
     ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - as below
     theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - two of a kind
     for warm_up in (ours, theirs):
@@ -79,7 +79,7 @@ def _race(stage: Stage, events: int, runs: int) -> Race:
 
 
 def _check(stage: Stage, runs: int) -> None:
-    """Compare all copies with the table, so that nobody is fast because something is missing."""
+    """Compare all copies with the table, so that no contender is fast because it leaves something out."""
     expected = stage.connection.execute(f"SELECT {_SUMS} FROM {TABLE}".encode()).fetchone()
     for number in range(runs):
         for place in (

@@ -1,4 +1,4 @@
-"""Results as the part of docs/performance.md that is generated. Pure."""
+"""Turns results into the generated part of docs/performance.md. Pure."""
 
 from collections.abc import Iterator
 
@@ -13,11 +13,11 @@ GOAL_DECODE, GOAL_MIRROR, GOAL_LOAD = 0.9, 0.8, 150_000
 
 
 def replaced(document: str, results: Results) -> str:
-    """Return the document with the part between the marks written anew."""
+    """Return the document with a new part between the marks."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError("the marks that Spark's figures are written between are missing")
+        raise ValueError("the marks around Spark's figures are missing")
     return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
 
 
@@ -65,8 +65,15 @@ def _rate(rates: list[float]) -> str:
 
 
 def _audit(result: AuditResult) -> Iterator[str]:
-    yield "#### Audits of one table that is written to\n"
-    head = ("the mirror", "rows", "seconds", "rows/s", "commits meanwhile", "values, missing, extra rows that it named")
+    yield "#### Audits of one table while it is written to\n"
+    head = (
+        "the mirror",
+        "rows",
+        "seconds",
+        "rows/s",
+        "commits meanwhile",
+        "differences that it named: values, missing rows, extra rows",
+    )
     rows = [
         (
             one.title,

@@ -1,4 +1,4 @@
-"""What was measured, as it stands in bench/spark/results.json."""
+"""The results, in the form of bench/spark/results.json."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from bench.results import Moment, Spread
 
 @dataclass(slots=True)
 class Race:
-    """The same ``events`` in several runs, in turn by us and by the job that a user would write. Events a second."""
+    """Events per second of several runs over the same ``events``, in turn by us and by the job of a user."""
 
     events: int
     ours: list[float]
@@ -20,7 +20,7 @@ class Race:
 
     @property
     def ratio(self) -> float:
-        """Our median rate, measured by theirs."""
+        """Our median rate, divided by that of the other job."""
         return Spread.of(self.ours).median / Spread.of(self.theirs).median
 
 
@@ -28,7 +28,7 @@ class Race:
 class Audited:
     """One audit of a table. ``commits``: how many transactions changed the table meanwhile.
 
-    ``damage``: how many values, missing rows and extra rows it named.
+    ``damage``: how many changed values, missing rows and extra rows the audit named.
     """
 
     title: str
@@ -48,9 +48,9 @@ class AuditResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The memory of the driver once it has applied so many cuts to so many tables.
+    """The memory of the driver once it has applied this many cuts to this many tables.
 
-    ``heap_mib``: what is left of Java's heap after a garbage collection. ``python_mib``: the resident set of Python.
+    ``heap_mib``: the used part of Java's heap after a garbage collection. ``python_mib``: the resident set of Python.
     """
 
     tables: int
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(slots=True)
 class DriverResult:
-    """The driver's memory over more and more tables, and over more and more cuts."""
+    """The driver's memory with more and more tables, and with more and more cuts."""
 
     moment: Moment
     by_tables: list[Step]
@@ -70,7 +70,7 @@ class DriverResult:
 
 @dataclass(slots=True)
 class Results:
-    """Everything that was measured. A part stays until it is measured again, so each has its own scale."""
+    """Everything that was measured. A part stays until it is measured again, so each part has its own scale."""
 
     machine: dict[str, str]
     scales: dict[str, float] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read what ``write`` wrote; None when there is nothing."""
+        """Read what ``write`` wrote. Return None if there is nothing."""
         return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON."""
+        """Write all results as JSON."""
         path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

@@ -1,4 +1,4 @@
-"""A pipeline whose topics Spark reads: a database, a daemon, and a target that a mirror writes to."""
+"""A pipeline whose topics Spark reads: a database, a daemon, and a target to which a mirror writes."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,12 +74,12 @@ class Stage:
         return f"{self.daemon.name}.public.{table}"
 
     def wait_until_loaded(self, tables: int) -> None:
-        """Wait until so many tables were loaded, and everything so far is in Kafka."""
+        """Wait until this many tables have been loaded, and everything so far is in Kafka."""
         wait_until(lambda: self.daemon.log_text().count('"event": "loaded"') >= tables)
         self.wait_until_delivered()
 
     def wait_until_delivered(self) -> None:
-        """Wait until all that was committed is in Kafka."""
+        """Wait until everything that was committed is in Kafka."""
         row = self.connection.execute(
             "INSERT INTO ticks DEFAULT VALUES RETURNING pg_current_wal_insert_lsn()"
         ).fetchone()
@@ -109,7 +109,7 @@ class Stage:
 def opened(
     spark: SparkSession, postgres: Postgres, kafka: Kafka, directory: Path, setup: Sequence[str]
 ) -> Iterator[Stage]:
-    """Give a stage whose tables exist before its daemon starts."""
+    """Provide a stage whose tables exist before its daemon starts."""
     with postgres.database() as database, database.connect() as connection:
         for statement in (TICKS, *setup, "CREATE PUBLICATION pgsluice FOR ALL TABLES"):
             connection.execute(statement.encode())
