@@ -197,7 +197,7 @@ class Metrics:
         self.event_bytes = self._counter("event_bytes", "Bytes of keys and values committed to Kafka.")
         self.transactions = self._counter("transactions", "PostgreSQL transactions committed to Kafka.")
         self.cuts = self._counter("cuts", "Cuts committed to Kafka.", "kind")
-        self.resent = self._counter("resent_transactions", "Transactions that PostgreSQL sent again and pgsluice skipped.")
+        self.resent = self._counter("resent_transactions", "Transactions that were sent again and skipped.")
         self.received_bytes = self._counter("received_bytes", "Bytes received from the replication slot.")
 
     def _add_sessions(self) -> None:
