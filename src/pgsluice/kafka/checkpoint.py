@@ -92,7 +92,7 @@ class _Others:
     def say_ignored(self, topic: str) -> None:
         """Log that there are such records."""
         log.warning(
-            "another program writes to the topic of checkpoints: its records are ignored. Take that right away from it",
+            "another program writes to the topic of checkpoints: its records are ignored. Withdraw its right to write",
             topic=topic,
             records=self.count,
             key=self.key.decode(errors="backslashreplace")[:KEY_SHOWN_MAX],
