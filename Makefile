@@ -50,8 +50,8 @@ integration: setup ## Tests on a real PostgreSQL and a real Kafka
 
 # Three processes, because most tests wait most of the time; what fails runs once more, alone.
 define SIDE_BY_SIDE
-	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder || test $$? = 1
-	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none || test $$? = 5
+	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || test $$? = 1
+	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none $(SELECTED) || test $$? = 5
 endef
 
 faults-quick: setup ## Some twenty random kills of everything: minutes
@@ -65,16 +65,16 @@ game-day: setup ## Break a running pipeline in some twenty ways, and repair it a
 	$(BIN)/python -m tests.gameday $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 spark: setup ## Tests of the Spark side; what fails runs once more
-	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder || test $$? = 1
-	$(PYTEST) tests/spark --last-failed --last-failed-no-failures none || test $$? = 5
+	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder $(SELECTED) || test $$? = 1
+	$(PYTEST) tests/spark --last-failed --last-failed-no-failures none $(SELECTED) || test $$? = 5
 
 spark-faults: setup ## Every rule of a mirror taken out once, and drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
-	PGSLUICE_TEST_VERSIONS=all $(PYTEST) tests/spark/test_rules.py -q
+	$(PYTEST) tests/spark/test_rules.py -q
 	$(BIN)/python -m tests.spark --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED))
 
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(BIN)/python -m sandbox tools
-	$(BIN)/python -m sandbox tools kube-apiserver etcd helm-4  # a quarter of an hour, once
+	$(BIN)/python -m sandbox tools compose kube-apiserver etcd helm-4  # twenty minutes, once
 	$(PYTEST) tests/platform -q || test $$? = 1
 	$(PYTEST) tests/platform -q --last-failed --last-failed-no-failures none || test $$? = 5
 
@@ -86,10 +86,11 @@ servers: setup # What integration and test-platform do, side by side
 	mkdir -p build && { nice -n 19 $(BIN)/python -m sandbox tools > build/tools.log 2>&1 & }  # who needs one waits for it
 	$(call SIDE_BY_SIDE,tests/integration tests/platform)
 
+test: SELECTED = $(if $(filter all,$(PGSLUICE_TEST_VERSIONS)),,-m 'not long')
 test: lint coverage simulation servers faults-quick spark ## Everything that has to pass, on PostgreSQL 10, 14, 16 and 18
 
 test-all: export PGSLUICE_TEST_VERSIONS := all
-test-all: test ## The same on every version of PostgreSQL from 10 to 18
+test-all: test ## The same and the tests that take long, on every version of PostgreSQL from 10 to 18
 
 demo: setup ## PostgreSQL to Kafka to Spark, compared table by table (KEEP=1 leaves it running)
 	$(BIN)/python -m sandbox.demo $(if $(KEEP),--keep)

@@ -192,7 +192,7 @@ _TOOLS = {
         _go_program("helm-4", "helm.sh/helm/v4/cmd/helm", "v4.3.1", optional=True),
         _go_program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
         _go_program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
-        Tool("compose", deployment.COMPOSE, deployment.build_compose, executable="docker-compose"),
+        Tool("compose", deployment.COMPOSE, deployment.build_compose, optional=True, executable="docker-compose"),
         Tool("kubernetes-schemas", VALIDATE.partition("==")[2], _convert_schemas, needs=()),
         Tool("prometheus-operator", PROMETHEUS_OPERATOR, _copy_definitions),
         Tool("spark-operator", SPARK_OPERATOR, _copy_spark_definitions),

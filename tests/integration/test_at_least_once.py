@@ -156,6 +156,7 @@ def test_kill_9_at_any_time(start: Start) -> None:
     assert repeated > 0, "no kill hit a cut on its way"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["paused", "killed"])
 def test_a_broker_that_goes_and_comes_back(own_kafka: Kafka, start: Start, how: str) -> None:
     pipeline = start(SMALL_CUTS, broker=own_kafka)
@@ -184,6 +185,7 @@ def test_a_broker_away_for_longer_than_records_wait(own_kafka: Kafka, start: Sta
 
 
 class TestChangingTheMode:
+    @pytest.mark.long
     def test_a_transaction_left_open_blocks_nobody(self, start: Start) -> None:
         pipeline = start({"delivery": {"mode": "exactly_once", "cut_bytes": "16KiB"}})
         pipeline.write()

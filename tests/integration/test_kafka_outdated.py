@@ -146,6 +146,7 @@ def read(options: ClientOptions, topic: str, reach: int = 0) -> Checkpoint | Non
         return last_checkpoint(read_checkpoints(tail, "shop", is_atomic=True))
 
 
+@pytest.mark.long
 def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = f"shop-{uuid4().hex[:8]}.checkpoint"
     cluster.create(topic)
@@ -165,6 +166,7 @@ def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch:
             Probe(cut_off, Event()).find(b"a probe", [topic], Topics(cut_off, Event()))
 
 
+@pytest.mark.long
 def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
     """Another client gets another answer from a newer leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
@@ -194,6 +196,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
         assert (found.ends[place], changed) == (4, {})
 
 
+@pytest.mark.long
 async def test_sessions_go_on_behind_the_last_checkpoint(cluster: Cluster) -> None:
     """Sessions may also end, because the broker that was asked is outdated. They never start before the checkpoint."""
     prefix = f"shop-{uuid4().hex[:8]}"

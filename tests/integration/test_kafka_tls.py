@@ -166,6 +166,7 @@ def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_a_password_that_changes_is_asked_for_again(
     broker: TlsKafka, new_database: Callable[..., Database], tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def daemon(
         yield Pipeline(database, broker, running)
 
 
+@pytest.mark.long
 def test_renewed_certificates_are_used_without_a_restart(
     new_database: Callable[..., Database], broker: TlsKafka
 ) -> None:

@@ -60,6 +60,7 @@ def leader(kafka: Kafka, topic: str) -> int:
 
 
 class TestThreeBrokers:
+    @pytest.mark.long
     def test_leaders_and_coordinators_change(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
@@ -76,6 +77,7 @@ class TestThreeBrokers:
         pipeline.assert_complete()
         assert pipeline.daemon.alive
 
+    @pytest.mark.long
     def test_two_of_them_gone(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
@@ -88,6 +90,7 @@ class TestThreeBrokers:
         pipeline.daemon.wait_until_ready()
         pipeline.assert_complete()
 
+    @pytest.mark.long
     def test_too_few_replicas(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
@@ -118,6 +121,7 @@ class TestOneBroker:
             own_kafka.start()
         pipeline.assert_complete()
 
+    @pytest.mark.long
     def test_it_comes_back_and_takes_less(self, own_kafka: Kafka, start: Start) -> None:
         """The rows are small, but the limit applies to their batches as well."""
         pipeline = start(broker=own_kafka)

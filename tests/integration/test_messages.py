@@ -288,6 +288,7 @@ class TestContent:
 
 
 class TestExactlyOnce:
+    @pytest.mark.long
     @pytest.mark.parametrize("version", VERSIONS)
     def test_across_restarts(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
@@ -336,6 +337,7 @@ class TestExactlyOnce:
             assert not followed.reader.read_rest()
             assert followed.daemon.stop() == 0
 
+    @pytest.mark.long
     @pytest.mark.parametrize("version", VERSIONS)
     def test_one_that_is_the_last_thing_before_a_restart(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)

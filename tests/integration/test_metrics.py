@@ -82,6 +82,7 @@ def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
     assert (pipeline.daemon.metric("pgsluice_slot_decoded_bytes_total") is None) == (version < 14)
 
 
+@pytest.mark.long
 def test_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:
     pipeline = start(broker=own_kafka)
     daemon = pipeline.daemon
@@ -109,6 +110,7 @@ def test_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:
     pipeline.assert_complete()
 
 
+@pytest.mark.long
 def test_while_postgresql_is_away(own_postgres: Postgres, start: Start) -> None:
     pipeline = start(server=own_postgres)
     daemon = pipeline.daemon
@@ -171,6 +173,7 @@ def _status_lag(pipeline: Pipeline) -> float:
     return float(pipeline.daemon.status()["lag_seconds"] or 0) if code else 0.0
 
 
+@pytest.mark.long
 def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres: Postgres, start: Start) -> None:
     """Only the metrics notice it, because no session gets far enough to look at the slot."""
     own_postgres.create_database("shop")

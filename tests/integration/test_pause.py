@@ -114,6 +114,7 @@ def test_the_connection_outlives_wal_sender_timeout_although_nothing_is_read(sta
     assert daemon.metric("pgsluice_sessions_total") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_open_and_prepared_transactions_may_end_during_it(start: Start, *, is_restarted: bool) -> None:
     pipeline = start({"postgres": {"streaming": "on", "two_phase": True}}, version=18)
@@ -143,6 +144,7 @@ def test_open_and_prepared_transactions_may_end_during_it(start: Start, *, is_re
     pipeline.wait_until_confirmed()
 
 
+@pytest.mark.long
 def test_a_load_stops_as_well(start: Start) -> None:
     pipeline = start({"snapshot": {"chunk_rows": 1, "max_rows_per_second": 20}})
     daemon = pipeline.daemon
@@ -168,6 +170,7 @@ def server() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.mark.long
 def test_a_server_that_shuts_down_is_released(server: Postgres, start: Start) -> None:
     pipeline = start(server=server)
     pipeline.write()

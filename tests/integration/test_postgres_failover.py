@@ -95,6 +95,7 @@ def resent(pipeline: Pipeline) -> float:
     return found
 
 
+@pytest.mark.long
 def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> None:
     """Nothing is ever skipped silently, even if the new primary has already written beyond the delivered position."""
     with followed_primary(start, 18) as (pipeline, standby, proxy):
@@ -209,6 +210,7 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
         assert code == 65, log
 
 
+@pytest.mark.long
 def test_an_idle_standby_is_no_lag(start: Start) -> None:
     """The same is true if the standby's WAL ends at a special position.
 

@@ -59,6 +59,7 @@ def test_while_a_prepared_transaction_holds_the_slot(server: Postgres, start: St
     pipeline.wait_until_confirmed()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", UNREAD, indirect=True)
 def test_while_kafka_takes_nothing_and_more_is_waiting_than_is_read(
     server: Postgres, own_kafka: Kafka, start: Start

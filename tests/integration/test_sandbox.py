@@ -213,6 +213,7 @@ def consume(kafka: Kafka, topic: str, count: int) -> list[bytes | None]:
     return [message.value() for message in found]
 
 
+@pytest.mark.long
 def test_records_survive_stop_and_kill() -> None:
     with Kafka() as kafka:
         topic = create_topic(kafka)
@@ -262,6 +263,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed() -> None:
         assert admin.list_topics(timeout=WAIT_S).brokers.keys() == {1}
 
 
+@pytest.mark.long
 def test_a_cluster_of_three_goes_on_without_one() -> None:
     with Kafka(brokers=3) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
@@ -282,6 +284,7 @@ def test_a_cluster_of_three_goes_on_without_one() -> None:
         assert consume(kafka, topic, 2) == [b"1", b"2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("silently", [False, True])
 def test_an_isolated_broker_goes_on_as_leader_beside_the_new_ones(silently: bool) -> None:  # noqa: FBT001
     links = Links()

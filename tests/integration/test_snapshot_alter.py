@@ -277,6 +277,7 @@ def test_altered_while_the_pipeline_is_stopped(follow: Follow, kafka: Kafka, ite
         assert_same(mirror(cuts, "items"), connection, "items", CASES["again"])
 
 
+@pytest.mark.long
 def test_a_name_that_a_column_had_long_ago(follow: Follow, kafka: Kafka, items: Database) -> None:
     """A mirror may still have the values of the earlier column of this name."""
     daemon = follow(items)
@@ -290,6 +291,7 @@ def test_a_name_that_a_column_had_long_ago(follow: Follow, kafka: Kafka, items: 
         assert_same(mirror(cuts, "items"), connection, "items", CASES["again"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sql",
     [
@@ -318,6 +320,7 @@ def test_a_table_with_partitions(
         assert_same(mirror(cuts, "items"), connection, "items", CASES["type"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sql",
     [
@@ -341,6 +344,7 @@ def test_a_publication_that_lets_more_through(
         assert len(ends) == 2
 
 
+@pytest.mark.long
 def test_a_table_that_leaves_the_publication_and_comes_back(
     new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
@@ -375,6 +379,7 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
         daemon.start()
         return daemon
 
+    @pytest.mark.long
     def test_the_log_and_the_status_say_so_until_a_command_loads_it(
         self, daemon: Daemon, kafka: Kafka, items: Database
     ) -> None:

@@ -206,6 +206,7 @@ def test_a_load_is_cancelled_and_not_begun_again(follow: Follow) -> None:
     assert [mark["topic"].rpartition(".")[2] for mark in marks(scene.read(), "end")].count("items") == 1
 
 
+@pytest.mark.long
 def test_a_first_load_that_was_cancelled_stays_so(follow: Follow) -> None:
     scene = follow()
     scene.daemon.settings["snapshot"] = {"mode": "initial", "chunk_rows": 1}
@@ -224,6 +225,7 @@ def test_a_first_load_that_was_cancelled_stays_so(follow: Follow) -> None:
     assert rows(scene.read()) == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
 def test_a_pause_lasts_over_restarts(mode: str, follow: Follow) -> None:
     slow = {"mode": "never", "chunk_rows": 1, "max_rows_per_second": 20}
@@ -280,6 +282,7 @@ def test_a_command_that_came_too_late_is_refused(follow: Follow) -> None:
     assert rows(scene.read()) == []
 
 
+@pytest.mark.long
 def test_records_that_are_no_commands_are_passed_over(follow: Follow) -> None:
     scene = follow()
     garbage = [
@@ -300,6 +303,7 @@ def test_records_that_are_no_commands_are_passed_over(follow: Follow) -> None:
     assert rows(scene.read()) == sorted([*range(1, ROWS + 1), 1])
 
 
+@pytest.mark.long
 def test_where_nothing_runs_no_command_is_sent(kafka: Kafka, follow: Follow) -> None:
     scene = follow()
     scene.daemon.name = f"c{uuid4().hex[:10]}"

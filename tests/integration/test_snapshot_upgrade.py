@@ -75,6 +75,7 @@ def ops(pipeline: Pipeline, count: int) -> dict[str, list[int]]:
 FIRST, SECOND = list(range(1, ROWS + 1)), list(range(ROWS + 1, 2 * ROWS + 1))
 
 
+@pytest.mark.long
 def test_a_new_pipeline_loads_its_tables(filled: Pipeline) -> None:
     choose(filled, None)
     filled.daemon.start()
@@ -82,6 +83,7 @@ def test_a_new_pipeline_loads_its_tables(filled: Pipeline) -> None:
     assert ops(filled, ROWS) == {"r": FIRST}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("records", [1, 2])
 def test_also_if_its_first_start_crashes_after_its_first_records(filled: Pipeline, records: int) -> None:
     choose(filled, None)
@@ -99,6 +101,7 @@ def has_checkpoints(pipeline: Pipeline, records: int) -> bool:
     return topic in admin(pipeline.kafka).list_topics(timeout=30).topics and len(checkpoints(pipeline)) >= records
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_what_an_earlier_version_has_delivered_counts_as_loaded(
     former: Pipeline, delivery: str, capsys: pytest.CaptureFixture[str]
@@ -125,6 +128,7 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
     wait_until(lambda: states(former) == {"loaded": 2}, "the table to be loaded")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["filled", "former"])
 def test_a_mode_that_is_chosen_holds(pipeline: str, request: pytest.FixtureRequest) -> None:
     """With "never", no table is loaded or counts as loaded, so a later "initial" loads the tables."""

@@ -129,6 +129,7 @@ def wait_until_the_slot_is_free(pipeline: Pipeline) -> None:
     wait_until(lambda: not is_active(pipeline), "the slot to be free")
 
 
+@pytest.mark.long
 def test_a_write_that_hangs_is_told_and_then_stops_it(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
     pipeline = begin()
     with spilled(pipeline) as connection:
@@ -206,6 +207,7 @@ def test_a_start_on_a_disk_that_hangs_lives_and_can_be_ended(begin: Callable[...
     assert pipeline.daemon.wait() == 0
 
 
+@pytest.mark.long
 def test_a_start_on_a_disk_that_hangs_is_given_up(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
     pipeline = begin()
     pipeline.daemon.stop_well()

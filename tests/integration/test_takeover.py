@@ -105,6 +105,7 @@ class TestAStandby:
                 assert other.daemon.status()["state"] == "streaming"
         pair.assert_complete()
 
+    @pytest.mark.long
     @pytest.mark.parametrize("direction", [None, "to_server"])
     def test_an_owner_cut_off_from_postgresql_only(self, pair: Pair, direction: Direction | None) -> None:
         with pair.owner.busy():

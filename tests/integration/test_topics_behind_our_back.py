@@ -5,6 +5,7 @@ The daemon reports each change, and can be told to accept it.
 
 from typing import Any
 
+import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -142,6 +143,7 @@ class TestWhileItRuns:
         assert pipeline.daemon.wait() == 65
         assert f"Topic {topic_of(pipeline)} was deleted: consumers miss" in pipeline.daemon.log_text()
 
+    @pytest.mark.long
     def test_partitions_are_raised(self, start: Start) -> None:
         """The change is noticed even without traffic. Everything written before is delivered as usual."""
         pipeline = start()

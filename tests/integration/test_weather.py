@@ -121,6 +121,7 @@ class TestPostgresIsAway:
         pipeline.wait_for(state="streaming")
         pipeline.assert_complete()
 
+    @pytest.mark.long
     def test_its_shutdown_is_not_held_up_while_kafka_is_down(
         self, own_postgres: Postgres, own_kafka: Kafka, start: Start
     ) -> None:

@@ -15,7 +15,7 @@ from threading import Event, Thread
 
 import pytest
 
-from sandbox import golang, stand_ins
+from sandbox import stand_ins, tools
 from sandbox.containers import Engine, Isolated
 from sandbox.deployment import compose
 from tests.support.container import ROOT
@@ -25,7 +25,8 @@ FILE = ROOT / "deploy" / "compose.yaml"
 PAUSE_S = 1.0
 UP_S = 240.0
 
-pytestmark = pytest.mark.skipif(golang.missing() is not None, reason=golang.missing() or "")
+_MISSING = tools.missing("compose")
+pytestmark = pytest.mark.skipif(_MISSING is not None, reason=_MISSING or "")
 
 
 class Project:

@@ -257,6 +257,7 @@ DAMAGE = (
 )
 
 
+@pytest.mark.long
 def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path) -> None:
     with pytest.raises(NoSuchView, match="Start the mirror first"):
         audited(shop, Delta(str(tmp_path / "lake")), database)

@@ -84,6 +84,7 @@ def shell(command: str, file: Path, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.long
 def test_from_the_doctor_to_the_audit(shop: Shop, database: Database, tmp_path: Path) -> None:
     file = written(tmp_path, shop, database)
     healthy = shell("doctor", file, "--json")

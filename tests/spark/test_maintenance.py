@@ -61,6 +61,7 @@ def files(spark: SparkSession, target: Target, table: str = "public.orders") -> 
     return len(target.table(spark, table).read().select(F.input_file_name()).distinct().collect())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAKES)
 def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_path: Path, kind: type[Lake]) -> None:
     """The state at the beginning of the window and all later states remain. The applied cuts are still known."""

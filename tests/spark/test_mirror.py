@@ -3,8 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from pgsluice_spark import consistent_view, latest
 from pgsluice_spark.control import ControlTable
-from pgsluice_spark.targets import Target, TargetTable
 from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
+from tests.spark.dying import Dying
 from tests.spark.lakes import LAKES, USUAL_LAKES, Lake
 from tests.spark.shop import Rows, Shop, opened, ordered, spark_rows
 
@@ -78,43 +76,6 @@ def shop(spark: SparkSession, postgres_server: Callable[..., Postgres], kafka: K
         yield found
 
 
-class Killed(Exception):
-    """Raised in place of the driver's death."""
-
-
-@dataclass(frozen=True)
-class DyingTable:
-    """A table whose commits end the driver, before or after they are made."""
-
-    table: TargetTable
-    made: bool
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a table
-        found = getattr(self.table, name)
-        return partial(self._die, found) if name in ("append", "extend", "overwrite", "merge", "delete") else found
-
-    def _die(self, write: Callable[..., int], *arguments: object) -> None:
-        if self.made:
-            write(*arguments)
-        raise Killed
-
-
-@dataclass(frozen=True, slots=True)
-class Dying:
-    """A target whose driver dies when it commits to a table."""
-
-    target: Target
-    victim: str
-    made: bool
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a target
-        return getattr(self.target, name)
-
-    def table(self, spark: SparkSession, name: str, since: int | None = None) -> Any:  # noqa: ANN401 - as above
-        table = self.target.table(spark, name, since)
-        return DyingTable(table, self.made) if name == self.victim else table
-
-
 @pytest.fixture(params=USUAL_LAKES)
 def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Lake:
     made: Lake = request.param(spark, tmp_path / "lake")
@@ -155,7 +116,7 @@ def values(tables: dict[str, Rows]) -> dict[str, Any]:
 
 
 def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> None:
-    lakes = [lake(shop.spark, tmp_path / lake.__name__ / "lake") for lake in LAKES]
+    lakes = [lake(shop.spark, tmp_path / lake.__name__ / "lake") for lake in USUAL_LAKES]
     for lake in lakes:
         mirrored(shop, lake.target, tmp_path / type(lake).__name__, max_events=70)
         assert len(check(shop, lake)) > 2
@@ -171,6 +132,7 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
         assert spark_rows(last["public.lines"]) == shop.table("lines")
 
 
+@pytest.mark.long
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
     """It dies between the commits of two tables, and before the control table. Then another query continues.
 

@@ -74,6 +74,7 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
         yield found
 
 
+@pytest.mark.long
 def test_they_are_as_in_postgresql(shop: Shop, database: Database, tmp_path: Path) -> None:
     target, log = Delta(str(tmp_path / "lake")), Delta(str(tmp_path / "log"))
     for round_ in (1, 2):

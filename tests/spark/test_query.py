@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from pgsluice_spark import (
     CountMismatch,
@@ -23,9 +24,10 @@ from pgsluice_spark import (
     consistent_view,
 )
 from pgsluice_spark.targets import Target
+from tests.spark.dying import Dying
 from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
-from tests.spark.lakes import USUAL_LAKES, DeltaLake, Lake
+from tests.spark.lakes import USUAL_LAKES, Lake
 
 pytestmark = pytest.mark.usefixtures("without_compilation")
 
@@ -34,7 +36,7 @@ BEGIN = {"topic": "", "schema": "public", "table": "orders", "epoch": 1, "rows":
 
 
 def mirrored(
-    made: Handmade, directory: Path, *tables: str, max_events: int = 1000, target: Target | None = None
+    made: Handmade, directory: Path, *tables: str, max_events: int = 1000, target: Target | Dying | None = None
 ) -> None:
     query = made.pipeline.mirror(
         target or Delta(str(directory / "lake")),
@@ -140,8 +142,8 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     made.cut(event("orders", "r", 40, -8, {"id": 2}, after={"note": "r", "count": 5}), snapshots=[])
     made.cut(snapshots=[mark("end", 50, -7, rows=2)], end_lsn=50)
     made.write_cut([made.letter("orders", "u")], end_lsn=60)
-    lacks_rows = [mark("begin", 70, -10, id="again"), mark("end", 71, -9, id="again", rows=1)]
-    made.cut(snapshots=lacks_rows, end_lsn=71)
+    lacks_a_row = [mark("begin", 70, -10, id="again"), mark("end", 70, -8, id="again", rows=2)]
+    made.cut(event("orders", "r", 70, -9, {"id": 1}, after={"note": "r"}), snapshots=lacks_a_row)
     mirrored(made, tmp_path, max_events=1)
     target = Delta(str(tmp_path / "lake"))
     status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 8)]
@@ -236,8 +238,9 @@ def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_pat
         event("orders", "d", 20, 0, {"id": 1}, flags=["key_change"]),
         event("orders", "c", 20, 1, {"id": 2}, after={"count": 1}, unchanged=["note"], flags=["key_change"]),
     )
-    mirrored(made, tmp_path)
-    DeltaLake(made.pipeline.spark, tmp_path / "lake").undo(made.pipeline.spark, "_pgsluice_cuts")
+    dying = Dying(Delta(str(tmp_path / "lake")), "_pgsluice_cuts", made=False)
+    with pytest.raises(StreamingQueryException, match="Killed"):
+        mirrored(made, tmp_path, target=dying)
     shutil.rmtree(tmp_path / "checkpoint")
     mirrored(made, tmp_path)
     assert rows(made, tmp_path) == {2: ("a", 1)}

@@ -21,9 +21,8 @@ from pgsluice_spark.work import Work
 from tests.spark import test_query as tests
 from tests.spark.handmade import Handmade
 from tests.spark.lakes import DeltaLake
-from tests.support.versions import covers_all
 
-pytestmark = pytest.mark.usefixtures("without_compilation")
+pytestmark = [pytest.mark.usefixtures("without_compilation"), pytest.mark.long]
 
 Rule = Callable[[pytest.MonkeyPatch], None]
 """Takes a rule out."""
@@ -172,13 +171,8 @@ NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
     a_topic_that_was_recreated_is_another_one: (partial(tests.test_records_that_are_lost, is_recreated=True), WRONG),
 }
 
-SOME = 2
-"""How many rules `make test` takes out. `make spark-faults` takes out all."""
 
-CHOSEN = list(NEEDED) if covers_all() else list(NEEDED)[:SOME]
-
-
-@pytest.mark.parametrize("rule", CHOSEN, ids=lambda rule: str(rule.__name__))
+@pytest.mark.parametrize("rule", NEEDED, ids=lambda rule: str(rule.__name__))
 def test_without_it_the_mirror_is_wrong(
     rule: Rule, make: Callable[..., Handmade], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ class Postgres(Section):
     two_phase: Flag = Field(
         default=False,
         description="Receive prepared transactions at PREPARE TRANSACTION, and publish them at COMMIT PREPARED "
-        "(from PostgreSQL 15). Once it is on, a slot keeps it on for ever.",
+        "(from PostgreSQL 15). A slot remembers it, and only PostgreSQL 18 and later can switch it off.",
     )
     binary: Flag = Field(
         default=False,

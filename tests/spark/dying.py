@@ -1,0 +1,47 @@
+"""A target whose driver dies when it commits to a table. The product has no hooks for this."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pgsluice_spark.targets import Target, TargetTable
+
+
+class Killed(Exception):
+    """Raised in place of the driver's death."""
+
+
+@dataclass(frozen=True)
+class DyingTable:
+    """A table whose commits end the driver, before or after they are made."""
+
+    table: TargetTable
+    made: bool
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a table
+        found = getattr(self.table, name)
+        return partial(self._die, found) if name in ("append", "extend", "overwrite", "merge", "delete") else found
+
+    def _die(self, write: Callable[..., int], *arguments: object) -> None:
+        if self.made:
+            write(*arguments)
+        raise Killed
+
+
+@dataclass(frozen=True, slots=True)
+class Dying:
+    """A target whose driver dies when it commits to a table."""
+
+    target: Target
+    victim: str
+    made: bool
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a target
+        return getattr(self.target, name)
+
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> Any:  # noqa: ANN401 - as above
+        table = self.target.table(spark, name, since)
+        return DyingTable(table, self.made) if name == self.victim else table
