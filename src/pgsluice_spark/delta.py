@@ -257,9 +257,10 @@ class DeltaTable:
         rows.write.format("delta").mode(mode).options(**options).save(self.path)
 
     def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
-        with self._committing(commit):
-            action()
-        found = self.last()
+        found = self._committed(commit, commit.app, action)
+        if found is None or found.commit.version < commit.version:
+            # After RESTORE, Delta still remembers the transactions of the versions that are gone, and skips them.
+            found = self._committed(commit, f"{commit.app}:{uuid4().hex}", action)
         if found is None or found.commit.version != commit.version:
             raise PipelineError(
                 f"{self.path} does not have the commit that was just made for version {commit.version}. Two queries "
@@ -267,13 +268,22 @@ class DeltaTable:
             )
         return found.number
 
+    def _committed(self, commit: Commit, transactions: str, action: Callable[[], object]) -> Committed | None:
+        """Make a commit. Return our last commit after it.
+
+        ``transactions`` is the id under which Delta skips a commit that it already has.
+        """
+        with self._committing(commit, transactions):
+            action()
+        return self.last()
+
     @contextmanager
-    def _committing(self, commit: Commit | None) -> Iterator[None]:
+    def _committing(self, commit: Commit | None, transactions: str = "") -> Iterator[None]:
         conf = self.spark.conf
         own = {"app": "", "version": -1, "state": ""} if commit is None else _as_dict(commit)
         settings = {_METADATA: json.dumps({_OURS: own})}
         if commit is not None:
-            settings |= {f"{_TXN}AppId": commit.app, f"{_TXN}Version": str(commit.version)}
+            settings |= {f"{_TXN}AppId": transactions, f"{_TXN}Version": str(commit.version)}
         for name, value in settings.items():
             conf.set(name, value)
         try:

@@ -23,6 +23,7 @@ from pgsluice_spark import (
     TopicRecreated,
     consistent_view,
 )
+from pgsluice_spark.delta import DeltaTable
 from pgsluice_spark.targets import Target
 from tests.spark.dying import Dying
 from tests.spark.events import Json, column, logical
@@ -327,6 +328,30 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert consistent_view(made.pipeline.spark, target).status["public.orders"] == "loaded"
     assert rows(made, tmp_path) == {4: ("r", 1)}
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
+
+
+def test_a_foreign_write_during_a_batch(
+    make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is applied after it, and RESTORE takes back both. So the batch has to be applied again."""
+    made = make("orders")
+    spark = made.pipeline.spark
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    made.cut(made.event("orders", "c", 20, 0, {"id": 2}, after={"note": "b"}))
+    table = DeltaTable(spark, str(tmp_path / "lake" / "public.orders"))
+    merge = DeltaTable.merge
+
+    def merge_after_a_delete(target: DeltaTable, *arguments: Any) -> int:  # noqa: ANN401 - as the original
+        spark.sql(f"DELETE FROM {table.sql}")
+        return merge(target, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "merge", merge_after_a_delete)
+        refused(made, tmp_path, ForeignWrite, r"version 2 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 1")
+    spark.sql(f"RESTORE TABLE {table.sql} TO VERSION AS OF 1")
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("a", None), 2: ("b", None)}
 
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
