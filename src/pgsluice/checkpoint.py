@@ -1,6 +1,6 @@
 """The checkpoint: the record in Kafka that says how far changes are delivered, and its JSON.
 
-``kafka.checkpoint`` reads and writes the record. :mod:`pgsluice.history` decides whether a start may go on from it.
+``kafka.checkpoint`` reads and writes the record. :mod:`pgsluice.history` decides whether a start may continue from it.
 """
 
 import json
@@ -89,7 +89,7 @@ class Checkpoint:
 
     @property
     def is_announcement(self) -> bool:
-        """Whether it only announces that a slot will be created. The position of that slot becomes ours."""
+        """Whether the checkpoint only announces that a slot will be created. The position of that slot becomes ours."""
         return self.end_lsn == INVALID_LSN
 
     @property
@@ -115,7 +115,7 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, data: bytes, where: str = "The checkpoint record") -> "Checkpoint":
-        """Return the checkpoint in ``data``; HistoryError if it is not a checkpoint.
+        """Return the checkpoint in ``data``. Raise HistoryError if it is not a checkpoint.
 
         ``where``: the record in which ``data`` was found, for the message.
         """
@@ -129,7 +129,7 @@ class Checkpoint:
 
     @classmethod
     def _from_fields(cls, found: object) -> "Checkpoint":
-        """Return the checkpoint with these fields; ValueError with the reason if a checkpoint cannot have them."""
+        """Return the checkpoint with these fields. Raise ValueError with the reason if they are invalid."""
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")  # noqa: TRY004 - wrong data, not a wrong argument
         if found.pop("version", None) != _CHECKPOINT_VERSION:
@@ -179,9 +179,10 @@ def _check_field(name: str, value: object, kind: object) -> None:
 
 
 def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint that counts among those that were read (see ``kafka.checkpoint``); None if there is none.
+    """Return the checkpoint that counts among those that were ``found``, or None if there is none.
 
-    The last one counts, and not the one with the highest position. Otherwise a record that another program has forged
-    could hide all later checkpoints of ours. :func:`resume` decides whether the cut records confirm it.
+    ``kafka.checkpoint`` has read them. The last one counts, and not the one with the highest position. Otherwise a
+    record that another program has forged could hide all later checkpoints of ours. :func:`resume` decides whether the
+    cut records confirm the checkpoint.
     """
     return found[-1] if found else None

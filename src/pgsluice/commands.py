@@ -124,8 +124,8 @@ class CommandState:
         """Return the fields of the state in a checkpoint.
 
         ``is_pipeline_paused`` is left out while it is false, because versions without pauses refuse fields that they do
-        not know. So these versions go on from the checkpoint of a pipeline that is not paused. They refuse the
-        checkpoint of a paused pipeline, which they would not keep paused.
+        not know. So these versions continue from the checkpoint of a pipeline that is not paused. They refuse the
+        checkpoint of a paused pipeline, because they could not keep it paused.
         """
         found = asdict(self)
         if not self.is_pipeline_paused:
@@ -133,7 +133,7 @@ class CommandState:
         return found
 
     def of(self, name: tuple[str, str]) -> Request | None:
-        """Return the request to load a table; None if there is none."""
+        """Return the request to load a table, or None if there is none."""
         return next((one for one in self.requests if one.name == name), None)
 
     def without(self, name: tuple[str, str]) -> "CommandState":
@@ -141,7 +141,7 @@ class CommandState:
         return replace(self, requests=tuple(one for one in self.requests if one.name != name))
 
     def requesting(self, requests: tuple[Request, ...]) -> "CommandState":
-        """Return the state with these requests added; ValueError if there are too many."""
+        """Return the state with these requests added. Raise ValueError if there are too many."""
         found = replace(self, requests=(*self.requests, *requests))
         if len(json.dumps([asdict(one) for one in found.requests])) > REQUESTS_BYTES_MAX:
             raise ValueError(f"too many tables wait to be loaded: {len(self.requests)} do already")
@@ -149,7 +149,7 @@ class CommandState:
 
 
 def read_command_state(found: object) -> CommandState:
-    """Return the state of commands in a checkpoint; ValueError if ``found`` is not such a state."""
+    """Return the state of commands in a checkpoint. Raise ValueError if ``found`` is not such a state."""
     if not isinstance(found, Mapping):
         raise ValueError("'commands' is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     requests = found.get("requests", [])
@@ -160,7 +160,7 @@ def read_command_state(found: object) -> CommandState:
 
 
 def read_command(value: bytes | None) -> Command | None:
-    """Return the command in a record; None if it is an answer, ValueError with the reason if it is neither."""
+    """Return the command in a record, or None if it is an answer. Raise ValueError with the reason if it is neither."""
     kind, found = _read(value)
     if kind == "answer":
         return None
@@ -173,7 +173,7 @@ def read_command(value: bytes | None) -> Command | None:
 
 
 def read_answer(value: bytes | None) -> Answer | None:
-    """Return the answer in a record; None if it holds anything else."""
+    """Return the answer in a record, or None if it holds anything else."""
     try:
         kind, found = _read(value)
         if kind != "answer" or found.get("outcome") not in get_args(Outcome):
@@ -184,7 +184,7 @@ def read_answer(value: bytes | None) -> Answer | None:
 
 
 def _read(value: bytes | None) -> tuple[str, dict[str, Any]]:
-    """Return whether a record is a "command" or an "answer", and its fields; ValueError if it is neither."""
+    """Return whether a record is a "command" or an "answer", and its fields. Raise ValueError if it is neither."""
     if value is None:
         raise ValueError("it has no value")
     if len(value) > COMMAND_BYTES_MAX:

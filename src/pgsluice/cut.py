@@ -76,20 +76,20 @@ class Cut:
     end_lsn: int = 0
     topics: dict[str, TopicUse] = field(default_factory=dict)
     loads: Sequence[Load] | None = None
-    """The loads in progress at its end. None: the same as at the end of the previous cut."""
+    """The loads in progress at the end of the cut. None: the same as at the end of the previous cut."""
     load_position: LoadPosition | None = None
     """The position of the last rows that were read. None: the cut has no such rows."""
     marks: list[LoadMark] = field(default_factory=list)
     loaded: list[Loaded] = field(default_factory=list)
-    """The tables whose load ends in it, or that count as loaded from this cut on."""
+    """The tables whose load ends in this cut, or that count as loaded from this cut on."""
     tracks_loads: bool = False
     """Whether ``loaded`` has the tables that count as loaded because an earlier version delivered their changes."""
     commands: CommandState | None = None
-    """The state of commands at its end. None: the same as at the end of the previous cut."""
+    """The state of commands at the end of the cut. None: the same as at the end of the previous cut."""
     answers: list[Answer] = field(default_factory=list)
     opens_commands: bool = False
-    """Whether it is the first cut that records an offset for reading commands. Clients wait for it before they send a
-    command."""
+    """Whether this is the first cut that records an offset for reading commands. Clients wait for this cut before they
+    send a command."""
 
     @property
     def is_empty(self) -> bool:

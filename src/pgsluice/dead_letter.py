@@ -1,6 +1,6 @@
 """Dead letters: the records in ``<prefix>.dead_letters`` that replace changes which Kafka or Avro cannot take.
 
-The change encoder makes them for keys that Avro cannot hold, and the pipeline for records that the brokers refused. A
+The change encoder creates them for keys that Avro cannot hold, and the pipeline for records that the brokers refused. A
 dead letter names the change that it replaces, its topic and the reason. It has no row data except the key.
 
 https://kafka.apache.org/documentation/#topicconfigs_max.message.bytes
@@ -119,11 +119,11 @@ _PLAIN: Final = {name: {"name": name, "type": kind} for name, kind in _TYPES.ite
 def origin_of(
     message: bytes, schema: Mapping[str, Any] | None, key_schema: Mapping[str, Any] | None
 ) -> SourceChange | None:
-    """Return the change that a framed envelope describes; None if it cannot be read."""
+    """Return the change that a framed envelope describes, or None if it cannot be read."""
     fields = named_fields(schema or {})
     if schema is None or fields is None or not _PLAIN.keys() <= {field["name"] for field in fields}:
         return None
-    # The fields are read as plain numbers, because fastavro makes a datetime of some logical types.
+    # The fields are read as plain numbers, because fastavro turns some logical types into datetimes.
     written = {**schema, "fields": [{**one, **_PLAIN.get(one["name"], {})} for one in fields]}
     wanted = {**schema, "fields": list(_PLAIN.values())}
     try:

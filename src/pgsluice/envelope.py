@@ -1,6 +1,6 @@
 """The change event: turns a row change into topic, key and value.
 
-One :class:`ChangeEncoder` is made per version of a relation, and the pipeline runs it on every change. The fields of
+Each version of a relation has one :class:`ChangeEncoder`, and the pipeline runs it on every change. The fields of
 the envelope are those of ``contract/envelope.avsc``, in the same order. They are written one after the other as Avro
 bytes, because a dict for each row would cost more than all other work together.
 """
@@ -186,7 +186,7 @@ class DeadLetters:
         return commit_lsn in self._expected
 
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
-        """Return ``records`` with the expected dead letters in place of theirs. ``seq`` is that of the first record."""
+        """Return ``records``, each replaced by its dead letter if one is expected. The first one has this ``seq``."""
         letters = self._expected[commit_lsn]
         found: list[Record] = []
         letter = None
@@ -253,7 +253,7 @@ class ChangeEncoder:
         }
 
     def encode(self, message: RowMessage, stamp: Stamp) -> list[Record]:
-        """Return the records of a change, in order; PoisonError if its key cannot be written."""
+        """Return the records of a change, in order. Raise PoisonError if its key cannot be written."""
         seq = stamp.next_seq
         try:
             records = self._encoders[type(message)](message, stamp)
@@ -276,7 +276,7 @@ class ChangeEncoder:
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
         """Return one record. If the key has changed, return two: ``d`` under the old key, and ``c`` under the new one.
 
-        Otherwise a compacted topic, or a reader of one partition, would keep the row under the old key for ever.
+        Otherwise a compacted topic, or a reader of one partition, would keep the row under the old key forever.
         """
         key, whole = self._old_row(message)
         old = key if whole is None else whole
@@ -338,7 +338,7 @@ class ChangeEncoder:
         return Record(self.target, op, key, value, stamp.timestamp_ms)
 
     def _dead_letter(self, op: str, stamp: Stamp, seq: int, error: PoisonError) -> Record:
-        """Return the dead letter of a change whose key Avro cannot hold; PoisonError if dead letters are off."""
+        """Return the dead letter of a change whose key Avro cannot hold. Raise PoisonError if dead letters are off."""
         origin = stamp.origin_of(self.relation, op, seq, self.key.columns if self.key is not None else ())
         if self.dead_letters is None:
             raise PoisonError(

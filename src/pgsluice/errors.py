@@ -5,13 +5,13 @@
     PgsluiceError
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
-    │   │   └── PrimaryUnavailable  no rows can be read on snapshot.primary; streaming goes on, and it is tried again
+    │   │   └── PrimaryUnavailable  no rows can be read on snapshot.primary; streaming continues, and it is tried again
     │   ├── SlotInUse               another process streams from the slot; this one waits as its hot standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
-    │   ├── TypeChanged             a composite type has got an attribute since the catalog described it
-    │   ├── TableUnreadable         the rows of one table cannot be read now; streaming goes on, and it is tried again
+    │   ├── TypeChanged             a composite type has gained an attribute since the catalog described it
+    │   ├── TableUnreadable         the rows of one table cannot be read now; streaming continues, and it is tried again
     │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next try reads fewer at once
-    │   │   └── ValueRefused        a text in the query is no value of its type, such as an enum's former label
+    │   │   └── ValueRefused        a text in the query is not a value of its type, such as an enum's former label
     │   ├── TooManyDescriptions     the server has described more tables on the connection than may be kept
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
@@ -51,7 +51,7 @@ class PgsluiceError(Exception):
 
 
 class RetryableError(PgsluiceError):
-    """The session cannot go on, but a new one may succeed. It starts after a back-off with jitter."""
+    """The session cannot continue, but a new one may succeed. It starts after a back-off with jitter."""
 
     exit_code = 69
 
@@ -77,7 +77,7 @@ class TypeChanged(RetryableError):
 
 
 class TableUnreadable(RetryableError):
-    """The rows of one table cannot be read now. Streaming goes on."""
+    """The rows of one table cannot be read now. Streaming continues."""
 
 
 class ReadTooSlow(TableUnreadable):
@@ -85,7 +85,7 @@ class ReadTooSlow(TableUnreadable):
 
 
 class ValueRefused(TableUnreadable):
-    """A text in the query is no value of its type, such as an enum's label that was renamed since."""
+    """A text in the query is not a value of its type, such as an enum's label that was renamed since."""
 
 
 class TooManyDescriptions(RetryableError):
@@ -128,7 +128,7 @@ class ProtocolError(StopError):
 
 
 class HistoryError(StopError):
-    """Slot, checkpoint and server contradict one another. Continuing could lose or double changes."""
+    """Slot, checkpoint and server contradict one another. Continuing could lose or repeat changes."""
 
     exit_code = 65
 

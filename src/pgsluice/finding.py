@@ -1,6 +1,6 @@
 """The result of one check of the settings or servers: a named line, good or bad, with its remedy.
 
-The ``checks`` modules of the shell packages make findings, and ``pgsluice check`` prints them.
+The ``checks`` modules of the shell packages create findings, and ``pgsluice check`` prints them.
 """
 
 from dataclasses import dataclass

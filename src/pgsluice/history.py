@@ -77,10 +77,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The checkpoint from which a session goes on.
+    """The checkpoint from which a session continues.
 
-    ``committed``: the number of the last cut that was committed, or 0. ``reason``: why a new history begins; None if
-    the former one goes on.
+    ``committed``: the number of the last cut that was committed, or 0. ``reason``: why a new history begins, or None if
+    the former one continues.
     """
 
     checkpoint: Checkpoint
@@ -96,8 +96,8 @@ class Resumption:
 def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether Kafka lost the checkpoints of recorded cuts.
 
-    One recorded cut after ``checkpoint`` proves no loss. Its cut record can become visible although the process died
-    before it could commit the cut and its checkpoint.
+    One recorded cut after ``checkpoint`` does not prove a loss. Its cut record can become visible although the process
+    died before it could commit the cut and its checkpoint.
     """
     known = checkpoint.cut if checkpoint is not None else 0
     return recorded.cut > known + 1
@@ -119,7 +119,7 @@ def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
 
 
 def resume(facts: Facts, identity: Identity) -> Resumption:
-    """Decide from which checkpoint the session goes on.
+    """Decide from which checkpoint the session continues.
 
     Errors:
 
@@ -155,7 +155,7 @@ def announcement(last: Checkpoint | None, recorded: Recorded, identity: Identity
 
 
 def _with_room(checkpoint: Checkpoint) -> Checkpoint:
-    """Return ``checkpoint``; HistoryError if its epoch or cut number is so high that no further ones fit."""
+    """Return ``checkpoint``. Raise HistoryError if its epoch or cut number is so high that no further ones fit."""
     if checkpoint.epoch > EPOCH_MAX or checkpoint.cut > CUT_MAX // 2:
         raise HistoryError(
             f"The topics in Kafka have epoch {checkpoint.epoch} and cut {checkpoint.cut}, but pgsluice never assigns "
@@ -193,7 +193,7 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
 
 
 def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint:
-    """Return the first checkpoint of the epoch that was announced; HistoryError if cuts of it are recorded already."""
+    """Return the first checkpoint of the announced epoch. Raise HistoryError if cuts of it are recorded already."""
     if is_outrun(announced, facts.recorded):
         raise HistoryError(
             f"Cut {facts.recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
@@ -212,7 +212,7 @@ def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> 
 
 
 def _continued(last: Checkpoint | None, facts: Facts, identity: Identity) -> Resumption:
-    """Return the checkpoint from which the former history goes on; HistoryError if it cannot be continued."""
+    """Return the checkpoint from which the former history continues. Raise HistoryError if it cannot be continued."""
     if last is None:
         raise HistoryError(
             f"Slot {identity.slot!r} exists, but there is no checkpoint for it in Kafka. Either pgsluice did not "
@@ -248,7 +248,7 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     the previous checkpoint counts. If the slot is beyond it, the cut was committed, and Kafka lost its record.
 
     Another program may have written ``last`` under our key (see :func:`check_genuine`). Then the last checkpoint that
-    the cut records do not contradict is returned, so that a new epoch goes on from its numbers.
+    the cut records do not contradict is returned, so that a new epoch continues from its numbers.
     """
     recorded = facts.recorded
     if not identity.is_atomic:
@@ -280,7 +280,7 @@ def _uncontradicted(facts: Facts) -> Checkpoint | None:
 def _wait_for_standby(checkpoint: Checkpoint, facts: Facts) -> None:
     """Raise SourceUnavailable if the server is a standby that has not replayed what was delivered.
 
-    This is no sign of another history, because a standby may simply be behind its primary.
+    This is not a sign of another history, because a standby may simply be behind its primary.
     """
     if facts.is_standby and checkpoint.end_lsn > facts.server.xlogpos:
         raise SourceUnavailable(
@@ -387,7 +387,7 @@ def check_recorded(checkpoint: Checkpoint, facts: Facts, *, is_atomic: bool) -> 
 
 
 def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerIdentity) -> None:
-    """Raise HistoryError if the slot has skipped changes; Diverged if the checkpoint is ahead of the server.
+    """Raise HistoryError if the slot has skipped changes, or Diverged if the checkpoint is ahead of the server.
 
     The slot has skipped changes if it is ahead of the checkpoint. It has also skipped some if it is ahead of a PREPARE
     whose transaction had not ended. From there, PostgreSQL sends only the commit of that transaction, and no rows.
@@ -415,11 +415,11 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
 
 
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint`` on the server's timeline; HistoryError if changes after the switch were delivered.
+    """Return ``checkpoint`` on the server's timeline. Raise HistoryError if changes after the switch were delivered.
 
-    A promoted standby begins a new timeline at the switch point. It lacks everything that the former primary wrote
-    after that point. If the checkpoint is after the switch point because of heartbeats only, nothing that was delivered
-    is missing from the new timeline, and the session goes on from the switch point.
+    A promoted standby begins a new timeline at the switch point. Everything that the former primary wrote after that
+    point is missing from the new timeline. If the checkpoint is after the switch point only because of heartbeats,
+    nothing that was delivered is missing, and the session continues from the switch point.
     """
     if checkpoint.timeline == server.timeline:
         return checkpoint

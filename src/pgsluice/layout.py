@@ -70,7 +70,7 @@ class Layout:
         return {*self.former, *((one.name, one.attnum) for one in self.columns)}
 
     def attnum(self, name: str, type_oid: int) -> int | None:
-        """Return the number of the column with this name and type; None if there is none."""
+        """Return the number of the column with this name and type, or None if there is none."""
         return next((one.attnum for one in self.columns if (one.name, one.type_oid) == (name, type_oid)), None)
 
 
@@ -107,7 +107,7 @@ def _unsent(column: ColumnLayout, holder: int, old: Layout, new: Layout) -> str 
 
 
 def read_layout(found: object) -> Layout:
-    """Return the layout that was read from JSON; ValueError with the reason if ``found`` is not a layout."""
+    """Return the layout that was read from JSON. Raise ValueError with the reason if ``found`` is not a layout."""
     values = _fields(Layout, found)
     if not isinstance(values["columns"], list) or not isinstance(values["former"], list):
         raise ValueError("the columns of a layout are not an array")  # noqa: TRY004 - wrong data, not a wrong argument

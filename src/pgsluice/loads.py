@@ -116,7 +116,8 @@ class Loaded:
     ``state``: ``end`` if all rows have been read, ``cancelled`` if a command has cancelled the load, ``assumed`` if the
     table counts as loaded because an earlier version has delivered its changes, and ``stale`` if DDL has changed the
     rows since they were read. The record counts only if ``cut``, which the sink fills in, was committed. ``layout``:
-    the layout of the table when the rows were read, or a later one to which DDL has not changed them; None if unknown.
+    the layout of the table when the rows were read, or a later one if DDL has not changed the rows since. It is None if
+    it is not known.
     """
 
     id: str
@@ -140,7 +141,10 @@ class Loaded:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Return the table in ``data``; HistoryError if it is not such a record. ``where``: its name in the message."""
+        """Return the table in ``data``. Raise HistoryError if it is not such a record.
+
+        ``where``: the name of the record in the message.
+        """
         try:
             found = read_json(data.decode())
             if not isinstance(found, dict) or found.pop("version", None) != _VERSION or found.get("state") not in ENDS:
@@ -156,7 +160,7 @@ class Loaded:
 
 
 def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
-    """Return a key in the form for ``Load.moved``; None if some of its values are not known.
+    """Return a key in the form for ``Load.moved``, or None if some of its values are not known.
 
     Each value begins with a letter for its format: ``b`` for binary, in hex, and ``t`` for text.
     """
@@ -194,19 +198,19 @@ def table_key(schema: str, table: str) -> bytes:
 
 
 def read_loads(found: object) -> tuple[Load, ...]:
-    """Return the loads of a checkpoint; ValueError if ``found`` is not a list of loads."""
+    """Return the loads of a checkpoint. Raise ValueError if ``found`` is not a list of loads."""
     if not isinstance(found, list):
         raise ValueError("'loads' is not an array")  # noqa: TRY004 - wrong data, not a wrong argument
     return tuple(from_fields(Load, one) for one in found)
 
 
 def read_load_position(found: object) -> LoadPosition:
-    """Return the load position of a checkpoint; ValueError if ``found`` is not one."""
+    """Return the load position of a checkpoint. Raise ValueError if ``found`` is not one."""
     return from_fields(LoadPosition, found)
 
 
 def from_fields(kind: type[T], found: object) -> T:
-    """Return the ``kind`` with these fields; ValueError with the reason if it cannot have them."""
+    """Return the ``kind`` with these fields. Raise ValueError with the reason if it cannot have them."""
     if not isinstance(found, Mapping):
         raise ValueError(f"a {kind.__name__} is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass

@@ -19,7 +19,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 TOPICS_MAX = 500
-"""Topics that have time series of their own. Each one takes memory in Prometheus, and tables can be thousands."""
+"""Topics that have their own time series. Each one takes memory in Prometheus, and there can be thousands of tables."""
 
 TOTALS_MAX = 5000
 """Topics whose events are counted one by one for the status page, which shows the busiest of them."""
@@ -145,7 +145,7 @@ def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
 
 
 def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
-    """Return the metrics of ``pgsluice registry``, which runs no pipeline. ``subjects`` returns how many it serves."""
+    """Return the metrics of ``pgsluice registry``, which runs no pipeline. ``subjects`` returns their number."""
     found = CollectorRegistry()
     ProcessCollector(registry=found)
     served = Gauge("pgsluice_registry_subjects", "Subjects that are served.", registry=found)
@@ -341,7 +341,7 @@ class Metrics:
         return Counter(f"pgsluice_{name}", text, labels, registry=self.registry)
 
     def count_cut(self, cut: Cut, seconds: float) -> None:
-        """Count a cut that was committed, which took so many seconds."""
+        """Count a cut that was committed, and the ``seconds`` that its commit took."""
         for topic, use in cut.topics.items():
             for op, count in use.counts.items():
                 if op == dead_letter.OP:

@@ -1,6 +1,6 @@
 """Kafka records before they are produced: their target, their content, and the records of the transaction in progress.
 
-``envelope`` and the compiled twin of ``rows`` make them, the outbox keeps them, and the sink produces them.
+``envelope`` and the compiled twin of ``rows`` create records, the outbox keeps them, and the sink produces them.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ OVERHEAD_BYTES: Final = 160
 
 
 def held_bytes(size: int, records: int) -> int:
-    """Return the memory of so many ``records`` whose keys and values have ``size`` bytes in total."""
+    """Return the memory of this many ``records`` whose keys and values have ``size`` bytes in total."""
     return size + OVERHEAD_BYTES * records
 
 

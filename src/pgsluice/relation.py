@@ -124,7 +124,7 @@ class Relation:
 
 
 def identity_of(relation: Relation) -> frozenset[str]:
-    """Return the columns of old rows that the server sends, if these identify a row; empty if it sends all or none."""
+    """Return the columns of old rows that the server sends to identify a row. Return none if it sends all or none."""
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
@@ -140,7 +140,7 @@ def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str
 
 
 def with_identity_of_partitions(root: Relation) -> Relation | None:
-    """Return the root of partitions with the replica identity of its partitions; None if no single one fits all.
+    """Return the root of partitions with the replica identity of its partitions, or None if no single one fits all.
 
     If a publication sends the rows of partitions as those of their root, PostgreSQL describes the root with the root's
     replica identity. But the identity of the row's partition decides which columns of the old row are sent. So an old

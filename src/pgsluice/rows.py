@@ -15,7 +15,7 @@ This module and the modules that it uses are the specification of this path. Rea
 All decisions about a table were made before its first row: its columns, schema, key and topic, and the writer of each
 column. A row only runs the functions that were chosen then.
 
-The session passes the frames that it has read, and the index of the first one. The run goes on as long as rows of one
+The session passes the frames that it has read, and the index of the first one. The run continues as long as rows of one
 transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the run, and
 then starts a new run.
 
@@ -122,8 +122,8 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
 ) -> WholeTransactions | None:
     """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    Only the compiled twin has this shortcut, so this twin takes no transaction. The caller handles all other
-    transactions message by message, with the same result.
+    Only the compiled twin has this shortcut, so this twin never adds any. The caller handles the transactions that were
+    not added message by message, with the same result.
 
     A transaction is taken if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
     not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.

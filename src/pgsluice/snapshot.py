@@ -42,7 +42,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the snapshot that PostgreSQL writes as ``xmin:xmax:xip,xip``; ValueError for anything else."""
+        """Return the snapshot that PostgreSQL writes as ``xmin:xmax:xip,xip``. Raise ValueError for anything else."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise ValueError(f"not a snapshot: {text!r} (expected xmin:xmax:xip_list)")

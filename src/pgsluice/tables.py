@@ -51,7 +51,7 @@ class TablePattern:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the pattern ``schema.table``; ValueError if ``text`` is not a pattern.
+        """Return the pattern ``schema.table``. Raise ValueError if ``text`` is not a pattern.
 
         A part with a dot has to be in double quotes, as in SQL.
         """
@@ -81,7 +81,7 @@ class TablePattern:
 
     @property
     def only(self) -> tuple[str, str] | None:
-        """The schema and name of the one table that it matches; None if it has a wildcard."""
+        """The schema and name of the one table that it matches, or None if it has a wildcard."""
         return None if _WILDCARD.search(self.schema) or _WILDCARD.search(self.table) else (self.schema, self.table)
 
     def matches(self, schema: str, table: str) -> bool:
@@ -103,7 +103,7 @@ class _Patterns:
                 self._names.setdefault(pattern.only, place)
 
     def first(self, schema: str, table: str) -> int | None:
-        """Return the place of the first pattern that matches; None if no pattern does."""
+        """Return the place of the first pattern that matches, or None if no pattern does."""
         named = self._names.get((schema, table))
         for place, pattern in self._globs:
             if named is not None and named < place:
@@ -179,7 +179,10 @@ class Tables:
     """The reserved topics, each with its table, by :func:`_as_kafka_compares`. Filled when needed."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
-        """Return how ``schema.table`` is published; None if it is left out, TableRefused if it cannot have a topic."""
+        """Return how ``schema.table`` is published, or None if it is left out.
+
+        Raise TableRefused if it cannot have a topic.
+        """
         if not self._includes(schema, table):
             return None
         rule = self._rule(schema, table)
@@ -343,7 +346,7 @@ def escape(name: str) -> str:
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` lacks, so that tables that match ``glob`` share a topic."""
+    """Return the placeholders missing from ``template``, so that tables that match ``glob`` share a topic."""
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]

@@ -71,7 +71,7 @@ class Transactions:
         """The current transaction, if its rows pass on at once because they need not wait and were not delivered
         before."""
         self.prepared: dict[int, Prepared] = {}
-        """The transactions that are prepared, by xid. A gid is no key, because it may be used again at once."""
+        """The transactions that are prepared, by xid. A gid cannot be the key, because it may be used again at once."""
         self.gate: Gate | None = None
         """The caller sets and resets it only while no transaction passes, and resets it right before it releases
         everything."""
@@ -140,10 +140,10 @@ class Transactions:
                 self._held_bytes -= one[0].bytes
 
     def receive(self, payload: bytes) -> Iterable[Event]:
-        """Return the events that follow from a message; ProtocolError if it is invalid or unexpected.
+        """Return the events that follow from a message. Raise ProtocolError if it is invalid or unexpected.
 
-        If the rows of a commit have waited, its events are made while the caller iterates over them. The caller has to
-        take all of them before it passes the next message.
+        If the rows of a commit have waited, its events are created while the caller iterates over them. The caller has
+        to take all of them before it passes the next message.
         """
         receiving, kind = self._receiving, payload[:1]
         if receiving is not None and kind in _KINDS_THAT_WAIT:
@@ -321,8 +321,8 @@ class Transactions:
         return self._complete(waiting, transaction, message.end_lsn)
 
     def _stream_abort(self, message: messages.StreamAbort) -> Iterable[Event]:
-        # It is no error if the transaction is unknown. Either it had no published rows, or it was never streamed, which
-        # some minor versions of PostgreSQL 18 do.
+        # It is not an error if the transaction is unknown. Either it had no published rows, or it was never streamed.
+        # The latter happens with some minor versions of PostgreSQL 18.
         if message.xid not in self._streams:
             return ()
         if message.subxid != message.xid:
@@ -401,7 +401,7 @@ _BOUND: Final = 2**62
 
 
 def _transaction(message: messages.Begin | messages.StreamCommit | messages.CommitPrepared) -> Transaction:
-    """Return the transaction; ProtocolError if its position or time is one that no server reaches."""
+    """Return the transaction. Raise ProtocolError if its position or time is one that no server reaches."""
     if message.commit_lsn >= _BOUND or message.commit_ts >= _BOUND:
         raise ProtocolError(
             f"{_name(message)}: commit at {format_lsn(message.commit_lsn)}, {message.commit_ts} µs since 2000, is"

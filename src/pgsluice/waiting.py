@@ -22,7 +22,7 @@ class WaitingRows(Protocol):
         """Add a piece. Iteration returns it with its ``number``, which is unsigned and has 32 bits."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return all pieces, oldest first. None stands where more has to be loaded before the next piece."""
+        """Return all pieces, oldest first. Return None where more has to be loaded before the next piece."""
 
     def discard(self) -> None:
         """Forget all pieces."""

@@ -1,4 +1,4 @@
-"""A look at frames that the session has received, and has not come to yet."""
+"""Looks at frames that the session has received but not processed yet."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,12 +10,12 @@ from pgsluice.pgoutput.messages import Relation
 
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
-"""What begins rows whose transaction may still be rolled back, and what ends them: Stream Start and Stream Stop, Begin
-Prepare and Prepare."""
+"""The messages that begin rows whose transaction may still be rolled back, with the messages that end them: Stream
+Start and Stream Stop, Begin Prepare and Prepare."""
 
 
 class Ahead:
-    """The frames of the last read, from the one on that the session has come to."""
+    """The frames of the last read, from the one on that the session is processing."""
 
     def __init__(self) -> None:
         self._frames: Sequence[XLogData | Keepalive] = ()
@@ -31,7 +31,7 @@ class Ahead:
         """Yield the tables that frames describe and whose rows are committed, once for each read.
 
         The server describes a table right before its first row. Nothing is yielded from a frame on that cannot be
-        decoded, because the session will come to it and raise the error.
+        decoded, because the session will process it and raise the error.
         """
         if not self._is_new:
             return

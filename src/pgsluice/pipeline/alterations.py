@@ -30,7 +30,7 @@ class Alterations:
     def __init__(
         self, source: Source, encoders: Encoders, begun: Begun, inserter: Inserter, seams: Seams, *, loads_again: bool
     ) -> None:
-        """``loads_again`` says whether the loader reads altered tables again by itself."""
+        """``loads_again`` says whether the loader reads altered tables again automatically."""
         self._source = source
         self._encoders = encoders
         self._begun = begun

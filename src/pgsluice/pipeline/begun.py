@@ -21,7 +21,7 @@ MOVED_BYTES_MAX: Final = 64 * 1024
 checkpoint until then. If there are more, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""How many bytes the keys of all loads may take in a checkpoint. Above that, the load with most of them begins
+"""How many bytes the keys of all loads may take in a checkpoint. Above that, the load with the most keys begins
 again."""
 
 
@@ -39,7 +39,7 @@ class Begun:
         loads: Iterable[Load],
         loaded: Mapping[tuple[str, str], Loaded],
     ) -> None:
-        """Go on from these loads. Loads that end from now on belong to ``epoch``."""
+        """Continue these loads. Loads that end from now on belong to ``epoch``."""
         self.is_changed = False
         """Whether loads have changed in a way that the next cut with changes has to record."""
         self._encoders = encoders
@@ -62,7 +62,7 @@ class Begun:
     def drop(self, oid: int) -> None:
         """Forget the load of the table with this oid, if there is one, because it has ended or is to begin again.
 
-        From now on its keys are not noted. So no later session may go on with this load, even if the table gets the
+        From now on its keys are not noted. So no later session may continue this load, even if the table gets the
         same shape again.
         """
         if self._loads.pop(oid, None) is not None:
@@ -100,7 +100,7 @@ class Begun:
         return self.replace(Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled"))
 
     def assume(self, relations: Iterable[TableId]) -> list[Loaded]:
-        """Let the tables that were never loaded count as loaded. Return their records."""
+        """Count the tables that were never loaded as loaded. Return their records."""
         tables = {(one.namespace, one.name): one.oid for one in relations}
         found = assumed(tables, self._loads.values(), self._loaded, self._epoch)
         self._loaded |= {(one.schema, one.table): one for one in found}
@@ -139,7 +139,7 @@ class Begun:
         return list(self._loads.values())
 
     def _on_incomplete(self, relation: Relation, new: TupleData) -> None:
-        """Note the key of a row that lacks values, if its table is being read."""
+        """Note the key of an incomplete row, if its table is being read."""
         load = self._loads[relation.oid]
         if not load.last:
             return  # nothing has been read yet, so the row will be read under any key

@@ -114,9 +114,9 @@ class Commands:
             return answer
 
     async def _pause_or_resume_pipeline(self, command: Command, offset: int) -> Answer:
-        """Let the pipeline deliver nothing from here on, or let it go on.
+        """Pause the pipeline, so that it delivers nothing from here on, or resume it.
 
-        The session stops right here, between two transactions, because it takes nothing from the stream while the state
+        The session stops right here, between two transactions, because it reads nothing from the stream while the state
         says that the pipeline is paused. The loader is not in the middle of a round. The answer is in the same cut as
         everything that was received before. So when the answer is committed, nothing follows it.
         """
@@ -212,7 +212,7 @@ def _check_in_time(command: Command) -> None:
 
 
 def _said_of_pause(former: CommandState, *, pauses: bool) -> str:
-    """Return the answer to a command that pauses the pipeline or lets it go on."""
+    """Return the answer to a command that pauses or resumes the pipeline."""
     if pauses:
         is_paused = "was paused already" if former.is_pipeline_paused else "is paused"
         return f"The pipeline {is_paused}. PostgreSQL keeps its WAL until `pgsluice resume`."

@@ -1,4 +1,4 @@
-"""The encoder of each relation, which is made when the first row of a new version of the table arrives.
+"""The encoder of each relation, which is created when the first row of a new version of the table arrives.
 
 By then we know that the row is committed. So this is also the time to register the schemas and to create the topic. A
 Relation message alone would be too early, because it may describe an ALTER TABLE that is rolled back.
@@ -53,7 +53,7 @@ FORMER_COLUMNS_MAX = 50_000
 columns again and again, and each new version has to be compared with all former columns."""
 
 READY_MAX = 10_000
-"""How many tables keep their encoder, including dropped tables. To make an encoder again takes some milliseconds. So
+"""How many tables keep their encoder, including dropped tables. Creating an encoder again takes some milliseconds. So
 this has to be more than the number of tables that are busy at the same time."""
 
 READY_BYTES_MAX = 256 * 1024 * 1024
@@ -103,7 +103,7 @@ async def refusals(
 
 
 def differing_identities(table: str) -> TableRefused:
-    """Return the error for partitions whose identities do not fit into that of their root."""
+    """Return the error for partitions whose identities do not fit the identity of their root."""
     return TableRefused(
         f"The partitions of table {table} have other replica identities than the table itself or than each "
         "other, so PostgreSQL does not send the old values of the same columns for each row. Give "
@@ -132,7 +132,7 @@ class Encoders:
         self._types = types
         self._dead_letters = dead_letters
         self.ready: dict[int, Rows] = {}
-        """By OID, the encoders of the last known version of each table, in the order in which they were made."""
+        """By OID, the encoders of the last known version of each table, in the order in which they were created."""
         self._watched: dict[int, OnIncomplete] = {}
         self._bytes: dict[int, int] = {}
         """The memory that each encoder takes, by OID."""
@@ -149,7 +149,7 @@ class Encoders:
         return found if found is not None and found.relation is relation else None
 
     async def of(self, relation: Relation, others: Iterable[messages.Relation] = ()) -> Rows | RefusedRows:
-        """Return the encoder of this version of the table. Its schemas are durable and its topic exists then.
+        """Return the encoder of this version of the table. By then, its schemas are durable and its topic exists.
 
         Rows of ``others`` are about to come, so their topics are created together, which is faster than one by one.
         """
@@ -185,7 +185,7 @@ class Encoders:
         return policy is not None and policy.named
 
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
-        """Call ``tell`` with the table's incomplete rows from now on. None ends that."""
+        """Call ``tell`` with the table's incomplete rows from now on. None ends these calls."""
         if tell is None:
             self._watched.pop(oid, None)
         else:
@@ -195,7 +195,7 @@ class Encoders:
             known.encoder.on_incomplete = tell
 
     def forget(self, oid: int) -> None:
-        """Drop the table's encoder, so that its next row makes a new one."""
+        """Drop the table's encoder, so that a new one is created for its next row."""
         self.ready.pop(oid, None)
         self._refused.pop(oid, None)
         self._ready_bytes -= self._bytes.pop(oid, 0)
@@ -276,7 +276,7 @@ class Encoders:
             self.forget(next(iter(among if len(among) > READY_MAX else self._bytes)))
 
     async def of_messages(self) -> MessageEncoder:
-        """Return the encoder of messages. Its schemas are durable and its topic exists then."""
+        """Return the encoder of messages. By then, its schemas are durable and its topic exists."""
         if self._messages is None:
             policy = self._tables.messages_policy()
             await self._sink.open_topic(policy, keyed=True)
@@ -376,7 +376,7 @@ class Encoders:
         primary_key = await self._source.primary_key(relation.oid)
         if primary_key is not None and set(primary_key) <= published:
             return primary_key
-        # The catalog shows the table as it is now, and the row may be older. Meanwhile the table was dropped, or a
+        # The catalog shows the table as it is now, and the row may be older. Since then, the table was dropped, or a
         # column of the primary key was renamed or replaced.
         last = (await self._registry.keys(subject, space)).last_among(published)
         if last is not None:

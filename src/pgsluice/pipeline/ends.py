@@ -81,7 +81,7 @@ class Source(Protocol):
     async def start(self) -> Stream:
         """Stream from the slot's own position.
 
-        Raise SlotInUse if another process streams, StopError if it is unusable.
+        Raise SlotInUse if another process streams, or StopError if the slot is unusable.
         """
 
     async def published_names(self) -> Sequence[PublishedName]:
@@ -107,7 +107,7 @@ class Source(Protocol):
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the columns of the present primary key.
 
-        Empty means that there is none, None that the table is gone.
+        An empty result means that there is no key. None means that the table is gone.
         """
 
     async def is_partitioned(self, relation_oid: int) -> bool:
@@ -171,8 +171,8 @@ class Reader(Protocol):
 
         Call it when the stream has reached the snapshot.
 
-        A primary that has crashed may have lost it, while the stream of its standby goes on. Raise SourceUnavailable
-        then.
+        A primary that has crashed may have lost these rows, while the stream of its standby continues. Raise
+        SourceUnavailable in that case.
         """
 
     async def end(self) -> None:
@@ -186,7 +186,7 @@ class Reader(Protocol):
 
 
 class Sink(Protocol):
-    """One session of delivery. Any error ends the session, and the next one makes a new sink."""
+    """One session of delivery. Any error ends the session, and the next one creates a new sink."""
 
     async def prepare(self) -> None:
         """Create the service topics if they do not exist. This does not disturb an owner at work."""
@@ -225,7 +225,7 @@ class Sink(Protocol):
         """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
 
     def commands(self) -> "CommandReader | None":
-        """Return the reader of the commands to this pipeline, with its own clients, or None if it takes no commands."""
+        """Return the reader of the commands to this pipeline, or None if it accepts none. It has its own clients."""
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for topics that earlier sessions wrote to, so that full cuts name them.
@@ -240,7 +240,7 @@ class Sink(Protocol):
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
         """Do what :meth:`open_topic` would do for tables with a key, for all together, because this is faster.
 
-        What does not work is left to :meth:`open_topic`.
+        Anything that fails is left to :meth:`open_topic`.
         """
 
     async def begin(self) -> None:
@@ -319,7 +319,7 @@ class Registry(Protocol):
         """Return every subject."""
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was registered last for ``subject``. None means that it is no record."""
+        """Return the name of the record that was registered last for ``subject``, or None if it is not a record."""
 
     def record_namespace(self, subject: str) -> str | None:
         """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""

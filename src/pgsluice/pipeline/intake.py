@@ -2,7 +2,7 @@
 
 While the pipeline is paused, nothing is taken from the stream. A read that was in progress may still end, and its
 frames wait for the end of the pause. Nothing more is read, so the server has to wait, and memory holds at most one
-batch. The stream goes on reporting positions by itself, so the server does not end the connection.
+batch. The stream still reports positions automatically, so the server does not end the connection.
 """
 
 import asyncio
@@ -66,5 +66,5 @@ class Intake:
             await asyncio.Future()
 
     async def close(self) -> None:
-        """Give up the read in progress. The server sends in the next session again what was not taken."""
+        """Give up the read in progress. In the next session, the server sends again what was not taken."""
         await cancel(self._reading)

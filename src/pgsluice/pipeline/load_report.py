@@ -14,8 +14,9 @@ log = structlog.get_logger(__name__)
 
 TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
 """``blocked``: the last read failed, or the table waits for transactions of others. ``left_out``: it cannot be loaded
-as it is. ``stale``: it was altered after it was loaded, and is not loaded again by itself. ``skipped``: the settings
-say that it is not loaded. ``assumed``: it counts as loaded, because an earlier version has delivered its changes."""
+as it is. ``stale``: it was altered after it was loaded, and is not loaded again automatically. ``skipped``: the
+settings say that it is not loaded. ``assumed``: it counts as loaded, because an earlier version has delivered its
+changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 

@@ -1,7 +1,7 @@
 """Loads tables: reads their rows in chunks while the stream continues, and inserts each chunk at its position.
 
 The loader runs beside the session's work. It reads each chunk at a snapshot that is taken between two transactions.
-From then on, a :class:`pgsluice.round.Round` decides which transactions go on and which wait, until the chunk is in the
+From then on, a :class:`pgsluice.round.Round` decides which transactions pass and which wait, until the chunk is in the
 open cut. So at the end of every cut, the rows that were read, together with the changes after them, equal the table at
 that position.
 
@@ -53,7 +53,7 @@ STANDBY: Final = (
 )
 
 REPORT_S: Final = 1.0
-"""How often the report of the loads is made, which may have thousands of tables."""
+"""How often the report of the loads is created, which may have thousands of tables."""
 
 
 class Loader:
@@ -99,7 +99,7 @@ class Loader:
         """Set as soon as the loader knows which tables are to be loaded."""
         self.at_work = asyncio.Lock()
         """Held during each look and each read of rows. A pause of the pipeline waits for it, because a round that has
-        begun needs the stream to go on, and its end lets transactions go on that were received before."""
+        begun needs the stream to move, and the end of the round releases transactions that were received before."""
         self.obstacle: str | None = None
         """Why this server does not let us load any table."""
         self._wake = asyncio.Event()
@@ -138,7 +138,7 @@ class Loader:
         self._wake.set()
 
     def cancel(self, relation: TableId) -> None:
-        """End the load of a table. It does not begin again by itself. Call it in a pause."""
+        """End the load of a table. It does not begin again automatically. Call it in a pause."""
         name = relation.namespace, relation.name
         self._tables.pop(relation.oid, None)
         self._strange.pop(relation.oid, None)
@@ -152,7 +152,7 @@ class Loader:
         log.info("loading was cancelled", table=quoted(*name))
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` goes on.
+        """Note that ``transaction`` passes.
 
         Call it before the transaction joins its cut, because that cut records the keys of rows that the transaction has
         moved.
@@ -237,7 +237,7 @@ class Loader:
         """Look, and return True. Return False if the pipeline is paused, because a look may have something to deliver.
 
         While the server has yet to show that it is the one that was followed before, a look would also wait for the
-        stream, which stands still.
+        stream, which does not move.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:
@@ -399,7 +399,7 @@ class Loader:
         """Open the table if that is necessary, and read its next rows.
 
         If that fails for a reason of this table alone, log the reason, and try again after a pause that grows each
-        time. The other tables go on.
+        time. The other tables continue.
         """
         try:
             if table.opened is None:

@@ -31,7 +31,7 @@ MANY_EVENTS = 1000
 """A commit with fewer events takes hardly longer than a commit with a single event."""
 
 CLOSING_S = 0.001
-"""How long the session gets to begin the next cut."""
+"""How long the session has to begin the next cut."""
 
 QUIET_S = 60.0
 """How often a cut is written while nothing happens. With every cut, pgsluice compares its topics with the cluster."""
@@ -170,7 +170,7 @@ class Outbox:
     async def _close_large(self) -> None:
         """Begin to commit the open cut, which is large enough.
 
-        If there is no room for another one, wait for the commit before.
+        If there is no room for another one, wait for the previous commit.
 
         A single read can bring the commits of many transactions whose rows have waited. So this cannot be left to the
         end of the read.

@@ -32,15 +32,15 @@ class Pace:
     def at_once(self, rows: int) -> int:
         """Return how many of ``rows`` are read at once.
 
-        They are no more than the rows of one second, so that the pace is even. They are fewer if changes wait too long
-        for them, or if a read did not end within the time limit.
+        This is at most the number for one second, so that the pace is even. It is smaller if changes wait too long for
+        the rows, or if a read did not end within the time limit.
         """
         rows = max(1, rows >> self._timeouts)
         fewer = max(min(rows, LEAST_ROWS), rows >> self._halvings)
         return fewer if self._rows_per_s is None else min(fewer, self._rows_per_s)
 
     def on_read(self, rows: int, now: float) -> None:
-        """Note that so many rows were read. Time in which nothing was read is not made up for."""
+        """Note how many rows were read. The pace does not make up for time in which nothing was read."""
         if self._rows_per_s is not None:
             self._free_at = max(self._free_at, now) + rows / self._rows_per_s
 

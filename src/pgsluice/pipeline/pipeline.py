@@ -69,7 +69,7 @@ SAY_AGAIN_S = 300.0
 """How often a lasting state is logged."""
 
 RELEASE_S = 0.2
-"""How long a walsender needs to notice that we have left. The slot would be in use if we went on at once."""
+"""How long a walsender needs to notice that we have left. The slot would be in use if we continued at once."""
 
 STANDBY_S = 1.0
 """How often a standby checks whether the slot is free. It takes over within that time."""
@@ -201,7 +201,7 @@ class Pipeline:
         self._missed = transaction.commit_lsn
 
     def _go_on_in_text_if_described_since(self, error: TypeChanged, session: Session) -> None:
-        """Go on in text format if a new description of the type did not help, or was necessary too often."""
+        """Continue in text format if a new description of the type did not help, or was necessary too often."""
         self._described_anew += 1
         place = str(error), session.checkpoint.end_lsn
         if place == self._unread or self._described_anew > DESCRIBED_ANEW_MAX:
@@ -314,7 +314,7 @@ class Pipeline:
         self._types_checked = True
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
-        """Raise UnavailableError if the slot is still ours, but another process writes. It follows another server.
+        """Raise UnavailableError if the slot is still ours, but another process, on another server, writes.
 
         A process that lost the slot while it was starting also fences the new owner, but it writes nothing.
         """
@@ -387,8 +387,8 @@ class Pipeline:
 def _later(found: Checkpoint | None, reached: Checkpoint) -> Checkpoint:
     """Return the later of two checkpoints: the one that a session ``found`` in Kafka, and the one it has ``reached``.
 
-    The session may have gone on from the checkpoint before the one that it found. Until it commits, the found one stays
-    the last one.
+    The session may have continued from the checkpoint before the one that it found. Until it commits, the found one
+    stays the last one.
     """
     return found if found is not None and found.cut > reached.cut else reached
 

@@ -1,4 +1,4 @@
-"""The quarantine: tables that cannot be published with the present settings, while all others go on.
+"""The quarantine: tables that cannot be published with the present settings, while all others continue.
 
 Everybody who may create a table can create one that no setting fits. For example, its columns contradict a rule, or
 the name of its topic collides with another one. Such a table must not stop the pipeline. So each of its changes is

@@ -1,7 +1,7 @@
 """Reads the rows of a table in chunks, and puts each chunk where it belongs in the stream.
 
 Each chunk is read at a snapshot that is taken between two transactions. From then on, a
-:class:`pgsluice.round.Round` decides which transactions go on and which wait, until the chunk is in the open cut.
+:class:`pgsluice.round.Round` decides which transactions pass and which wait, until the chunk is in the open cut.
 
 ``tests/unit/pipeline/test_loader.py`` covers it.
 """
@@ -208,7 +208,7 @@ class TableReading:
     async def _wait_for_writers(self, table: LoadingTable, shape: Shape) -> None:
         """Wait for the transactions that are changing the table.
 
-        Raise TableUnreadable if this takes long, so that other tables have their turn. The next try goes on with the
+        Raise TableUnreadable if this takes long, so that other tables have their turn. The next try waits for the
         same transactions, unless the table has changed. Later transactions need no wait, because the stream has their
         changes.
         """
@@ -261,7 +261,10 @@ class TableReading:
 
     @asynccontextmanager
     async def _round(self, shape: Shape) -> AsyncIterator[int]:
-        """Lock the table and take a snapshot. What it does not see waits for the end of this block. Yield its time."""
+        """Lock the table, take a snapshot, and yield its time.
+
+        Changes that the snapshot does not see wait until the block ends.
+        """
         began = time.monotonic()
         try:
             await self._reader.begin(shape)
@@ -303,7 +306,7 @@ class TableReading:
         self._on_progress()
 
     def _is_current(self, opened: Opened) -> bool:
-        """Return whether this load of the table is still going on.
+        """Return whether this load of the table is still in progress.
 
         A cancelled load may have been started again since.
         """

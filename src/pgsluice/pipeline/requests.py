@@ -28,19 +28,19 @@ class Requests:
         return "" if request is None else request.where
 
     def become(self, state: CommandState, answers: Sequence[Answer] = (), loaded: Sequence[Loaded] = ()) -> None:
-        """Let the open cut record ``state``, the effects of commands, with the ``answers`` to them."""
+        """Record ``state``, the effects of commands, in the open cut, with the ``answers`` to the commands."""
         self.state = state
         self._outbox.note_commands(state, answers, self._begun.all(), loaded)
         self._wake()
 
     def note(self, name: tuple[str, str], detail: str) -> None:
-        """Answer to the command that asked for the table why the table waits."""
+        """Tell the command that asked for the table why the table waits."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state, [request.answer("waiting", detail)])
 
     def end(self, name: tuple[str, str], outcome: Outcome, detail: str = "", rows: int = 0) -> None:
-        """Answer what has become of the table, and end the request for it."""
+        """Tell the command that asked for the table its ``outcome``, and end the request."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state.without(name), [request.answer(outcome, detail, rows)])

@@ -1,6 +1,6 @@
-"""Rounds: each takes a database snapshot between two transactions, and waits until the stream has come to it.
+"""Rounds: each takes a database snapshot between two transactions, and waits until the stream has reached it.
 
-From the snapshot on, :class:`pgsluice.round.Round` decides which transactions go on. The others wait for the end of the
+From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass. The others wait for the end of the
 round. The rows that were read at the snapshot can join the open cut when the stream has passed everything that the
 snapshot sees.
 """
@@ -42,7 +42,7 @@ FLUSH_S: Final = 0.05
 FLUSH_AGAIN_S: Final = 1.0
 
 ROUND_S: Final = 20.0
-"""How long a round may wait while the stream comes no nearer. The stream stops at transactions that wait for the
+"""How long a round may wait while the stream does not come nearer. The stream stops at transactions that wait for the
 round."""
 
 
@@ -80,10 +80,10 @@ class Rounds:
         self._round: Round | None = None
         self._is_watching = False
         self._unseen: set[int] = set()
-        """Transactions that went on while we were watching, and that other sessions of PostgreSQL may not see yet."""
+        """Transactions that passed while we were watching, and that other sessions of PostgreSQL may not see yet."""
 
     def watch(self, *, on: bool) -> None:
-        """Begin or end noting which transactions go on. Without tables to load, none are noted.
+        """Begin or end noting which transactions pass. Without tables to load, none are noted.
 
         This misses no transaction that matters, because the loader waits for all transactions that are changing a table
         before it reads the table.
@@ -93,10 +93,10 @@ class Rounds:
             self._unseen.clear()
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` goes on. Every later snapshot has to see it.
+        """Note that ``transaction`` passes. Every later snapshot has to see it.
 
         A later snapshot sees everything that the snapshot of the round sees. While the stream is behind that snapshot,
-        these are all transactions, so none has to be noted.
+        this includes every transaction that passes, so none has to be noted.
         """
         if self._is_watching and not (self._round is not None and self._round.sees(transaction)):
             self._unseen.add(transaction.xid)
@@ -130,7 +130,7 @@ class Rounds:
             self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
 
     async def take(self) -> Taken:
-        """Take the snapshot between two transactions. From now on, the round decides which transactions go on."""
+        """Take the snapshot between two transactions. From now on, the round decides which transactions pass."""
         seams = self._seams
         async with AsyncExitStack() as stack:
             try:
@@ -156,7 +156,7 @@ class Rounds:
         self._count_held(time.monotonic() - since)
 
     async def _see_all(self) -> None:
-        """Wait until all transactions that went on are visible to others."""
+        """Wait until all transactions that passed are visible to others."""
         give_up_at = time.monotonic() + SEEN_S
         await self.prune()
         while self._unseen:
@@ -166,7 +166,7 @@ class Rounds:
             await self.prune()
 
     async def wait_complete(self, *, is_locked: bool = False) -> int | None:
-        """Wait until the stream has come to the position where the rows belong, and return that position.
+        """Wait until the stream has reached the position where the rows belong, and return that position.
 
         Write something if the stream does not move by itself. Return None if no position fits the rows, because a
         transaction that the snapshot sees came after one that it does not see. If the table ``is_locked``, wait only
@@ -192,7 +192,7 @@ class Rounds:
         return None if self._current.is_void else self._current.lsn
 
     async def end(self) -> None:
-        """Let the transactions that have waited go on. Call it in a pause."""
+        """Release the transactions that have waited. Call it in a pause."""
         seams = self._seams
         self._round = seams.transactions.gate = None
         beyond = seams.progress.lift_limit()

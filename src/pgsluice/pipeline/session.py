@@ -105,7 +105,7 @@ class Session:
         found: Checkpoint | None = None,
         loaded: Mapping[tuple[str, str], Loaded] | None = None,
     ) -> None:
-        """Go on from ``checkpoint``. ``found`` is the last checkpoint in Kafka, if that is a different one.
+        """Continue from ``checkpoint``. ``found`` is the last checkpoint in Kafka, if that is a different one.
 
         ``loaded`` are the tables that need not be loaded any more.
         """

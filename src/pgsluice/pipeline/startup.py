@@ -90,7 +90,7 @@ class Startup:
         self._adopt = False
 
     async def start(self, source: Source, sink: Sink, *, adopt: bool) -> tuple[Stream, Start]:
-        """Take the slot, then the topics, and find out where to go on. ``adopt`` means at the slot's own position."""
+        """Take the slot, then the topics, and find out where to continue: with ``adopt``, at the slot's position."""
         self._adopt = adopt
         await source.slot_position()  # a standby stops here
         await self._vitals.wait(sink.prepare())
@@ -203,7 +203,7 @@ class Startup:
 
 
 async def examine(options: PipelineOptions, source: Source, past: Past) -> Checkpoint | None:
-    """Return the checkpoint from which a start would go on, or None if it would create the slot.
+    """Return the checkpoint from which a start would continue, or None if it would create the slot.
 
     Raise the error with which a start would stop or wait, as far as the history decides that. This changes nothing, and
     disturbs no owner at work.

@@ -1,4 +1,4 @@
-"""Signs of life: whether the work of a pipeline goes on.
+"""Signs of life: whether the work of a pipeline makes progress.
 
 The session and the pipeline give them. The daemon evaluates them for ``/livez`` and ``/readyz``. It is not enough that
 the event loop runs, because the one task that does the work may wait for something that never comes.

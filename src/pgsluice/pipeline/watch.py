@@ -72,7 +72,7 @@ class SessionWatch:
         return reason
 
     def _say_pause(self) -> None:
-        """Log that the pipeline is paused, again from time to time, and that it goes on."""
+        """Log that the pipeline is paused, once and then from time to time, and log when it continues."""
         now, said_at, status = time.monotonic(), self._said_paused_at, self._status
         if self._is_paused():
             if said_at is None or now - said_at >= PAUSED_AGAIN_S:
