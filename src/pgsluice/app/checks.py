@@ -107,7 +107,7 @@ def _without_one_identity(found: Sequence[tuple[Identity, Identity]], tables: Ta
 
 
 def _is_published(tables: Tables, schema: str, table: str) -> bool:
-    with suppress(TableRefused):  # which has a finding of its own
+    with suppress(TableRefused):  # which has its own finding
         return tables.policy(schema, table) is not None
     return False
 

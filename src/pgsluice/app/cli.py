@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
 def _without_garbage_collection() -> Iterator[None]:
     """Import modules a fifth faster.
 
-    Imports make many objects, which all stay, so the collector would search them again and again for nothing.
+    Imports create many objects, all of which stay, so the collector would search them again and again in vain.
     """
     gc.disable()
     yield

@@ -54,14 +54,14 @@ ever part of a cycle. With Python's default of 700, looking through them took a 
 
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
-    """Run the daemon until SIGTERM or SIGINT. Raise a PgsluiceError if it stops by itself."""
+    """Run the daemon until SIGTERM or SIGINT. Raise the PgsluiceError that ends it before that."""
     speedups.check()
     collect_seldom()
     asyncio.run(Daemon(settings, adopt_slot=adopt_slot).run())
 
 
 def collect_seldom() -> None:
-    """Set Python's garbage collector to the work of this process. What was imported stays, so it is never looked at."""
+    """Adapt Python's garbage collector to this process. Imported objects stay, so it never looks at them."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
 
@@ -98,7 +98,7 @@ class Daemon:
         self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
 
     async def run(self) -> None:
-        """Run until told to stop. Raise a PgsluiceError if it stops by itself."""
+        """Run until told to stop. Raise the PgsluiceError that ends the run before that."""
         health = Health(self._status.document, self._status.live, self._status.ready, self._recent.overview)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         listening, files = self._settings.http, access_files(self._settings)
@@ -136,7 +136,7 @@ class Daemon:
         return source
 
     async def _make_sink(self) -> KafkaSink:
-        """Make the sink of one session, after registering the schemas of cut records."""
+        """Return the sink of one session, after registering the schemas of cut records."""
         prefix = self._settings.kafka.topic_prefix
         await self._registry.start()
         schema = cut_schema(prefix)

@@ -18,7 +18,7 @@ USUAL_ERRORS: Final = ("_ALL_BROKERS_DOWN", "_TRANSPORT")
 value."""
 
 GAUGES_S: Final = 1.0
-"""How often they are copied."""
+"""How often the gauges are copied."""
 
 CERTIFICATES_S: Final = 60.0
 """How often the files of certificates are read."""

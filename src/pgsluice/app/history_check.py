@@ -1,6 +1,7 @@
 """The part of ``pgsluice check`` that finds out whether a start could continue from the last checkpoint.
 
-It gathers the facts of a start, and lets the same function decide. ``tests/integration/test_cli.py`` covers it.
+It gathers the facts of a start, and calls the same function for the decision. ``tests/integration/test_cli.py`` covers
+it.
 """
 
 import asyncio

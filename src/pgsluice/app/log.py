@@ -51,7 +51,7 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         processors=_processors(console=console, colors=out.isatty()),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *names: _LineWriter(out, *names),
-        cache_logger_on_first_use=False,  # loggers that were made before this call must follow it as well
+        cache_logger_on_first_use=False,  # loggers that were created before this call must follow it as well
     )
     root = logging.getLogger()
     root.handlers[:] = [_ToStructlog()]
@@ -142,7 +142,7 @@ class _Seen:
 
 
 class RepeatLimiter:
-    """Lets an event through once per ``interval_s``, with the number of events that it has dropped before.
+    """Passes an event once per ``interval_s``, with the number of events that it has dropped before.
 
     Two events are the same if they have the same level and text, and the same texts in their fields. Counts, positions
     and times may differ.

@@ -23,12 +23,12 @@ Names = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """What the server has already. Without a server, nothing."""
+    """The objects that the server already has. Without a server, there are none."""
 
     role: str
     database: str
     version: int = 0
-    """The server's, or 0 if it was not asked."""
+    """The version of the server, or 0 if the server was not asked."""
     wal_level: str = "logical"
     may_replicate: bool = False
     tables: Sequence[NamedTable] = ()

@@ -1,4 +1,4 @@
-"""``pgsluice snapshot``, ``pause`` and ``resume``: they send commands to a running pipeline, and shows their progress.
+"""``pgsluice snapshot``, ``pause`` and ``resume``: they send commands to a running pipeline and show their progress.
 
 ``cli`` uses it. The checkpoint says how far loads have come. The answers to the command say how they ended.
 """
@@ -89,7 +89,7 @@ def _follow_loads(client: CommandClient, command: Command, accepted: Answer, say
         answer = client.answer(command.id, POLL_S)
         if answer is None:
             progress.show(left)
-        elif answer.outcome != "accepted":  # in the mode at least once, this answer may come again after a crash
+        elif answer.outcome != "accepted":  # in at-least-once mode, this answer may come again after a crash
             say(_sentence(answer))
             if answer.outcome == "ended":
                 failed += answer.tables

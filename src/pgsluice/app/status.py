@@ -1,4 +1,4 @@
-"""What the process shows of its pipeline: ``/status``, ``/livez`` and ``/readyz``."""
+"""What the process shows about its pipeline: ``/status``, ``/livez`` and ``/readyz``."""
 
 import time
 from dataclasses import asdict

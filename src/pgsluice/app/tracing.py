@@ -1,7 +1,7 @@
 """Sends spans by OpenTelemetry: of sessions, cuts, rounds of loads, and requests to the schema registry server.
 
 Only the variables ``OTEL_...`` configure it, and only the extra ``otel`` installs it. Without the variables or the
-extra, nothing is imported. A span is made when the work has ended, so it costs nothing while the work is in progress.
+extra, nothing is imported. A span is created after the work, so it costs nothing while the work is in progress.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -35,7 +35,7 @@ class Tracing:
         self._tracer = provider.get_tracer("pgsluice", __version__)
 
     def span(self, name: str, seconds: float, attributes: Mapping[str, str | int]) -> None:
-        """Send a span of something that has just ended and took so many seconds. A thread sends it later."""
+        """Send a span of work that has just ended, and that took ``seconds``. A thread sends it later."""
         end_ns = time.time_ns()
         begun = self._tracer.start_span(
             name,

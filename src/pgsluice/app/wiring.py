@@ -140,7 +140,7 @@ def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOption
 def schema_registry(
     settings: Settings, builtin: BuiltinRegistry, metrics: Metrics
 ) -> "BuiltinRegistry | ConfluentRegistry":
-    """Return the registry that gives ids to schemas: the topic alone, or a server with the topic as its record."""
+    """Return the registry that assigns ids to schemas: the topic alone, or a server with the topic as its record."""
     chosen = settings.schema_registry
     if chosen.type == "builtin":
         return builtin

@@ -53,7 +53,7 @@ class LastCuts:
         self.positions: dict[int, tuple[int, int]] = {}
         """Epoch and end_lsn of the highest cut and of the previous cut, by number. The last record of a cut counts."""
         self.is_complete = False
-        """Whether a full cut was read. Otherwise the account may lack topics that only earlier cuts list."""
+        """Whether a full cut was read. Otherwise, topics that only earlier cuts list may be missing in the account."""
         self._ids: dict[str, str] = {}
         self._ends: dict[Partition, int] = {}
 

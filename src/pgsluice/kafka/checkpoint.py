@@ -1,6 +1,6 @@
 """Reads the last committed checkpoints from ``<prefix>.checkpoint``, and the loaded tables from ``<prefix>.snapshots``.
 
-Checkpoints decide where a session goes on, so the read has to be complete (see :mod:`.tail`).
+Checkpoints decide where a session continues, so the read has to be complete (see :mod:`.tail`).
 """
 
 from collections.abc import Sequence

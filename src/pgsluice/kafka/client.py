@@ -151,7 +151,7 @@ _USUAL_ADVICE: Final = "check that the brokers run, kafka.bootstrap_servers, and
 
 
 def _tls_advice(words: str) -> str:
-    """Return what to do about a failure of TLS; empty if it is none."""
+    """Return what to do about a failure of TLS, or an empty text if this is not such a failure."""
     return next((advice for pattern, advice in _TLS.items() if re.search(pattern, words)), "")
 
 

@@ -1,7 +1,7 @@
 """The topic ``<prefix>.commands``, as the pipeline and the command line read it. It has one partition.
 
 The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
-commands because its retention deletes both. ``<prefix>.snapshots`` is compacted and would keep every answer for ever.
+commands because its retention deletes both. ``<prefix>.snapshots`` is compacted and would keep every answer forever.
 
 ``tests/integration/test_snapshot_commands.py`` covers it.
 """
@@ -84,7 +84,7 @@ class TopicCommandReader:
             low, high = topics.bounds(self._topic, 0)
         is_known = found.id == state.topic_id != ""
         if is_known and state.offset > high:
-            # Perhaps only this broker does not know the last records. So do not begin anew, because that would read
+            # Perhaps only this broker does not know the last records. So do not begin again, because that would read
             # them twice.
             log.warning(
                 "the topic of commands ends before the last one that was read: new ones are ignored until it has "
@@ -239,7 +239,7 @@ def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
 
 
 def _is_record(message: Message, topic: str) -> bool:
-    """Return whether this is a record. Ignore other errors than a missing right, because the client goes on."""
+    """Return whether this is a record. Ignore all errors except a missing right, because the client continues."""
     error = message.error()
     if error is None:
         return True

@@ -1,4 +1,4 @@
-"""Notices that files of certificates and keys have changed, because librdkafka reads them only when a client is made.
+"""Notices that files of certificates and keys have changed, because librdkafka reads them only for a new client.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """
@@ -23,7 +23,7 @@ _State = tuple[int, int, int]
 
 
 class ClientFiles:
-    """The present versions of the files that ``properties`` name. Make it before the client."""
+    """The present versions of the files that ``properties`` name. Create this object before the client."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._names = [properties[name] for name in FILES if name in properties]

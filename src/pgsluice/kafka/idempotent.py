@@ -27,7 +27,7 @@ between."""
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
 
-    There is no fence. The only deadline is that of waiting for Kafka.
+    There is no fence. The only deadline is for waiting for Kafka.
     """
 
     is_atomic = False

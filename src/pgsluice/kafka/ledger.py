@@ -1,8 +1,8 @@
 """A session's account of the topics it writes to, and the comparison of this account with the cluster.
 
 The sink uses it in its worker thread: at the start of the session, at every cut, and when writes make no progress.
-Kafka's clients report no change of a topic. A producer goes on writing to a topic that was deleted and created again,
-and it waits for a deleted topic to come back.
+Kafka's clients do not report that a topic has changed. A producer continues to write to a topic that was deleted and
+created again, and it waits for a deleted topic to come back.
 """
 
 import threading
@@ -64,7 +64,7 @@ class OffsetPrediction:
 
 
 class Ledger:
-    """The topics of a session, with their ids, their partitions and the ends of these.
+    """The topics of a session, with their ids, their partitions and the ends of the partitions.
 
     Every method may block until Kafka answers, but no longer than until ``given_up`` is set.
     """
@@ -78,9 +78,9 @@ class Ledger:
         is_atomic: bool = True,
         prediction: OffsetPrediction | None = None,
     ) -> None:
-        """Make an empty ledger.
+        """Create an empty ledger.
 
-        With ``accept``, a session goes on with topics that have changed. Without it, no session starts until somebody
+        With ``accept``, a session continues with topics that have changed. Without it, no session starts until somebody
         has accepted the changes. ``is_atomic`` says whether cuts are written in Kafka transactions.
         """
         self._topics = topics
@@ -266,10 +266,10 @@ class Ledger:
     def _ends_after(self, produced: Mapping[Partition, int], partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return where ``partitions`` end after the ``produced`` records, if no other program has written to them.
 
-        A partition in ``_marked`` gets one offset more, for the marker of the transaction before. Kafka takes no record
-        of a new transaction before that marker is in all partitions of the old one. If the marker were not counted, an
-        outdated broker could deceive us: the end that it knows, with the marker but without our new record, would equal
-        the end that we expect after that record.
+        A partition in ``_marked`` gets one offset more, for the marker of the previous transaction. Kafka accepts no
+        record of a new transaction before that marker is in all partitions of the old one. If the marker were not
+        counted, an outdated broker could deceive us: the end that it knows, with the marker but without our new record,
+        would equal the end that we expect after that record.
         """
         ends = self._known.ends
         return {
@@ -317,7 +317,7 @@ def compare(topics: Topics, known: Account, given_up: threading.Event) -> tuple[
     """Return what the cluster has of the known topics, and what has changed.
 
     A change counts only if every answer within CONFIRM_S shows it. One answer that agrees with what is known is enough
-    to dismiss it, because the other answers were outdated then.
+    to dismiss the change, because the other answers were outdated then.
     """
     found = topics.account(known)
     end = time.monotonic() + CONFIRM_S
@@ -336,7 +336,7 @@ def read_last_cuts(
     decode: Callable[[bytes], Mapping[str, Any]],
     committed: int | None = None,
 ) -> LastCuts:
-    """Return the last full cut and those after it, but two cuts at least.
+    """Return the last full cut and the cuts after it, but at least two cuts.
 
     Leave out the cuts after cut ``committed``. If a record is not a cut record, return only its position. If retention
     has deleted all records, return an empty account. Nothing is wrong in that case.
@@ -363,7 +363,7 @@ def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | Non
     if last.unreadable is not None:
         return f"Topic {topic} has a record that is no cut record: {last.unreadable}. Only pgsluice may write to it."
     # If retention has deleted records, the topic begins at a higher offset. It may then have no cut record left,
-    # because the probe of the session, which is no cut record, may be the only record.
+    # because the probe of the session, which is not a cut record, may be the only record.
     if last.number >= committed or (low and not last.number):
         return None
     held = f"ends with cut {last.number}" if last.number else "is empty"

@@ -1,4 +1,4 @@
-"""The options of a sink, and the format of its cut records. ``app.wiring`` and ``app.daemon`` make them.
+"""The options of a sink, and the format of its cut records. ``app.wiring`` and ``app.daemon`` create them.
 
 ``tests/unit/kafka/test_sink.py`` covers it.
 """
@@ -20,11 +20,11 @@ class SinkOptions:
     """The options of a sink: the producer, the service topics, and the mode of delivery.
 
     The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
-    ``commands_topic`` is None if no commands are taken. With ``accept_changed_topics``, a session goes on with topics
-    that have changed since the last one. ``prediction`` outlives the session.
+    ``commands_topic`` is None if no commands are accepted. With ``accept_changed_topics``, a session continues with
+    topics that have changed since the last session. ``prediction`` outlives the session.
 
-    No topic of a table is created if there are already ``topics_max`` topics besides the service topics.
-    ``reserved_topics`` count from the beginning.
+    No topic of a table is created if there are already ``topics_max`` topics besides the service topics. All
+    ``reserved_topics`` count, even before they are created.
     """
 
     producer: ProducerOptions

@@ -1,4 +1,4 @@
-"""The partition of a key, as Kafka's Java clients choose it, so that topics co-partition with theirs.
+"""The partition of a key, as Kafka's Java clients choose it, so that our topics can be joined with theirs by partition.
 
 murmur2 with Kafka's seed over the serialised key, sign bit dropped, modulo the number of partitions:
 ``BuiltInPartitioner`` and ``Utils.murmur2`` of org.apache.kafka (KIP-480).
@@ -26,5 +26,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """Return the partition of ``key`` in a topic with that many ``partitions``."""
+    """Return the partition of ``key`` in a topic with this many ``partitions``."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

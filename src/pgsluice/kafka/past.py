@@ -43,8 +43,8 @@ def read_past(
 ) -> PastInKafka:
     """Return the last checkpoints, the content of the cut records, and the differences between it and the topics.
 
-    A topic of checkpoints or cut records that does not exist has nothing. ``decode`` reads a cut record. Raise the same
-    as a start.
+    A topic of checkpoints or cut records that does not exist counts as empty. ``decode`` reads a cut record. Raise the
+    same errors as a start.
     """
     given_up = threading.Event()
     with closing(Topics(client, given_up)) as topics:

@@ -1,7 +1,7 @@
 """The probe: a record that a session writes after all others, so that it can recognise an outdated answer.
 
 A broker that lost touch with its cluster still answers as the leader, with the high watermark that it knew then. If a
-session relied on such an answer, it would go on from an old checkpoint. All in-sync replicas have acknowledged the
+session relied on such an answer, it would continue from an old checkpoint. All in-sync replicas have acknowledged the
 probe, so it is in the partition, and an answer without it is outdated. Its transaction is aborted, so readers never see
 it.
 

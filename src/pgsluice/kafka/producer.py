@@ -2,7 +2,7 @@
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
 ended, and a second commit could commit half of the next transaction. So the session ends with its producer. The next
-session makes a new producer, and reads the outcome of the last cut from Kafka.
+session creates a new producer, and reads the outcome of the last cut from Kafka.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """
@@ -106,7 +106,7 @@ class CutProducer(ABC):
         refusals: Refusals,
         find_reason: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a producer that has no contact with Kafka yet.
+        """Create a producer that has no contact with Kafka yet.
 
         ``find_reason`` is called when nothing reaches Kafka for a while, or when a topic is gone. It may raise the
         reason.
@@ -259,7 +259,7 @@ class CutProducer(ABC):
         self.check()
 
     def _look_if_stalled(self, *, moved: bool) -> None:
-        """Look for the reason if there was no progress for a while. librdkafka may wait for ever."""
+        """Look for the reason if there was no progress for a while. librdkafka may wait forever."""
         now = time.monotonic()
         if moved:
             self._moved_at = now

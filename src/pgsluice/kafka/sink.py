@@ -51,7 +51,7 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 class KafkaSink:
     """Delivers changes in one session. Its coroutines run one at a time. Each blocks a worker thread, never the loop.
 
-    Any PgsluiceError that it raises ends the session. Close it then, and make a new one.
+    Any PgsluiceError that it raises ends the session. Close it then, and create a new one.
     """
 
     def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
@@ -72,7 +72,7 @@ class KafkaSink:
     async def prepare(self) -> None:
         """Create the service topics if they do not exist.
 
-        Make no producer yet, because a standby must not disturb the owner.
+        Do not create a producer yet, because a standby must not disturb the owner.
         """
         await self._run(self._prepare)
 
@@ -110,7 +110,7 @@ class KafkaSink:
         return await self._run(self._loaded)
 
     def commands(self) -> TopicCommandReader | None:
-        """Return the reader of the commands to this pipeline, with its own clients, or None if it takes no commands."""
+        """Return the reader of the commands to this pipeline, or None if it accepts none. It has its own clients."""
         topic = self._options.commands_topic
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
@@ -277,10 +277,10 @@ class KafkaSink:
             self._probe.find(value, topics, self._topics)
 
     def _replace_producer(self) -> None:
-        """Replace a producer that has aborted a transaction by a new one.
+        """Replace a producer that has aborted a transaction with a new one.
 
         Kafka may append a second copy of the abort marker late. That copy would hide what the same producer has written
-        since. Kafka takes no more copies as soon as a producer with a newer epoch has written to the partition.
+        since. Kafka accepts no copy any more as soon as a producer with a newer epoch has written to the partition.
         """
         former, self._producer = self._live, None
         former.close()
@@ -411,7 +411,7 @@ class KafkaSink:
         """Return whether readers see ``checkpoint``, which was just sent, because of a late marker.
 
         A late copy of the commit marker of the former transaction ends our transaction in a partition, and makes its
-        records there visible. If that has happened to the checkpoint, the next session goes on after this cut. If we
+        records there visible. If that has happened to the checkpoint, the next session continues after this cut. If we
         aborted the cut then, readers would never see its remaining records. We therefore commit it, even though its
         offsets may be slightly too low.
 

@@ -1,6 +1,6 @@
 """The topics of tables, which are created when the first row of the table comes. Used by ``sink``.
 
-A topic that cannot be used is an error of its table (TableRefused), so that all other tables can go on.
+A topic that cannot be used is an error of its table (TableRefused), so that all other tables can continue.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,9 +28,9 @@ class TableTopics:
         """The settings of topics that :meth:`prepare` has read, and that were not opened yet."""
 
     def prepare(self, specs: Sequence[TopicSpec]) -> None:
-        """Create topics together that :meth:`open` will be called with, because this is faster than one by one.
+        """Create the topics of future calls of :meth:`open` together, because this is faster than one by one.
 
-        What cannot be created now is left to :meth:`open`, which raises the reason.
+        Topics that cannot be created now are left to :meth:`open`, which raises the reason.
         """
         new = [spec for spec in specs if spec.name not in self._ledger and not _may_be_anothers(spec.name)]
         if self._has_room(spec.name for spec in new):
@@ -38,7 +38,7 @@ class TableTopics:
         self._settings = self._topics.settings([spec.name for spec in specs if spec.name in self._ledger])
 
     def open(self, spec: TopicSpec) -> None:
-        """Create the topic if it does not exist, pin its partitions, and check that it takes the records."""
+        """Create the topic if it does not exist, pin its partitions, and check that it accepts the records."""
         if spec.name not in self._ledger:
             self._ledger.pin({spec.name: self._ensure(spec)})
         self._topics.check(spec, self._settings_of(spec.name))

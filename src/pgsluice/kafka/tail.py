@@ -1,6 +1,6 @@
 """The last committed records of a topic with one partition, complete up to its high watermark.
 
-A session reads checkpoints and the last cuts with it, to find out where to go on. An ordinary read_committed reader
+A session reads checkpoints and the last cuts with it, to find out where to continue. An ordinary read_committed reader
 would not be enough, because another producer's open transaction hides everything that was committed after it.
 
 ``tests/integration/test_kafka_checkpoint.py`` covers it.

@@ -1,4 +1,4 @@
-"""What topics are to be, and what Kafka says of their settings. No I/O.
+"""The topics that we need, and the settings that Kafka reports for topics. No I/O.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -34,7 +34,7 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """The settings of a topic that decide which records it takes. None means that the setting is not known."""
+    """The settings of a topic that decide which records it accepts. None means that the setting is not known."""
 
     cleanup_policy: str | None = None
     max_message_bytes: int | None = None
@@ -79,6 +79,6 @@ def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
 
 
 def topic_settings(values: Mapping[str, str]) -> TopicSettings:
-    """Return what matters of the settings that Kafka reports for a topic."""
+    """Return the relevant ones of the settings that Kafka reports for a topic."""
     limit = values.get("max.message.bytes")
     return TopicSettings(values.get("cleanup.policy"), None if limit is None else int(limit))

@@ -76,7 +76,7 @@ class Topics:
         """How large a batch may be before it is compressed."""
 
     def another(self) -> "Topics":
-        """Return an administrator for when the broker that answers may be outdated. The caller closes it."""
+        """Return a new administrator, because the broker that answers may be outdated. The caller closes it."""
         return Topics(self._options, self._given_up)
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Topics:
         return [states[spec.name] for spec in specs]
 
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
-        """Create those of ``specs`` that do not exist, with few requests. Return the state of each topic that is there.
+        """Create the topics that do not exist, with few requests. Return the state of each topic that exists then.
 
         A topic that Kafka refuses to show or to create is left out. :meth:`ensure` raises the reason.
         """
@@ -124,7 +124,7 @@ class Topics:
     def check_owner(self, topic: str) -> None:
         """Raise TableRefused if this is a service topic of another pipeline.
 
-        A second one under its prefix shows that.
+        A second service topic under the same prefix shows this.
         """
         prefix, _, ending = topic.rpartition(".")
         other = other_service(topic)
@@ -151,7 +151,7 @@ class Topics:
             )
 
     def small_topics(self, prefix: str) -> dict[str, int]:
-        """Return the max.message.bytes of each topic that begins with ``prefix`` and does not take our batches."""
+        """Return the max.message.bytes of each topic that begins with ``prefix`` and does not accept our batches."""
         doing = "Listing topics"
         try:
             found = self._admin.list_topics(timeout=REQUEST_S).topics

@@ -143,7 +143,7 @@ class TransactionalProducer(CutProducer):
             self._recovered()
 
     def abort(self) -> None:
-        """Abort the transaction. A producer that was fenced learns it here."""
+        """Abort the transaction. This raises Fenced if another producer has taken over."""
         with self._judging("Aborting a Kafka transaction"):
             try:
                 self._producer.abort_transaction(_ABORT_S)

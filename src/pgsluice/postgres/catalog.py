@@ -82,7 +82,7 @@ class Publication:
     delete: bool
     truncate: bool
     via_root: bool = False
-    """Whether the rows of partitions are sent as those of their root."""
+    """Whether the rows of partitions are sent as rows of their root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +239,12 @@ class Catalog:
         return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
 
     async def current_wal_lsn(self) -> int:
-        """Return the end of the server's flushed WAL, or on a standby, of its replayed WAL."""
+        """Return the end of the server's flushed WAL. On a standby, return the end of its replayed WAL."""
         ((lsn,),) = await self._rows(queries.CURRENT_LSN)
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL, or on a standby, of the WAL received; None if it received nothing."""
+        """Return the end of the server's WAL. On a standby, return the end of the received WAL, or None without any."""
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -262,11 +262,11 @@ class Catalog:
         return rows == [(True,)]
 
     async def publications(self, names: Sequence[str]) -> list[Publication]:
-        """Return those of ``names`` that exist in this database."""
+        """Return the ``names`` that exist in this database."""
         return [Publication(*row) for row in await self._rows(published_queries.PUBLICATIONS, [list(names)])]
 
     async def missing_publications(self, names: Sequence[str]) -> list[str]:
-        """Return those of ``names`` that do not exist in this database."""
+        """Return the ``names`` that do not exist in this database."""
         found = {publication.name for publication in await self.publications(names)}
         return [name for name in names if name not in found]
 
@@ -292,7 +292,7 @@ class Catalog:
         return await self._rows(queries.MAY_REPLICATE) == [(True,)]
 
     async def named_tables(self, names: Sequence[tuple[str, str]]) -> list[NamedTable]:
-        """Return those tables of these schemas and names that exist, each with all its partitions."""
+        """Return the tables of these schemas and names that exist, each with all its partitions."""
         schemas, tables = [schema for schema, _ in names], [table for _, table in names]
         rows = await self._rows(published_queries.NAMED_TABLES, [schemas, tables])
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
@@ -352,7 +352,7 @@ class Catalog:
         return {oid: TableSize(rows, size) for oid, rows, size in await self._rows(queries.TABLE_SIZES, [list(oids)])}
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
-        """Return the primary key's columns in key order. Empty means no key, and None means no such table."""
+        """Return the primary key's columns in key order, empty without a key. Return None if there is no such table."""
         rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
         return tuple(name for (name,) in rows if name is not None) if rows else None
 

@@ -201,7 +201,7 @@ class ChunkReader:
     async def flush(self) -> None:
         """Make the server write a message, so that its stream gets beyond earlier positions.
 
-        We may lack the right to do so.
+        Without the right to do so, do nothing.
         """
         connection = await self._beside()
         with suppress(TableUnreadable):

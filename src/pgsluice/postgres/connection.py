@@ -1,6 +1,7 @@
 """The replication connection: a walsender session, which manages a logical slot and starts its stream.
 
-The sessions of ``pipeline`` and the checks use it. It uses the simple query protocol, because a walsender has no other.
+The sessions of ``pipeline`` and the checks use it. It uses the simple query protocol, because a walsender supports no
+other protocol.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -200,7 +201,7 @@ class ReplicationConnection:
     async def _cancel_command(self) -> None:
         """Cancel the current command at the server.
 
-        Otherwise the server would go on with it after we have disconnected.
+        Otherwise the server would continue it after we have disconnected.
         """
         with suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):

@@ -44,7 +44,7 @@ class ServerError(Exception):
 
     @classmethod
     def of(cls, result: pq.abc.PGresult) -> "ServerError":
-        """Make an error from the fields of a failed result."""
+        """Return an error with the fields of a failed result."""
         return cls(*(_field(result, field) for field in _FIELDS))
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Options of a session with the server: libpq's parameters, and the settings that pgsluice always sets itself.
 
-The replication connection and the catalog use it. The daemon makes the options from its configuration.
+The replication connection and the catalog use it. The daemon creates the options from its configuration.
 
 https://www.postgresql.org/docs/current/libpq-connect.html
 """

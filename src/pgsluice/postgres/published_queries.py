@@ -25,7 +25,7 @@ ORDER BY 1"""
 # about a table, such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a
 # lock for days.
 #
-# If a publication publishes via the root, it carries tables that are no partition of a published table. Otherwise it
+# If a publication publishes via the root, it carries tables that are not partitions of a published table. Otherwise it
 # carries the tables that hold rows.
 _CARRIED = """
 WITH RECURSIVE member AS (
@@ -103,7 +103,7 @@ FROM carried
 JOIN pg_class c ON c.oid = carried.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace"""
 
-# The partitions whose rows are sent as those of a root, and the replica identities of both.
+# The partitions whose rows are sent as rows of a root, and the replica identities of both.
 _PARTITION_IDENTITIES = """, root AS (
     SELECT oid FROM carried WHERE via_root GROUP BY publication, oid HAVING NOT bool_or(is_partition)
 ), part AS (
@@ -236,7 +236,7 @@ _IDENTITY = """ARRAY(
 # them with the operators that a query uses by default. So the index is whole and immediate, its columns are not null,
 # and it has the collations and operator classes of the columns.
 #
-# The operators have to be those of pg_catalog. For a type of an extension (citext), a query would find the operators of
+# The operators have to be in pg_catalog. For a type of an extension (citext), a query would find the operators of
 # another type there, which sort differently. A quoted value cannot be compared with a composite type, nor with a domain
 # over an enum or a range. Their categories are C, E and R, and a domain has the category of its base type.
 #
@@ -263,7 +263,7 @@ _KEY = """(
         ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indexrelid
         LIMIT 1)""".replace("{identity}", _IDENTITY)
 
-# The owner of a table can have functions run with the rights of the role that reads the table, because the planner
+# The owner of a table can run functions with the rights of the role that reads the table, because the planner
 # evaluates functions in indexes and in statistics. It plans the partitions of a root as well. The owner of the schema
 # can rename it between two commands, so that a name means another table. So a table is trusted if superusers or the
 # database's owner own all of these, or if a publication names the table or a table that it is a partition of.

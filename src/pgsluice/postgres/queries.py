@@ -1,6 +1,6 @@
 """SQL for the catalog. It is valid for every supported version, unless a name gives the first version.
 
-``catalog`` and ``chunks`` use it with an empty search_path, so all names are those of pg_catalog. ``published_queries``
+``catalog`` and ``chunks`` use it with an empty search_path, so all names are names in pg_catalog. ``published_queries``
 has the SQL for the published tables.
 
 ``tests/integration/test_postgres_catalog.py`` covers it.
@@ -136,7 +136,7 @@ ORDER BY k.place"""
 
 HAS_NO_PARTITIONS = "SELECT true FROM pg_class WHERE oid = %s AND relkind <> 'p'"
 
-# The parts of types, as pgbinary.conversions describes them. The values of a domain are those of its base type.
+# The parts of types, as pgbinary.conversions describes them. The values of a domain are values of its base type.
 _TYPES = """
 SELECT t.oid, n.nspname::text, t.typname::text,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,

@@ -1,6 +1,6 @@
 """Looks at the slot again and again, beside the sessions, for the metrics.
 
-The daemon makes it. A slot keeps WAL even if no process streams from it. So the watch has its own connection, which
+The daemon creates it. A slot keeps WAL even if no process streams from it. So the watch has its own connection, which
 stays open at the end of a session. Nothing here can stop or delay the pipeline.
 
 ``tests/integration/test_slot_watch.py`` covers it.
@@ -52,7 +52,7 @@ class SlotSample:
     timestamp_s: float
     """The same as Unix time."""
     xmin_age: int | None = None
-    """The age of its catalog_xmin, in transactions."""
+    """The age of the slot's catalog_xmin, in transactions."""
     statistics: SlotStatistics | None = None
 
     @property

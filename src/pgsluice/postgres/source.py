@@ -98,8 +98,8 @@ class PostgresSource:
         Raise SlotInUse while another process streams.
 
         After :meth:`start`, raise SourceUnavailable if this process does not stream any more. A walsender that has met
-        an error frees the slot and lives on. In that case, do not raise, because the error and the frames before it can
-        still be read.
+        an error frees the slot but does not end. In that case, do not raise, because the error and the frames before it
+        can still be read.
         """
         state = await self._catalog.slot(self._options.slot)
         if state is None:
@@ -156,7 +156,7 @@ class PostgresSource:
     async def start(self) -> ReplicationStream:
         """Stream from the slot's own position.
 
-        Raise SlotInUse if another process streams, StopError if it is unusable.
+        Raise SlotInUse if another process streams, or StopError if the slot is unusable.
         """
         options = self._options
         stream = await self._replication.start(options.slot, options.publications, options.stream)
@@ -207,7 +207,7 @@ class PostgresSource:
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the columns of the present primary key.
 
-        Empty means that there is none, None that the table is gone.
+        An empty result means that there is no key. None means that the table is gone.
         """
         return await self._catalog.primary_key(relation_oid)
 
@@ -231,7 +231,7 @@ class PostgresSource:
         return ChunkReader(options.primary, options.publications, primary)
 
     async def close(self) -> None:
-        """Close the connections; the server frees the slot."""
+        """Close the connections, so that the server frees the slot."""
         await self._catalog.close()
         if self._witness is not None:
             await self._witness.close()

@@ -1,7 +1,7 @@
 """The stream of one slot: it takes batches of frames out of COPY BOTH, and puts status updates into it.
 
 The session of ``pipeline`` uses it. Reading and reporting are independent. If nobody reads, the server has to wait, but
-the status timer goes on telling the server that we live.
+the status timer still tells the server that we live.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -84,7 +84,7 @@ class Timing:
 
         The server ends the session if it hears nothing for wal_sender_timeout, so we report three times in that period.
         We wait much longer before we give up, because a server that decodes a large unpublished transaction can be
-        silent for minutes. If we reconnected, it would begin to decode again. If a host is gone, TCP notices that
+        silent for minutes. If we reconnected, it would begin to decode again. If a host is gone, TCP notices this
         earlier.
         """
         timeout_s = wal_sender_timeout_s or _DEFAULT_WAL_SENDER_TIMEOUT_S
@@ -194,7 +194,7 @@ class ReplicationStream:
         take(frame)
 
     async def _learn_why(self) -> None:
-        """Read the reason for which the server ended the COPY."""
+        """Read why the server ended the COPY."""
         try:
             with answered_within(self._wire.pgconn, ANSWER_TIMEOUT_S):
                 results = await self._wire.results()

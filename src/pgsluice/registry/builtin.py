@@ -82,7 +82,7 @@ class BuiltinRegistry:
         return self.store.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was registered last for ``subject``. None means that it is no record."""
+        """Return the name of the record that was registered last for ``subject``. None means that it is not one."""
         return self._of_last(subject, "name")
 
     def record_namespace(self, subject: str) -> str | None:
@@ -106,7 +106,7 @@ class BuiltinRegistry:
         """Return the id of ``schema``. The schema is durable in Kafka and served to consumers when this returns.
 
         ``postgres`` is stored beside the schema and replaces the former description. Raise SinkUnavailable if Kafka
-        does not take the schema in time. Registering a schema again is always safe.
+        does not accept the schema in time. Registering a schema again is always safe.
         """
         return (await self.record(subject, schema, postgres)).id
 

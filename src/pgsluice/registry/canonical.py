@@ -52,7 +52,7 @@ def _shape(part: Any) -> Any:  # noqa: ANN401 - any part of a schema
 def canonical(schema: Schema) -> str:
     """Return a text that is equal for all ways of writing ``schema``.
 
-    Raise ValueError if it is no schema or too large.
+    Raise ValueError if it is not a schema, or too large.
     """
     try:
         return normalise(_Names().schema(schema, ""))

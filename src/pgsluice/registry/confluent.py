@@ -1,7 +1,8 @@
 """The registry on a separate server that has the API of Confluent's Schema Registry.
 
-The server gives the ids. ``<prefix>.schemas`` keeps every schema with its id and PostgreSQL's description of the table,
-because pgsluice needs them after a restart, even if the server has lost its schemas. The pipeline uses this module.
+The server assigns the ids. ``<prefix>.schemas`` keeps every schema with its id and PostgreSQL's description of the
+table, because pgsluice needs them after a restart, even if the server has lost its schemas. The pipeline uses this
+module.
 
 ``tests/integration/test_registry_server.py`` covers it.
 
@@ -90,7 +91,7 @@ class ConfluentRegistry:
         return self._journal.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was recorded last for ``subject``. None means that it is no record."""
+        """Return the name of the record that was recorded last for ``subject``. None means that it is not one."""
         return self._journal.record_name(subject)
 
     def record_namespace(self, subject: str) -> str | None:
@@ -106,7 +107,7 @@ class ConfluentRegistry:
         return await self._journal.keys(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
-        """Return the server's id for ``schema``. The server has the schema then, and the id is recorded.
+        """Return the server's id for ``schema``. When this returns, the server has the schema, and the id is recorded.
 
         Raise RegistryUnavailable or SinkUnavailable if the server or Kafka is not available now. Registering a schema
         again is always safe.
@@ -158,7 +159,7 @@ class ConfluentRegistry:
     async def _ask(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
         """Return the server's id.
 
-        First ask for a known one, because this needs no right to write and works in any mode.
+        First ask for the id of a known schema, because this needs no right to write and works in any mode.
         """
         client, text = await self._connected(), normalise(schema)
         name = subject_name(self._options.strategy, subject, schema)
@@ -201,8 +202,8 @@ class ConfluentRegistry:
     def _kept(self, subject: str, schema: Schema, identifier: int) -> Schema:
         """Return the schema to record for ``identifier``. If an equivalent schema is already recorded, return that one.
 
-        Some servers give the old id if only properties of the schema have changed. Raise HistoryError if the id stands
-        for a schema that reads bytes in another way.
+        Some servers return the old id if only properties of the schema have changed. Raise HistoryError if the id
+        belongs to a schema that reads bytes in another way.
         """
         uses = self.store.uses(identifier)
         if not uses:

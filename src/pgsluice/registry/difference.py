@@ -1,6 +1,6 @@
 """Describes in words what an ALTER TABLE did: the difference between two descriptions of a table.
 
-:mod:`.confluent` uses it to say why a registry server refuses a schema. The descriptions are those of
+:mod:`.confluent` uses it to say why a registry server refuses a schema. The descriptions come from
 ``<prefix>.schemas``.
 
 https://www.postgresql.org/docs/current/sql-altertable.html

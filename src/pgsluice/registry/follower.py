@@ -1,4 +1,4 @@
-"""Reads schema topics into a :class:`SchemaStore`, and goes on reading.
+"""Reads schema topics into a :class:`SchemaStore`, continuously.
 
 :mod:`.builtin` uses it for the daemon's own topic, and ``pgsluice registry`` for any number of topics. A follower is
 one consumer without a group. So followers are independent of each other, and any number of them can run.
@@ -40,7 +40,7 @@ _BATCH: Final = 500
 _LOOK_AFTER_S: Final = 5.0
 """How often to check whether a topic is still the one that was found."""
 _MISSED_LOOKS: Final = 3
-"""A topic counts as deleted if it is missing in so many checks in a row. A broker may not know a new topic at first."""
+"""A topic counts as deleted if this many checks in a row have not found it. A broker may not know a new topic yet."""
 _CONSUMER: Final = {
     "group.id": "pgsluice-registry",  # the client requires it; nothing is committed for it
     "enable.auto.commit": False,
@@ -127,7 +127,7 @@ class SchemaFollower:
         self._served.append(client)
 
     async def renew(self) -> None:
-        """Replace the clients by new ones, which have read the certificate files again. Reading continues."""
+        """Replace the clients with new ones, which have read the certificate files again. Reading continues."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
 
     def _renew(self) -> None:

@@ -1,8 +1,8 @@
 """The field names and keys of former versions of tables, kept for as long as they may be needed again.
 
-The registries use it. A user of the database can make any number of versions of a table, and each new version needs the
-names and keys of the former ones. So each version is read only once, and the cost of the next version depends only on
-its own size.
+The registries use it. A user of the database can create any number of versions of a table, and each new version needs
+the names and keys of the former ones. So each version is read only once, and the cost of the next version depends only
+on its own size.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class History(Protocol):
         """Learn from the next schema."""
 
     def __len__(self) -> int:
-        """Return how many names it keeps."""
+        """Return the number of names that this history keeps."""
 
 
 H = TypeVar("H", bound=History)
@@ -45,7 +45,7 @@ class _Known(Generic[H]):
 
 
 class Histories(Generic[H]):
-    """The histories of the tables in ``store``. ``make`` makes an empty history."""
+    """The histories of the tables in ``store``. ``make`` returns an empty history."""
 
     def __init__(self, store: SchemaStore, make: Callable[[], H]) -> None:
         self._store = store

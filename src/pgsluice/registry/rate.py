@@ -1,4 +1,4 @@
-"""The rate of new versions of schemas. Users of the database can make new versions, which stay for ever.
+"""The rate of new versions of schemas. Users of the database can create new versions, which stay forever.
 
 :mod:`.builtin` counts them and warns. It delays nothing, because a row cannot be delivered without its table's schema.
 """

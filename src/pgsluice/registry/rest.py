@@ -86,7 +86,7 @@ class Conflict(RegistryUnavailable):
 
 
 class RestClient:
-    """The requests that pgsluice makes.
+    """The requests that pgsluice sends.
 
     After RegistryUnavailable, try again. A StopError tells the operator what to do.
     """

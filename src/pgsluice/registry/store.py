@@ -144,7 +144,7 @@ class SchemaStore:
         ]
 
     def schema_of(self, message: bytes | None) -> dict[str, Any] | None:
-        """Return the schema of a framed message. Return None if it is not known, or is not that of a record."""
+        """Return the schema of a framed message. Return None if it is not known, or is not the schema of a record."""
         if message is None:
             return None
         schemas = [json.loads(entry.schema) for entry in self.uses(unframe(message)[0])]

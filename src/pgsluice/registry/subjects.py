@@ -26,7 +26,7 @@ def subject_name(strategy: Strategy, subject: str, schema: Schema) -> str:
 
 
 def full_name(schema: Schema) -> str | None:
-    """Return the name of a record with its namespace, or None if the schema is no record."""
+    """Return the name of a record with its namespace, or None if the schema is not a record."""
     if not isinstance(schema, dict) or "name" not in schema:
         return None
     return f"{schema['namespace']}.{schema['name']}" if schema.get("namespace") else str(schema["name"])

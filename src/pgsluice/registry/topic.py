@@ -99,7 +99,7 @@ class TopicAdmin:
         return await self._offset(topic, OffsetSpec.latest(), f"Asking for the end of topic {topic}")
 
     async def beginning(self, topic: str) -> int:
-        """Return the offset of the first record. A consumer takes half a second to find it by itself."""
+        """Return the offset of the first record. A consumer would take half a second to find it."""
         return await self._offset(topic, OffsetSpec.earliest(), f"Asking for the beginning of topic {topic}")
 
     async def _offset(self, topic: str, spec: OffsetSpec, doing: str) -> int:
@@ -118,12 +118,12 @@ class TopicAdmin:
         return int(found.offset)
 
     def _look_for_brokers(self, topic: str) -> None:
-        """Make the client look up the brokers again. Otherwise it would go on asking brokers that are gone."""
+        """Make the client look up the brokers again. Otherwise it would still ask brokers that are gone."""
         with suppress(KafkaException):
             self._admin.list_topics(topic, _LOOK_S)
 
     def renew(self) -> None:
-        """Replace the client by one that has read the files of certificates again."""
+        """Replace the client with one that has read the files of certificates again."""
         former, self._admin = self._admin, self._new_admin()
         former.__exit__(None, None, None)
 

@@ -1,4 +1,4 @@
-"""The connections of the HTTP server: their number and the time that one may be silent are limited.
+"""The connections of the HTTP server, with limits for their number and for the time that one may be silent.
 
 :mod:`.server` uses it. aiohttp itself waits without limit for requests, and for clients that do not read. So everybody
 who can reach the port could use up the file descriptors that PostgreSQL, Kafka and the health checks need.

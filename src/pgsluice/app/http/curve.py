@@ -32,7 +32,7 @@ def curve(values: Curve, unit: str, name: str) -> str:
 
 
 def _steps(values: Curve, span_s: float, top: float) -> Iterator[str]:
-    """Return the commands of the path. ``M`` begins a new part of the line, and ``L`` goes on with it."""
+    """Return the commands of the path. ``M`` begins a new part of the line, and ``L`` continues it."""
     command = "M"
     for age_s, value in values:
         if value is None:

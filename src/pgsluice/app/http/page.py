@@ -107,7 +107,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _wrapped(content: str) -> str:
-    """Let a wide table scroll separately, so that the page fits a phone."""
+    """Make a wide table scroll separately, so that the page fits a phone."""
     return f"<div class=wide>{content}</div>"
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server: its routes, its limits, and errors that come before a handler. ``app.daemon`` makes it.
+"""The HTTP server: its routes, its limits, and errors that come before a handler. ``app.daemon`` creates it.
 
 https://docs.aiohttp.org/en/stable/web.html
 https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
@@ -33,7 +33,7 @@ BODY_MAX_BYTES: Final = 1024 * 1024
 BODIES_MAX: Final = 16
 """How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024
-"""Answers above this size are made one at a time. Smaller ones need no limit, because there are at most 100
+"""Answers above this size are created one at a time. Smaller ones need no limit, because there are at most 100
 connections."""
 ANSWER_S: Final = 10.0
 """How long a request to the registry may take, from its head to the answer."""
@@ -109,7 +109,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Return the port of the server. It differs from that in ``listen`` if the latter is 0."""
+        """Return the port of the server. It differs from the port in ``listen`` if that is 0."""
         return int(self._listener.sockets[0].getsockname()[1])
 
     @property
@@ -212,7 +212,7 @@ class HttpServer:
         return web.Response(status=found.status, body=body, content_type=api.CONTENT_TYPE, headers=headers)
 
     async def _encoded(self, request: web.Request, body: object) -> bytes:
-        """Return an answer as JSON. Large answers are made one after the other.
+        """Return an answer as JSON. Large answers are created one after the other.
 
         Between two of them, other tasks run, and the answers of closed connections are freed.
         """

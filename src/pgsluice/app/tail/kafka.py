@@ -1,7 +1,7 @@
 """The changes in the topics of a pipeline, as consumers see them: read_committed, decoded with the topic of schemas.
 
-A pipeline uses nothing of this. fastavro trusts the schemas that it is given, so anybody who can write to the topic of
-schemas can crash this command.
+A pipeline does not use this module. fastavro trusts the schemas that it is given, so anybody who can write to the topic
+of schemas can crash this command.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class _Reader:
         return isinstance(schema, dict) and schema.get("name") in _RECORDS
 
     async def shown(self, message: Message) -> Shown | None:
-        """Return the change of a record. Return None if the record is in no topic of tables or messages."""
+        """Return the change of a record, or None if its topic is not one of tables or messages."""
         value, place = message.value(), f"Record {message.offset()} of topic {message.topic()} [{message.partition()}]"
         try:
             identifier, body = unframe(value)
@@ -161,7 +161,7 @@ class _Reader:
 
 
 def _decoded(schema: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """Return the fields of a record. If a time is beyond those of Python, all times are the numbers that Avro has."""
+    """Return the fields of a record. If Python cannot represent a time, all times are the numbers that Avro has."""
     try:
         found = fastavro.schemaless_reader(BytesIO(body), schema, None)
     except OverflowError:

@@ -35,7 +35,7 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One change. ``lsn`` is that of the commit, and ``ts`` its time as ISO 8601.
+    """One change. ``lsn`` is the LSN of the commit, and ``ts`` its time as ISO 8601.
 
     ``before`` has what was sent of the old row: its key (``before_image`` is "key"), or all of it ("full").
     ``unchanged`` are the columns whose new value was not sent because it is the old one. In a message, ``schema`` and
@@ -58,7 +58,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which changes are shown. An empty part lets all changes pass."""
+    """Which changes are shown. All changes pass an empty part."""
 
     tables: Sequence[TablePattern] = ()
     ops: frozenset[str] = frozenset()
