@@ -15,7 +15,7 @@ from tests.support.weather import Pipeline, configured, prepare
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """Give a container engine that has the image."""
+    """Provide a container engine that has the image."""
     reason = missing()
     if reason is not None:
         pytest.skip(f"no containers here: {reason}")
@@ -32,7 +32,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def guarded() -> Iterator[Postgres]:
-    """Give a server that asks the role ``guest`` for a password."""
+    """Provide a server that asks the role ``guest`` for a password."""
     with Postgres(17) as server:
         server.write_file(
             "pg_hba.conf", "host all guest 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n"
@@ -58,5 +58,5 @@ def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[
 
 @pytest.fixture
 def pipeline(make_pipeline: Callable[[], Pipeline]) -> Pipeline:
-    """Give a pipeline whose container was not started."""
+    """Provide a pipeline whose container was not started."""
     return make_pipeline()

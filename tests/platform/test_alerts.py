@@ -95,7 +95,7 @@ def test_it_says_what_to_do(name: str) -> None:
 
 @pytest.fixture
 def own_kafka() -> Iterator[Kafka]:
-    """Give a broker that the test may stop."""
+    """Provide a broker that the test may stop."""
     with Kafka() as cluster:
         yield cluster
 

@@ -65,7 +65,7 @@ def test_a_configuration_that_only_root_can_read(pipeline: Pipeline) -> None:
 
 @pytest.fixture
 def guest(engine: Engine, guarded: Postgres, kafka: Kafka) -> Iterator[Pipeline]:
-    """Give a pipeline that needs the password ``right``."""
+    """Provide a pipeline that needs the password ``right``."""
     with ExitStack() as stack:
         database: Database = stack.enter_context(guarded.database())
         prepare(database)
@@ -147,7 +147,7 @@ def test_a_volume_of_root(pipeline: Pipeline) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Give a file system of 4 MiB that the daemon owns."""
+    """Provide a file system of 4 MiB that the daemon owns."""
     options = f"size=4m,mode=0700,uid={UID},gid={UID}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], check=True)
     try:

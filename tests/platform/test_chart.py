@@ -42,7 +42,7 @@ def helm() -> None:
 
 @pytest.fixture(scope="session")
 def operator_schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give JSON schemas of the Prometheus operator's resources."""
+    """Provide JSON schemas of the Prometheus operator's resources."""
     return write_schemas(tools.directory("prometheus-operator"), tmp_path_factory.mktemp("schemas"))
 
 

@@ -59,7 +59,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """Give the project with all services healthy. Everything is removed afterwards."""
+    """Provide the project with all services healthy. Everything is removed afterwards."""
     images = re.findall(r"image: (\S+)", FILE.read_text())
     stand_ins.build(engine, tmp_path_factory.mktemp("images"), images[0], images[1])
     with ExitStack() as stack:

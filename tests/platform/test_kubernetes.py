@@ -30,7 +30,7 @@ PATHS = {
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[ApiServer]:
-    """Give an API server that has the Prometheus operator's definitions."""
+    """Provide an API server that has the Prometheus operator's definitions."""
     for reason in (missing(), *(tools.missing(name) for name in ("helm", "etcd", "prometheus-operator"))):
         if reason is not None:
             pytest.skip(f"no Kubernetes API server here: {reason}")
@@ -46,7 +46,7 @@ def server() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def namespace(server: ApiServer) -> str:
-    """Give an empty namespace where Pod Security is `restricted`."""
+    """Provide an empty namespace where Pod Security is `restricted`."""
     name = f"test-{uuid4().hex[:8]}"
     server.create_namespace(name, RESTRICTED)
     return name

@@ -29,7 +29,7 @@ def tools_are_here() -> None:
 
 @pytest.fixture(scope="session")
 def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the JSON schema of Kubeflow's SparkApplication."""
+    """Provide the JSON schema of Kubeflow's SparkApplication."""
     return write_schemas(tools.directory("spark-operator"), tmp_path_factory.mktemp("schemas"))
 
 

@@ -38,7 +38,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pipeline(kafka: Kafka, postgres_server: Callable[..., Postgres]) -> Iterator[Pipeline]:
-    """Give a pipeline that shows the name of a hostile table, which is too large to be loaded without a key."""
+    """Provide a pipeline that shows the name of a hostile table, which is too large to be loaded without a key."""
     settings = configured({"snapshot": {"mode": "initial", "without_key_max": "1KiB"}})
     with postgres_server().database() as database:
         prepare(database)

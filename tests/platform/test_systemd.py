@@ -142,7 +142,7 @@ class Unit(Daemon):
 def pipeline(
     engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pipeline]:
-    """Give a pipeline that runs as a unit of a host, with a password. It sends large transactions early."""
+    """Provide a pipeline that runs as a unit of a host, with a password. It sends large transactions early."""
     if (reason := host_missing()) is not None:
         pytest.skip(f"no host under systemd: {reason}")
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def pipeline(
 
 @pytest.fixture
 def unit(pipeline: Pipeline) -> Iterator[Unit]:
-    """Give the started unit. It is stopped after the test."""
+    """Provide the started unit. It is stopped after the test."""
     assert isinstance(pipeline.daemon, Unit)
     pipeline.daemon.start()
     yield pipeline.daemon

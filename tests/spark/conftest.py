@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Give the session, which keeps its files in a directory of its own."""
+    """Provide the session, which keeps its files in its own directory."""
     session = new_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def make(spark: SparkSession, kafka: Kafka) -> Callable[..., Handmade]:
-    """Give a function that makes a pipeline with these tables."""
+    """Provide a function that creates a pipeline with these tables."""
     return lambda *tables, **options: Handmade(spark, kafka, *tables, **options)
 
 

@@ -18,7 +18,7 @@ INTERPRETED: Final[Mapping[str, str]] = {
 
 
 def new_session(directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Give a session that keeps its files in ``directory``. ``more`` contains additional settings."""
+    """Provide a session that keeps its files in ``directory``. ``more`` contains additional settings."""
     settings = {
         # a session of a minute ends before better code would save time
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",

@@ -118,7 +118,7 @@ def opened(
     setup: tuple[str, ...],
     settings: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Shop]:
-    """Give a shop whose tables exist before its daemon starts."""
+    """Provide a shop whose tables exist before its daemon starts."""
     with database.connect() as connection:
         for statement in (*setup, "CREATE TABLE ticks (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"):
             connection.execute(statement.encode())

@@ -124,7 +124,7 @@ class Table:
 
 @contextmanager
 def followed(database: Database, kafka: Kafka) -> Iterator[tuple[Table, Daemon]]:
-    """Give a new table and the daemon that follows it."""
+    """Provide a new table and the daemon that follows it."""
     with database.connect() as connection:
         for statement in SETUP:
             connection.execute(statement.encode())

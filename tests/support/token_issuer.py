@@ -57,7 +57,7 @@ class TokenIssuer:
 
     @contextmanager
     def endpoint(self) -> Iterator[str]:
-        """Give the URL of the token endpoint."""
+        """Provide the URL of the token endpoint."""
         issuer = self
         expected = "Basic " + base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
 

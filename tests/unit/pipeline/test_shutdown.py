@@ -8,7 +8,7 @@ from pgsluice.pipeline.shutdown import ShutdownWatch
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Give a replacement of the monotonic clock, which the test controls."""
+    """Provide a replacement of the monotonic clock, which the test controls."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now

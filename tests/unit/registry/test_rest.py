@@ -228,7 +228,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 class TestTls:
     @pytest.fixture
     def tls_server(self, files: tuple[str, str]) -> Iterator[RegistryServer]:
-        """Give a server that requires the same certificate from its clients."""
+        """Provide a server that requires the same certificate from its clients."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*files)
         context.load_verify_locations(files[0])

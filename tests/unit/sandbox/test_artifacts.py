@@ -19,7 +19,7 @@ NAMES = {"m": "http://maven.apache.org/POM/4.0.0"}
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give an empty cache. Restore the original one after the test."""
+    """Provide an empty cache. Restore the original one after the test."""
     root = tmp_path / "cache"
     monkeypatch.setenv(artifacts.CACHE_VARIABLE, str(root))
     forget()

@@ -14,7 +14,7 @@ CONFIGURATION_ERROR = 78
 
 @pytest.fixture
 def refused() -> Iterator[Daemon]:
-    """Give a daemon whose configuration has an unknown section, so it ends at once."""
+    """Provide a daemon whose configuration has an unknown section, so it ends at once."""
     with Daemon("shop", "host=127.0.0.1 port=1", NOWHERE, {"nonsense": {"key": 1}}, wait_for=None) as daemon:
         yield daemon
 

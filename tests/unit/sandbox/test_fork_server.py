@@ -67,7 +67,7 @@ def opened_by(process: Path) -> set[str]:
 
 @pytest.fixture
 def waiting(directory: Path) -> Iterator[Server]:
-    """Give a daemon that waits for PostgreSQL."""
+    """Provide a daemon that waits for PostgreSQL."""
     server = start(directory, "run", "-c", "config.toml")
     server.wait_until(lambda: WAITS in log_of(directory), WAIT_S)
     yield server

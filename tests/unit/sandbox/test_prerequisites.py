@@ -21,7 +21,7 @@ def forget_answers() -> Iterator[None]:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a directory that is the only entry of PATH."""
+    """Provide a directory that is the only entry of PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     return tmp_path

@@ -11,7 +11,7 @@ from sandbox import artifacts, tools
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give an empty cache. Restore the original one after the test."""
+    """Provide an empty cache. Restore the original one after the test."""
     root = tmp_path / "cache"
     monkeypatch.setenv(artifacts.CACHE_VARIABLE, str(root))
     artifacts.cache_root.cache_clear()
