@@ -42,7 +42,7 @@ COLUMNS_AT_ONCE: Final = 20_000
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
 
-# Name, OID, and OID of the array type, from pg_type.dat. The numbers never change. If a server's version lacks a type,
+# Name, OID, and OID of the array type, from pg_type.dat. The numbers never change. If a server does not know a type,
 # it never sends this type. Type messages describe only the types that are not built in.
 _BUILTIN_TYPES: Final = """
     bool 16 1000            bytea 17 1001           char 18 1002            name 19 1003

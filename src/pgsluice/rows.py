@@ -126,6 +126,6 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
     not added message by message, with the same result.
 
     A transaction is taken if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
-    not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.
+    not fill ``pending`` alone. ``pending`` may hold several transactions, until they reach ``room`` bytes.
     """
     return None

@@ -1,7 +1,7 @@
 """Runs of records: nearly every record reaches librdkafka's queue in a run.
 
 The sink passes a list of records and the index of the first one. The run queues and counts records as long as they are
-simple and there is room. The sink sends the record that ended the run by itself, and then starts a new run.
+simple and there is room. The sink itself sends the record that ended the run, and then starts a new run.
 ``native.runs`` is the compiled twin of this module. ``speedups`` chooses between them.
 """
 

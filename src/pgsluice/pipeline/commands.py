@@ -121,7 +121,7 @@ class Commands:
         everything that was received before. So when the answer is committed, nothing follows it.
         """
         async with self._loader.at_work, self._pause():
-            _check_in_time(command)  # the end of a large transaction may have taken long
+            _check_in_time(command)  # a large transaction may have taken a long time to end
             pauses, former = command.verb == "pause_pipeline", self._requests.state
             answer = Answer(command.id, "done", _said_of_pause(former, pauses=pauses))
             self._requests.become(replace(former, offset=offset + 1, is_pipeline_paused=pauses), [answer])

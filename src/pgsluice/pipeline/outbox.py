@@ -115,8 +115,8 @@ class Outbox:
     async def until_closed(self) -> None:
         """Wait until the open cut has few records, or need not wait for the end of another commit any more.
 
-        Call it before you add records that nobody waits for. A cut that has grown during another commit takes long, and
-        the changes in it have to wait with the rest.
+        Call it before you add records that nobody waits for. A cut that has grown during another commit takes a long
+        time, and the changes in it have to wait with the rest.
         """
         cut = self._open
         while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:

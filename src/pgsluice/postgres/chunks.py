@@ -159,7 +159,7 @@ class ChunkReader:
         """
         await self._check_shape(shape)
         connection = await self._reading()
-        # Between two portions, the rows are written to Kafka, which may take long.
+        # Between two portions, the rows are written to Kafka, which may take a long time.
         await connection.query(f"SET LOCAL idle_in_transaction_session_timeout = {WHOLE_IDLE_TIMEOUT_MS}")
         await connection.run_one(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR {_select(shape)}", shape.relation)
 

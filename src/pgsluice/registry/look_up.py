@@ -1,6 +1,6 @@
 """Finds a schema among the versions of a subject, although every Avro library writes schemas in its own way.
 
-A search takes long for large schemas. So :mod:`.api` does not run it, and the HTTP server runs it in a thread.
+A search takes a long time for large schemas. So :mod:`.api` does not run it, and the HTTP server runs it in a thread.
 """
 
 import json
