@@ -164,7 +164,7 @@ def test_a_label_in_the_key_that_is_renamed(follow: Follow, kafka: Kafka, items:
     wait_for(daemon, '"event": "loading"')
     with items.connect() as connection:
         connection.execute("ALTER TYPE size RENAME VALUE 'small' TO 'tiny'")
-    wait_for(daemon, "invalid input value for enum size")
+    wait_for(daemon, "invalid input value for enum public.size")
     wait_until_loaded(daemon)
     cuts = read(daemon, kafka, items)
     assert mirror(cuts) == held(items)
