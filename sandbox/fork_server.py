@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -54,9 +55,17 @@ class ForkServer:
         return wait
 
 
-@cache
+_starting = threading.Lock()
+
+
 def fork_server() -> ForkServer:
-    """Return the fork server of this process."""
+    """Return the fork server of this process, always the same one. Threads may call this at the same time."""
+    with _starting:
+        return _the_only_one()
+
+
+@cache
+def _the_only_one() -> ForkServer:
     return ForkServer()
 
 

@@ -5,8 +5,11 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,18 @@ def test_daemons_do_not_outlive_their_owner(directory: Path) -> None:
         assert select.select([descriptor], [], [], WAIT_S)[0]
         os.close(descriptor)
     assert not directory.exists()
+
+
+def test_threads_that_ask_at_the_same_time_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would be dropped while its process runs."""
+    made: list[object] = []
+
+    class Slow:
+        def __init__(self) -> None:
+            made.append(self)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(fork_server, "_the_only_one", cache(Slow))
+    with ThreadPoolExecutor(4) as pool:
+        found = [asked.result() for asked in [pool.submit(fork_server.fork_server) for _ in range(4)]]
+    assert found == made * 4
