@@ -42,6 +42,9 @@ _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 _OURS: Final = "pgsluice"
 """The name in a commit's metadata that marks our own commits."""
 
+_ALWAYS: Final = {"spark.databricks.delta.skipRecordingEmptyCommits": "false"}
+"""Lets Delta record a commit that changes no row, because a commit also says which cuts the table has."""
+
 _MAINTENANCE: Final = frozenset(
     (
         "ADD COLUMNS",
@@ -281,7 +284,7 @@ class DeltaTable:
     def _committing(self, commit: Commit | None, transactions: str = "") -> Iterator[None]:
         conf = self.spark.conf
         own = {"app": "", "version": -1, "state": ""} if commit is None else _as_dict(commit)
-        settings = {_METADATA: json.dumps({_OURS: own})}
+        settings = {_METADATA: json.dumps({_OURS: own}), **_ALWAYS}
         if commit is not None:
             settings |= {f"{_TXN}AppId": transactions, f"{_TXN}Version": str(commit.version)}
         for name, value in settings.items():

@@ -155,6 +155,21 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
 
 
+def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """A load that removes no row, and the deletion of a row that a batch has inserted."""
+    made = make("orders")
+    event = made.event
+    made.cut(event("orders", "r", 20, -9, {"id": 1}, after={"note": "r"}), snapshots=[mark("begin", 20, -10)])
+    mirrored(made, tmp_path)
+    made.cut(snapshots=[mark("end", 30, -8, rows=1)], end_lsn=30)
+    mirrored(made, tmp_path)
+    made.cut(event("orders", "c", 40, 0, {"id": 2}), event("orders", "d", 40, 1, {"id": 2}))
+    mirrored(made, tmp_path)
+    view = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))
+    assert (view.cut, view.unfinished) == (3, [])
+    assert rows(made, tmp_path) == {1: ("r", None)}
+
+
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     """In rows, they are null. In keys, they are the limits of their types. Years before 1 are the same in both."""
