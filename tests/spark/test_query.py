@@ -230,15 +230,17 @@ def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> 
     moves = (
         event("orders", "d", 12, 0, {"id": 1}, flags=["key_change"]),
         event("orders", "c", 12, 1, {"id": 3}, after={"count": 1}, unchanged=["note"], flags=["key_change"]),
+        event("orders", "d", 12, 2, {"id": 3}, flags=["key_change"]),
+        event("orders", "c", 12, 3, {"id": 4}, after={"count": 1}, unchanged=["note"], flags=["key_change"]),
     )
     made.cut(first)
     made.cut(second, *moves)
     mirrored(made, tmp_path)
     made.write(event("orders", "c", 13, 0, {"id": 9}, after={"note": "of a crash"}))
     third = event("orders", "c", 13, 0, {"id": 9}, after={"note": "c"})
-    made.cut(second, *moves, third, third, number=2, counts={"c": 3, "d": 1})
+    made.cut(second, *moves, third, third, number=2, counts={"c": 4, "d": 2})
     mirrored(made, tmp_path)
-    expected = {2: ("b", None), 3: ("a", 1), 9: ("c", None)}
+    expected = {2: ("b", None), 4: ("a", 1), 9: ("c", None)}
     assert rows(made, tmp_path) == expected
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == expected
