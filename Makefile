@@ -68,7 +68,7 @@ spark: setup ## Tests of the Spark side; what fails runs once more
 	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder $(SELECTED) || test $$? = 1
 	$(PYTEST) tests/spark --last-failed --last-failed-no-failures none $(SELECTED) || test $$? = 5
 
-spark-faults: setup ## Every rule of a mirror taken out once, and drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
+spark-faults: setup ## The rules of a mirror taken out one by one, and drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
 	$(PYTEST) tests/spark/test_rules.py -q
 	$(BIN)/python -m tests.spark --kills $(or $(KILLS),100) $(if $(SEED),--seed $(SEED))
 

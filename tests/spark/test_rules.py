@@ -1,7 +1,7 @@
 """The rules of a mirror are needed: without one of them, a test of ``test_query.py`` fails.
 
-One rule is not here: what was applied is not applied again. A mirror without it would only do work twice, because
-rows that the target has already win over the changes that made them.
+One rule is not here: what was applied is not applied again. The rows of a mirror come out right even without it, in
+all histories of these tests. Change logs need it (``test_parquet.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
