@@ -68,11 +68,19 @@ def latency_line(latency: Latency) -> str:
 
 def replaced(document: str, results: Results | None) -> str:
     """Return the document with a new part between the markers."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("the markers around the report are missing")
-    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+    return with_part(document, BEGIN, markdown(results), END, "the markers around the report are missing")
+
+
+def with_part(document: str, begin: str, part: str, end: str, missing: str) -> str:
+    """Return the document with ``part`` between two markers.
+
+    If the document lacks one of them, raise ValueError with the text ``missing``.
+    """
+    before, is_begun, rest = document.partition(begin)
+    _, is_ended, after = rest.partition(end)
+    if not is_begun or not is_ended:
+        raise ValueError(missing)
+    return f"{before}{begin}\n{part}\n{end}{after}"
 
 
 def markdown(results: Results | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from bench.debezium.results import Backlog, Delay, Drained, Live, Results
-from bench.report import said, table
+from bench.report import said, table, with_part
 from bench.results import Spread
 
 BEGIN = "<!-- written by `make bench-debezium` from bench/debezium/results.json; a test compares it. -->\n"
@@ -12,11 +12,7 @@ END = "<!-- end of the comparison -->\n"
 
 def replaced(document: str, results: Results) -> str:
     """Return the document with a new part between the markers."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("the markers around the comparison are missing")
-    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+    return with_part(document, BEGIN, markdown(results), END, "the markers around the comparison are missing")
 
 
 def markdown(results: Results) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bench.report import said, table
+from bench.report import said, table, with_part
 from bench.results import Spread
 from bench.spark.results import AuditResult, DriverResult, Race, Results
 
@@ -14,11 +14,7 @@ GOAL_DECODE, GOAL_MIRROR, GOAL_LOAD = 0.9, 0.8, 150_000
 
 def replaced(document: str, results: Results) -> str:
     """Return the document with a new part between the marks."""
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError("the marks around Spark's figures are missing")
-    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+    return with_part(document, BEGIN, markdown(results), END, "the marks around Spark's figures are missing")
 
 
 def markdown(results: Results) -> str:

@@ -13,6 +13,7 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
+from tests.support.order import begin_with
 from tests.support.runbook import Stage
 from tests.support.weather import Pipeline, Start, configured, prepare
 
@@ -29,9 +30,7 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files of this directory. Files of other directories, which run in one process, come before them."""
-    begin_first = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    otherwise = len(begin_first)
-    items.sort(key=lambda item: begin_first.get(item.path.stem, otherwise) if item.path.parent == HERE else -1)
+    begin_with(items, HERE, LONGEST)
 
 
 @pytest.fixture(scope="session")

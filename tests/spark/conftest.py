@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from sandbox.kafka import Kafka
 from tests.spark.handmade import Handmade
 from tests.spark.session import INTERPRETED, new_session
+from tests.support.order import begin_with
 
 HERE = Path(__file__).parent
 
@@ -18,15 +19,11 @@ LONGEST = ("query", "audit", "mirror", "ledger", "docs", "latest", "maintenance"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave PySpark's sockets to the garbage collector without an error. Other warnings stay errors.
-
-    Sort the files, so that one process does not begin the longest file when the other has nothing left to do.
-    """
-    own = [item for item in items if item.path.is_relative_to(HERE)]
-    for item in own:
-        item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
-    begin_first = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: begin_first.get(item.path.stem, len(LONGEST)) if item in own else -1)
+    """Sort the files. Leave PySpark's sockets to the garbage collector without an error; other warnings stay errors."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+    begin_with(items, HERE, LONGEST)
 
 
 @pytest.fixture(scope="session")

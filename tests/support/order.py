@@ -1,0 +1,15 @@
+"""The order in which files of tests begin, so that no process begins the longest file when the others have finished."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+
+def begin_with(items: list[pytest.Item], directory: Path, longest: Sequence[str]) -> None:
+    """Sort the files of ``directory``: first ``test_<name>.py`` for each name in ``longest``, then all others.
+
+    Files of other directories come before them.
+    """
+    first = {f"test_{name}": number for number, name in enumerate(longest)}
+    items.sort(key=lambda item: first.get(item.path.stem, len(first)) if item.path.parent == directory else -1)
