@@ -86,11 +86,24 @@ class Server:
         return not self._said_something(timeout_s=0)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the server. Nothing happens if it has ended."""
+        """Send a signal to the server. Nothing happens if it has ended.
+
+        SIGSTOP returns when every thread stands still: the kernel stops threads on other processors a little later.
+        """
         # this pid is not reused before the supervisor reports that the server has ended
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            while self.alive and not self._stands_still():
+                time.sleep(POLL_INTERVAL_S)
+
+    def _stands_still(self) -> bool:
+        # proc_pid_stat(5): the state follows the name in parentheses, and T means stopped
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            stats = [(task / "stat").read_text() for task in Path(f"/proc/{self.pid}/task").iterdir()]
+            return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+        return False  # a thread has ended meanwhile
 
     def wait(self, timeout_s: float) -> int:
         """Return the exit status when the server and all its children have ended; ServerError if that takes too long.

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from confluent_kafka import (
     OFFSET_END,
@@ -161,13 +160,9 @@ def allow(
 
 @contextmanager
 def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
-    """Freeze some or all brokers within the block. They are frozen when it begins."""
+    """Freeze some or all brokers within the block."""
     kafka.pause(*nodes)
     try:
-        for node in nodes or (1,):
-            tasks = [*Path(f"/proc/{kafka.pid(node)}/task").iterdir()]
-            while any((task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks):
-                time.sleep(0.01)
         yield
     finally:
         kafka.resume(*nodes)

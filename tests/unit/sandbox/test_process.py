@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,43 @@ def test_signals_reach_the_server_until_it_has_ended(directory: Path, servers: l
     server.send(signal.SIGTERM)
     server.wait(WAIT_S)
     server.send(signal.SIGTERM)
+    assert not server.alive
+
+
+BUSY_THREADS = """if True:
+    import threading
+    def count(name):
+        for number in range(10**12):
+            with open(name, "w") as file:
+                file.write(str(number))
+    for name in "abcd":
+        threading.Thread(target=count, args=(name,)).start()
+"""
+
+
+def test_all_threads_of_a_stopped_server_stand_still(directory: Path, servers: list[Server]) -> None:
+    server = start(directory, [sys.executable, "-c", BUSY_THREADS])
+    servers.append(server)
+    files = [directory / name for name in "abcd"]
+    for file in files:
+        wait_for(server, file)
+    server.send(signal.SIGSTOP)
+    written = [file.stat().st_mtime_ns for file in files]
+    time.sleep(0.2)
+    assert [file.stat().st_mtime_ns for file in files] == written
+    server.send(signal.SIGCONT)
+    server.wait_until(
+        lambda: all(file.stat().st_mtime_ns > then for file, then in zip(files, written, strict=True)), WAIT_S
+    )
+
+
+def test_a_server_that_ends_meanwhile_need_not_stand_still(directory: Path, servers: list[Server]) -> None:
+    server = start(directory, ["/bin/true"])
+    servers.append(server)
+    server.send(signal.SIGSTOP)
+    server.send(signal.SIGKILL)
+    server.wait(WAIT_S)
+    server.send(signal.SIGSTOP)
     assert not server.alive
 
 
