@@ -34,7 +34,7 @@ class RowEncoder:
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
         self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
-        """The conversions for which ``binary_writers`` were made; None if values must be text."""
+        """The conversions for which ``binary_writers`` were made, or None if values must be text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 

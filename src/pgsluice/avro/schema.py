@@ -224,7 +224,7 @@ class KeyHistory:
         self._keys[key] = None
 
     def last_among(self, published: AbstractSet[str]) -> tuple[str, ...] | None:
-        """Return the last key all of whose columns are ``published``; None if there is none."""
+        """Return the last key all of whose columns are ``published``, or None if there is none."""
         return next((key for key in reversed(self._keys) if published >= set(key)), None)
 
 
@@ -235,13 +235,13 @@ def column_name(field: Mapping[str, Any]) -> str:
 
 
 def key_columns(schema: Mapping[str, Any]) -> list[str] | None:
-    """Return the columns of a registered key; None if another program registered something else."""
+    """Return the columns of a registered key, or None if another program registered something else."""
     fields = named_fields(schema)
     return None if fields is None else [column_name(field) for field in fields]
 
 
 def named_fields(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the fields of a registered record; None if another program registered something else."""
+    """Return the fields of a registered record, or None if another program registered something else."""
     match schema:
         case {"fields": [*fields]} if all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in fields):
             return fields
@@ -249,7 +249,7 @@ def named_fields(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _row_fields(envelope: Schema) -> list[Any]:
-    """Return the fields of the row in an envelope; none if another program registered something else."""
+    """Return the fields of the row in an envelope, or none if another program registered something else."""
     fields = envelope.get("fields") if isinstance(envelope, dict) else None
     for field in fields if isinstance(fields, list) else []:
         match field:

@@ -338,7 +338,7 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
 
 
 def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
-    """Return the chosen type, which for an array is that of its elements; None if ``pg_type`` cannot have it."""
+    """Return the chosen type, which for an array is that of its elements, or None if ``pg_type`` cannot have it."""
     own = _type(pg_type, typmod, options)
     if choice.name == choice_name(own.schema):
         return own
@@ -378,7 +378,7 @@ def _is_catalog(pg_type: PgType, name: str | None = None) -> bool:
 
 
 def choice_name(schema: Schema) -> str | None:
-    """Return the name by which a type can be chosen; None if it has none."""
+    """Return the name by which a type can be chosen, or None if it has none."""
     if isinstance(schema, str):
         return schema
     logical_type = schema.get("logicalType") if isinstance(schema, dict) else None
@@ -391,7 +391,7 @@ _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the wider of two types, which can hold the other's values for every reader; None if neither can."""
+    """Return the wider of two types, which can hold the other's values for every reader, or None if neither can."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None

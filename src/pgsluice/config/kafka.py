@@ -121,7 +121,7 @@ class Kafka(Section):
         return {"bootstrap.servers": self.bootstrap_servers, **msk, **reveal(self.client)}
 
     def password(self) -> str | None:
-        """Return the password for a client, from its file or command; None if neither is set. This may block.
+        """Return the password for a client, from its file or command, or None if neither is set. This may block.
 
         Raise ConfigError or SinkUnavailable if that fails.
         """

@@ -55,7 +55,7 @@ class Key:
 
     @property
     def example(self) -> object:
-        """A value to show; None if the default is a good example."""
+        """A value to show, or None if the default is a good example."""
         return self.field.examples[0] if self.field.examples else None
 
     @property
@@ -111,7 +111,7 @@ def _bare(annotation: object, limits: tuple[object, ...]) -> tuple[object, tuple
 
 
 def nearest(path: Names) -> Names | None:
-    """Return the key or table that was probably meant by the unknown ``path``; None if there is no similar one."""
+    """Return the key or table that was probably meant by the unknown ``path``, or None if there is no similar one."""
     known = [*all_sections(), *all_keys(), *(key.path for key in section_keys(RULES, Rule))]
     siblings = [name[-1] for name in known if name and name[:-1] == path[:-1]]
     if near := get_close_matches(path[-1], siblings, n=1):

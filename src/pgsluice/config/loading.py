@@ -118,7 +118,7 @@ class Sources:
         return Merged.model_validate({})
 
     def origin(self, path: Path) -> str | None:
-        """Return where the value of ``path`` was set; None if no source sets it."""
+        """Return where the value of ``path`` was set, or None if no source sets it."""
         layers = self._layers_of(path)
         return next((layer.origin(path) for layer in layers if layer.get(path) is not None), None)
 
@@ -130,7 +130,7 @@ class Sources:
         return [layer for layer in self.layers if layer.get(names) is not None][:1]
 
     def value(self, path: Path) -> object:
-        """Return the value of ``path`` before validation; None if no source sets it."""
+        """Return the value of ``path`` before validation, or None if no source sets it."""
         values = (layer.get(path) for layer in self.layers)
         return next((value for value in values if value is not None), None)
 

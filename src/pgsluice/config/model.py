@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         return self.postgres.slot or f"{SLOT_PREFIX}{self.name}"
 
     def primary_parameters(self) -> dict[str, str] | None:
-        """Return the parameters for a connection to ``snapshot.primary``; None if it is not set."""
+        """Return the parameters for a connection to ``snapshot.primary``, or None if it is not set."""
         primary = self.snapshot.primary
         if primary is None:
             return None

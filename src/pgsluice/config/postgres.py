@@ -175,7 +175,7 @@ class Postgres(Section):
         return parameters | reveal(self.parameters)
 
     def secret(self) -> str | None:
-        """Return the password for one connection, from its file or command; None if neither is set. This may block.
+        """Return the password for one connection, from its file or command, or None if neither is set. This may block.
 
         Raise ConfigError or SourceUnavailable if that fails.
         """

@@ -142,7 +142,7 @@ class SchemaRegistry(Section):
         return token
 
     def secret(self, name: Literal["password", "token"]) -> str | None:
-        """Return the password or token for one connection; None if it is not set. This may block.
+        """Return the password or token for one connection, or None if it is not set. This may block.
 
         Raise ConfigError or RegistryUnavailable if its file or command fails.
         """

@@ -38,7 +38,7 @@ class Layer:
     """Whether nothing could be read, so that missing keys are not worth reporting."""
 
     def get(self, path: Path) -> object:
-        """Return the value at ``path``; None if the source does not set it."""
+        """Return the value at ``path``, or None if the source does not set it."""
         value: Any = self.values
         for part in path:
             try:

@@ -24,7 +24,7 @@ _NULL_LENGTH: Final = -1
 
 
 def _part(cursor: Cursor) -> bytes | None:
-    """Read one value with its length; None if it is null."""
+    """Read one value with its length, or None if it is null."""
     (length,) = cursor.fields(_LENGTH)
     if length == _NULL_LENGTH:
         return None

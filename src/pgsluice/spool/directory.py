@@ -147,7 +147,7 @@ class _Held:
 
 
 def _taken(path: Path) -> _Held | None:
-    """Return a directory that an earlier process left behind; None if it is in use, or belongs to another user.
+    """Return a directory that an earlier process left behind, or None if it is in use, or belongs to another user.
 
     OSError if it is not a directory, or a link.
     """
@@ -163,7 +163,7 @@ def _taken(path: Path) -> _Held | None:
 
 
 def _locked(directory: int) -> int | None:
-    """Lock a directory and return its lock file; None if another process holds the lock, or the file is not ours."""
+    """Lock a directory and return its lock file, or None if another process holds the lock, or the file is not ours."""
     lock = os.open(_LOCK, _PLAIN, dir_fd=directory)
     is_held = False
     try:

@@ -51,7 +51,7 @@ class Disk:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._begun_at: float | None = None
-        """When the job in progress began; None if there is none."""
+        """When the job in progress began, or None if there is none."""
         self._thread: threading.Thread | None = None
 
     @property
