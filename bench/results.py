@@ -203,8 +203,23 @@ class MemoryResult:
     loads: dict[str, Waiting]
 
 
+class Stored:
+    """Results that a file keeps as JSON. Subclasses are dataclasses."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Read results from a file. Return None if there is no file."""
+        return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
+
+    def write(self, path: Path) -> None:
+        """Write the results as JSON."""
+        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")
+
+
 @dataclass(slots=True)
-class Results:
+class Results(Stored):
     """Everything that was measured on one machine."""
 
     machine: dict[str, str]
@@ -215,12 +230,3 @@ class Results:
     memory: MemoryResult | None = None
     left_out: list[str] = field(default_factory=list)
     """Contenders that were not available."""
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Read results from a file. Return None if there are none."""
-        return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
-
-    def write(self, path: Path) -> None:
-        """Write the results as JSON."""
-        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything, and write the report."""
     options = _parser().parse_args(arguments)
     if options.render:
-        write_document(Results.read(RESULTS))
+        kept = Results.read(RESULTS)
+        if kept is None:
+            raise SystemExit(f"{RESULTS} does not exist. Run make bench-debezium first.")
+        write_document(kept)
         return
     if "compiled" not in encoders():
         raise SystemExit("pgsluice has no compiled encoder here. Run make setup.")

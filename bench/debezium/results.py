@@ -1,13 +1,9 @@
 """The results, as bench/debezium/results.json has them."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
-
-from pydantic import TypeAdapter
 
 from bench.debezium.rows import Digest
-from bench.results import Moment
+from bench.results import Moment, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +61,10 @@ class Live:
 
 
 @dataclass(slots=True)
-class Results:
+class Results(Stored):
     """Everything that was measured in one run."""
 
     machine: dict[str, str]
     scale: float
     backlogs: dict[str, Backlog] = field(default_factory=dict)
     live: Live | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read results from a file."""
-        return TypeAdapter(cls).validate_json(path.read_bytes())
-
-    def write(self, path: Path) -> None:
-        """Write the results as JSON."""
-        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

@@ -1,12 +1,8 @@
 """The results, in the form of bench/spark/results.json."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Self
 
-from pydantic import TypeAdapter
-
-from bench.results import Moment, Spread
+from bench.results import Moment, Spread, Stored
 
 
 @dataclass(slots=True)
@@ -69,7 +65,7 @@ class DriverResult:
 
 
 @dataclass(slots=True)
-class Results:
+class Results(Stored):
     """Everything that was measured. A part stays until it is measured again, so each part has its own scale."""
 
     machine: dict[str, str]
@@ -79,12 +75,3 @@ class Results:
     updates: Race | None = None
     audit: AuditResult | None = None
     driver: DriverResult | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """Read what ``write`` wrote. Return None if there is nothing."""
-        return TypeAdapter(cls).validate_json(path.read_bytes()) if path.exists() else None
-
-    def write(self, path: Path) -> None:
-        """Write all results as JSON."""
-        path.write_bytes(TypeAdapter(type(self)).dump_json(self, indent=1) + b"\n")

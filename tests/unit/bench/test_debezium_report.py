@@ -29,8 +29,9 @@ def results() -> Results:
 
 def test_the_document_is_written_from_the_results() -> None:
     """If this fails, run ``python -m bench.debezium --render``."""
-    document = DOCUMENT.read_text()
-    assert report.replaced(document, Results.read(RESULTS)) == document
+    document, results = DOCUMENT.read_text(), Results.read(RESULTS)
+    assert results is not None
+    assert report.replaced(document, results) == document
 
 
 def test_a_document_without_the_marks_is_refused() -> None:
