@@ -105,6 +105,29 @@ def test_only_what_is_missing(database: Database, role: str, file: str, capsys: 
     assert "there is no table public.gone" in capsys.readouterr().err
 
 
+def test_before_version_13_the_publication_names_the_partitions(
+    postgres_server: Callable[..., Postgres], kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with postgres_server(12).database() as database, database.connect() as admin:
+        admin.execute("""
+            CREATE TABLE parts (id int, day int, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);
+            CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (1) TO (10) PARTITION BY RANGE (day);
+            CREATE TABLE parts_1_1 PARTITION OF parts_1 FOR VALUES FROM (1) TO (2);
+            CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20);
+        """)
+        path = tmp_path / "pgsluice.toml"
+        path.write_text(
+            f'version = 1\nname = "shop"\npostgres.dsn = "{database.conninfo()}"\npostgres.publications = ["changes"]\n'
+            f'kafka.bootstrap_servers = "{kafka.bootstrap_servers}"\nkafka.topic_prefix = "shop"\n'
+        )
+        assert cli.main(["setup-sql", "-c", str(path), "public.parts"]) == 0
+        printed = capsys.readouterr().out
+        assert 'CREATE PUBLICATION "changes" FOR TABLE "public"."parts_1_1", "public"."parts_2";' in printed
+        admin.execute(printed.encode())
+        assert cli.main(["setup-sql", "-c", str(path), "public.parts"]) == 0
+        assert capsys.readouterr().out == "-- Nothing is missing.\n"
+
+
 def test_without_asking(file: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = sql(file, capsys, "--offline")
     assert "as --offline asks for" in found

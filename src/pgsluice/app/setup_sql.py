@@ -20,6 +20,9 @@ from pgsluice.tables import TablePattern
 Names = Sequence[tuple[str, str]]
 """Schema and name of tables."""
 
+_PUBLISHES_PARTITIONED_TABLES = 130000
+"""The first version, as server_version_num, whose publications can name partitioned tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Present:
@@ -68,6 +71,7 @@ def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> l
 
 _UNKNOWN = (
     "-- wal_level has to be logical: ALTER SYSTEM SET wal_level = 'logical'; then restart the server.",
+    "-- Before PostgreSQL 13, a publication has to name partitions instead of their partitioned table.",
     "-- The rows of partitions are read under their own names: GRANT SELECT on each of them.",
     "-- A published table without a primary key needs: ALTER TABLE ... REPLICA IDENTITY FULL;",
 )
@@ -128,11 +132,18 @@ def _reading(present: _Present, names: Names) -> list[str]:
 
 
 def _publication(present: _Present, publication: str, names: Names) -> list[str]:
-    name = sql_identifier(publication)
+    name, names = sql_identifier(publication), _publishable(present, names)
     if present.publication is None:
         return [f"CREATE PUBLICATION {name} FOR TABLE {_listed(names)};"]
     new = [one for one in names if one not in present.carried]
     return [f"ALTER PUBLICATION {name} ADD TABLE {_listed(new)};"] if new else []
+
+
+def _publishable(present: _Present, names: Names) -> Names:
+    """Return the tables that the publication has to name. Before PostgreSQL 13, it cannot name a partitioned table."""
+    if not present.version or present.version >= _PUBLISHES_PARTITIONED_TABLES:
+        return names
+    return list(dict.fromkeys((one.schema, one.name) for one in present.tables if one.has_rows))
 
 
 def _identities(present: _Present) -> list[str]:
