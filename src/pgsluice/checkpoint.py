@@ -21,7 +21,7 @@ _CHECKPOINT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The record in Kafka that says how far changes are delivered. PostgreSQL gets no other confirmation.
+    """The record in Kafka that says how far changes are delivered. Only its position is confirmed to PostgreSQL.
 
     ``end_lsn``: everything before it is delivered. It is 0/0 while the slot is being created. ``epoch``: the history
     that the LSNs belong to. ``last_end_lsn``, ``last_xid`` and ``last_commit_ts`` identify the last transaction that
@@ -42,22 +42,22 @@ class Checkpoint:
     last_message_lsn: int = INVALID_LSN
     last_message_crc: str = ""
     held_lsn: int = INVALID_LSN
-    """The PREPARE of the oldest prepared transaction that had not ended. No position after it is confirmed."""
+    """The LSN of the oldest PREPARE whose transaction had not ended. No position after it is confirmed."""
     selection: str = field(default="", compare=False)
     """A digest of the settings that decide which changes are delivered, such as the publications. If it changes, the
-    server sends other transactions. Its name in the record is ``asked``."""
+    server may send other transactions than before. The field's name in the record is ``asked``."""
     selection_lsn: int = field(default=INVALID_LSN, compare=False)
     """The position since which ``selection`` holds. It is 0/0 in an epoch that began with ``--adopt-slot``, until the
-    selection changes (see :mod:`pgsluice.history`). Its name in the record is ``asked_lsn``."""
+    selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
     """Why a start or a session found that the server has another history. Every later start stops for this reason."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, and how far their loads have come."""
     load_position: LoadPosition = field(default_factory=LoadPosition)
-    """The position of the last rows that were read. Further rows at the same LSN get the numbers after it. Its name in
-    the record is ``place``."""
+    """The position of the last rows that were read. Further rows at the same LSN get the numbers after it. The field's
+    name in the record is ``place``."""
     commands: CommandState = field(default_factory=CommandState)
-    """Which commands were read, and their lasting effects."""
+    """The lasting effects of the commands that were read, and the offset of the next command."""
     tracks_loads: bool = False
     """Whether a published table without a record in ``<prefix>.snapshots`` was never loaded. Earlier versions loaded
     no table by default, so the tables that they delivered count as loaded (:func:`pgsluice.loads.assumed`)."""
@@ -89,7 +89,7 @@ class Checkpoint:
 
     @property
     def is_announcement(self) -> bool:
-        """Whether the checkpoint only announces that a slot will be created. The position of that slot becomes ours."""
+        """Whether the checkpoint only announces a new slot. The slot's position will be the beginning of the epoch."""
         return self.end_lsn == INVALID_LSN
 
     @property
@@ -117,7 +117,7 @@ class Checkpoint:
     def from_json(cls, data: bytes, where: str = "The checkpoint record") -> "Checkpoint":
         """Return the checkpoint in ``data``. Raise HistoryError if it is not a checkpoint.
 
-        ``where``: the record in which ``data`` was found, for the message.
+        ``where``: the name, in the error message, of the record in which ``data`` was found.
         """
         try:
             return cls._from_fields(read_json(data.decode()))
@@ -134,7 +134,7 @@ class Checkpoint:
             raise ValueError("it is not a JSON object")  # noqa: TRY004 - wrong data, not a wrong argument
         if found.pop("version", None) != _CHECKPOINT_VERSION:
             raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
-        # Earlier versions did not record messages, so the last one may have been anywhere up to the end.
+        # Earlier versions did not record messages, so the last message may have been anywhere up to the end.
         found.setdefault("last_message_lsn", found.get("end_lsn"))
         loads, load_position, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
         plain = [one for one in fields(cls) if one.name not in ("loads", "load_position", "commands")]
@@ -179,10 +179,10 @@ def _check_field(name: str, value: object, kind: object) -> None:
 
 
 def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the checkpoint that counts among those that were ``found``, or None if there is none.
+    """Return the latest of the checkpoints that ``kafka.checkpoint`` has ``found``, or None if there is none.
 
-    ``kafka.checkpoint`` has read them. The last one counts, and not the one with the highest position. Otherwise a
-    record that another program has forged could hide all later checkpoints of ours. :func:`resume` decides whether the
-    cut records confirm the checkpoint.
+    This is the last one in the topic, and not the one with the highest position. Otherwise a record that another
+    program has forged could hide all our later checkpoints. :func:`resume` decides whether the cut records confirm the
+    checkpoint.
     """
     return found[-1] if found else None

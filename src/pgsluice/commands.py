@@ -1,8 +1,8 @@
 """Commands to a running pipeline, its answers, and the lasting effects of commands.
 
 Commands and answers are records of ``<prefix>.commands``. Anybody with the right to write to the topic may have written
-a record, so it may hold anything. The effects of the commands that were read are part of the checkpoint, together with
-the offset after them. So each command is applied exactly once.
+a record, so its content cannot be trusted. The effects of the commands that were read are part of the checkpoint,
+together with the offset of the next command. So each command is applied exactly once.
 """
 
 import json
@@ -18,23 +18,23 @@ COMMAND_BYTES_MAX: Final = 64 * 1024
 """The largest size of a command's record."""
 
 WHERE_MAX: Final = 4096
-"""The most characters that the condition of a load may have."""
+"""The maximum length of the condition of a load, in characters."""
 
 TABLES_MAX: Final = 100
-"""The most patterns of tables that a command may name."""
+"""The maximum number of table patterns in a command."""
 
 REQUESTS_BYTES_MAX: Final = 64 * 1024
 """The largest size of all waiting requests in a checkpoint. It is enough for several hundred tables, and is limited
 because every checkpoint repeats them."""
 
 ID_MAX: Final = 64
-"""The most characters of a command's id. Ids that pgsluice writes have the 32 digits of a UUID."""
+"""The maximum length of a command's id, in characters. Ids that pgsluice writes have the 32 digits of a UUID."""
 
 _VERSION: Final = 1
 
 Verb = Literal["start", "cancel", "pause", "resume", "pause_pipeline", "resume_pipeline"]
-"""What a command does. The first four are about loads of tables: ``pause`` and ``resume`` mean all loads. The other two
-are about the whole pipeline."""
+"""What a command does. The first four verbs act on loads of tables, and of these, ``pause`` and ``resume`` act on all
+loads. The other two act on the whole pipeline."""
 
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 
@@ -144,7 +144,7 @@ class CommandState:
         """Return the state with these requests added. Raise ValueError if there are too many."""
         found = replace(self, requests=(*self.requests, *requests))
         if len(json.dumps([asdict(one) for one in found.requests])) > REQUESTS_BYTES_MAX:
-            raise ValueError(f"too many tables wait to be loaded: {len(self.requests)} do already")
+            raise ValueError(f"too many tables are waiting to be loaded: {len(self.requests)} already")
         return found
 
 

@@ -17,20 +17,20 @@ from pgsluice.record import Record, Target
 from pgsluice.transaction import Transaction, WholeTransactions
 
 EPOCH_MAX = 2**30
-"""The highest epoch that is read back: half of what an int of Avro holds, so that further epochs can follow."""
+"""The highest epoch that is accepted in a record: half the range of an Avro int, so that further epochs can follow."""
 
 CUT_MAX = 2**62
-"""The highest number of a cut that is read back: half of what a long of Avro holds."""
+"""The highest number of a cut that is accepted in a record: half the range of an Avro long."""
 
 MAX_PART_BYTES = 512 * 1024
-"""Estimated size of one part of a cut record: half of what a broker accepts by default."""
+"""The largest estimated size of one part of a cut record: half of what a broker accepts by default."""
 
 _TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 85, 25, 5
-"""Upper limits of sizes in Avro. A topic's entry: its counts, its lengths and its id, without the names, partitions and
-schema ids in it. A partition: an int and two longs. A schema id."""
+"""Upper limits of encoded sizes. The first one is for a topic's entry: its counts, lengths and id, without its name,
+partitions and schema ids. The second one is for a partition: an int and two longs. The third one is for a schema id."""
 
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
-"""From (topic, partition) to the offsets (first, next)."""
+"""Maps (topic, partition) to the offsets (first, next)."""
 
 
 @dataclass(slots=True)
@@ -147,7 +147,10 @@ class Cut:
         return {(topic, number): count for topic, use in self.topics.items() for number, count in use.produced.items()}
 
     def count(self, target: Target, ops: Mapping[str, int], produced: Mapping[int, int]) -> None:
-        """Count the records of one target: ``ops`` of each op without tombstones, ``produced`` to each partition."""
+        """Count the records of one target.
+
+        ``ops``: how many records have each op, without tombstones. ``produced``: how many went to each partition.
+        """
         use = self.topics.get(target.topic)
         if use is None:
             use = self.topics[target.topic] = TopicUse()
@@ -216,7 +219,7 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
 
 
 def _chunks(topics: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split the entries into parts of at most MAX_PART_BYTES. A topic is never split, so one may exceed this limit."""
+    """Split the entries into parts of at most MAX_PART_BYTES. A single topic may exceed this, as it is never split."""
     chunks: list[list[dict[str, Any]]] = [[]]
     room = MAX_PART_BYTES
     for topic in topics:

@@ -1,4 +1,4 @@
-"""Dead letters: the records in ``<prefix>.dead_letters`` that replace changes which Kafka or Avro cannot take.
+"""Dead letters: the records in ``<prefix>.dead_letters`` that replace changes which cannot be delivered.
 
 The change encoder creates them for keys that Avro cannot hold, and the pipeline for records that the brokers refused. A
 dead letter names the change that it replaces, its topic and the reason. It has no row data except the key.
@@ -26,7 +26,7 @@ OP: Final = "dead_letter"
 """The op of dead letters, also in the ``counts`` of a cut record."""
 
 MAX_KEY_BYTES: Final = 256 * 1024
-"""A longer key is left out, because the dead letter itself has to fit into any topic. The default limit is 1 MiB."""
+"""A longer key is left out, because the dead letter itself must not be too large. Kafka's default limit is 1 MiB."""
 
 
 class Reason(StrEnum):
@@ -84,7 +84,7 @@ class Refused(PoisonError):
 
 
 def encode(letter: DeadLetter) -> bytes:
-    """Return the body of the record DeadLetter, its fields in the order of ``contract/dead_letter.avsc``."""
+    """Return the body of the record DeadLetter, with its fields in the order of ``contract/dead_letter.avsc``."""
     origin, key = letter.origin, letter.key
     if key is not None and len(key) > MAX_KEY_BYTES:
         key = None
@@ -113,7 +113,7 @@ _TYPES: Final = {
     "ts": "long",
 }
 _PLAIN: Final = {name: {"name": name, "type": kind} for name, kind in _TYPES.items()}
-"""The fields of an envelope that identify the change. None of them has row data."""
+"""The fields of an envelope that identify the change. These fields contain no row data."""
 
 
 def origin_of(

@@ -1,4 +1,4 @@
-"""The change event: turns a row change into topic, key and value.
+"""Encodes change events: turns a row change into topic, key and value.
 
 Each version of a relation has one :class:`ChangeEncoder`, and the pipeline runs it on every change. The fields of
 the envelope are those of ``contract/envelope.avsc``, in the same order. They are written one after the other as Avro
@@ -81,7 +81,7 @@ class Stamp:
         return self._head + encode_long(seq) + self._tail
 
     def origin_of(self, relation: Relation, op: str, seq: int, key_columns: tuple[str, ...] = ()) -> SourceChange:
-        """Return the origin of a dead letter: the change of the transaction that it replaces."""
+        """Return the origin of a dead letter: the change that the dead letter replaces."""
         transaction = self.transaction
         return SourceChange(
             *(relation.namespace, relation.name, op),
@@ -126,7 +126,8 @@ class MessageEncoder:
     def encode_standalone(self, message: messages.LogicalMessage, epoch: int) -> list[Record]:
         """Return the record of a message outside transactions.
 
-        Its position is its own LSN. It comes before the changes of a transaction that commits at the same LSN.
+        The record's position is the LSN of the message. It comes before the changes of a transaction that commits at
+        the same LSN.
         """
         position = encode_long(epoch) + encode_long(message.lsn) + encode_long(_BEFORE_ALL)
         return [self._record(message, position + NULL + NULL + NULL, 0)]
@@ -138,10 +139,10 @@ class MessageEncoder:
 
 
 EXPECTED_MAX: Final = 16 * 1024 * 1024
-"""Memory for dead letters of changes that are not delivered yet: some ten thousand, unless their keys are large."""
+"""Memory for dead letters of changes that are not delivered yet. It holds some ten thousand, unless keys are large."""
 
 _LETTER_BYTES: Final = 1024
-"""Memory of one dead letter beside its key, as a generous estimate."""
+"""A generous estimate of the memory that one dead letter takes beside its key."""
 
 
 def _held_bytes(letters: Mapping[tuple[int, str], DeadLetter]) -> int:
@@ -151,8 +152,9 @@ def _held_bytes(letters: Mapping[tuple[int, str], DeadLetter]) -> int:
 class DeadLetters:
     """Writes dead letters to ``target``, and knows which records they have to replace.
 
-    It outlives sessions. If Kafka refuses a record in one session, the record is replaced when PostgreSQL sends the
-    change again in the next session. ``target``: its key schema is a string. ``say``: called with each dead letter.
+    The object outlives sessions. If Kafka refuses a record in one session, the record is replaced when PostgreSQL sends
+    the change again in the next session. The key schema of ``target`` is a string. ``say`` is called with each dead
+    letter.
     """
 
     def __init__(self, target: Target, say: Callable[[DeadLetter], None]) -> None:
@@ -161,13 +163,13 @@ class DeadLetters:
         self._say = say
         self._key_header, self._head = header(target.key_schema_id), header(target.value_schema_id)
         self._expected: dict[int, dict[tuple[int, str], DeadLetter]] = {}
-        """By commit LSN, and then by (seq, topic), the dead letter that replaces this record."""
+        """By commit LSN, and then by (seq, topic), the dead letter that replaces the record with these values."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
-        """Replace the records of ``letters`` when their changes come again.
+        """From now on, replace the records of ``letters`` when their changes come again.
 
-        Return False if all of them were expected before, so that this did not help. Return False also if there are so
-        many that they cannot be rare exceptions.
+        Return False if all of them were expected before, because then replacing them did not help. Also return False if
+        there are so many dead letters that they cannot be rare exceptions.
         """
         fresh = False
         for letter in letters:
@@ -213,7 +215,7 @@ class ChangeEncoder:
     error. ``insert_op`` is "r" if the inserts are rows that were read.
     """
 
-    def __init__(  # noqa: PLR0913 - half of them are choices of one kind, each named where it is made
+    def __init__(  # noqa: PLR0913 - half of them are options, which every caller passes by name
         self,
         relation: Relation,
         target: Target,
@@ -239,7 +241,7 @@ class ChangeEncoder:
         self._truncate = truncate
         self.dead_letters = dead_letters
         self.on_incomplete: OnIncomplete | None = None
-        """Called for each row that arrives under a new replica identity without its unchanged values."""
+        """Called for each row that is new under its key, and that arrives without its unchanged values."""
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (
@@ -276,7 +278,7 @@ class ChangeEncoder:
     def _encode_update(self, message: messages.Update, stamp: Stamp) -> list[Record]:
         """Return one record. If the key has changed, return two: ``d`` under the old key, and ``c`` under the new one.
 
-        Otherwise a compacted topic, or a reader of one partition, would keep the row under the old key forever.
+        Without the ``d``, a compacted topic or a reader of one partition would keep the row under the old key forever.
         """
         key, whole = self._old_row(message)
         old = key if whole is None else whole
@@ -284,7 +286,7 @@ class ChangeEncoder:
             value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, END, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
         new = self._filled(message.new, old, whole=whole is not None)
-        self._tell_if_incomplete(new)  # `keys` may leave out the column of the identity that has changed
+        self._tell_if_incomplete(new)  # even if our key is the same, because `keys` may leave out the changed column
         raw: list[tuple[bytes, bytes]] = []
         before = self._before(key, whole, raw)
         old_key, new_key = self._try_key(old), self._try_key(new)
@@ -299,16 +301,16 @@ class ChangeEncoder:
         return [*records, self._record("c", new_key, value, stamp)]
 
     def _encode_delete(self, message: messages.Delete, stamp: Stamp) -> list[Record]:
-        """Return one record with the old row, and a tombstone if the settings want it."""
+        """Return one record with the old row, and a tombstone if the settings ask for tombstones."""
         raw: list[tuple[bytes, bytes]] = []
         key, whole = self._old_row(message)
         before = self._before(key, whole, raw)
         old = key if whole is None else whole
-        assert old is not None, "the decoder gives one of them"
+        assert old is not None, "the decoder sets one of the two"
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as a pair (key only, complete), in which one is set."""
+        """Return the old row as a pair (key only, complete). At most one is set, and none if no old row was sent."""
         if self.is_full or message.old is None:
             return message.key, message.old
         return message.old, None
@@ -357,7 +359,7 @@ class ChangeEncoder:
     ) -> bytes:
         """Return a value with the row ``new``: all fields of the envelope, in the order of its schema.
 
-        ``head`` has the fields up to ``before_image``. ``raw_before``: what Avro cannot hold of the old row.
+        ``head`` has the fields up to ``before_image``. ``raw_before``: the values of the old row that Avro cannot hold.
         """
         unchanged: list[bytes] = []
         raw: list[tuple[bytes, bytes]] = []
@@ -371,12 +373,12 @@ class ChangeEncoder:
         if old is not None:
             image = VALUE + self.row.encode(old, unchanged, found) + FULL_IMAGE
         else:
-            assert key is not None, "the decoder gives one of them"
+            assert key is not None, "the caller passes one of the two"
             image = VALUE + self.row.encode_key_image(key, unchanged, found) + KEY_IMAGE
         if unchanged:
             raise ProtocolError(
-                f"The old row of a change of {self.relation} lacks values (unchanged "
-                "TOAST): expected all of them. Please report it."
+                f"The old row of a change of {self.relation} lacks values (unchanged TOAST), but the server should "
+                "have sent all of them. Please report it."
             )
         raw.extend((b"before." + name, text) for name, text in found)
         return image

@@ -5,33 +5,33 @@
     PgsluiceError
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
-    │   │   └── PrimaryUnavailable  no rows can be read on snapshot.primary; streaming continues, and it is tried again
+    │   │   └── PrimaryUnavailable  snapshot.primary cannot be read; streaming continues, and the read is retried
     │   ├── SlotInUse               another process streams from the slot; this one waits as its hot standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
     │   ├── TypeChanged             a composite type has gained an attribute since the catalog described it
-    │   ├── TableUnreadable         the rows of one table cannot be read now; streaming continues, and it is tried again
-    │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next try reads fewer at once
-    │   │   └── ValueRefused        a text in the query is not a value of its type, such as an enum's former label
-    │   ├── TooManyDescriptions     the server has described more tables on the connection than may be kept
+    │   ├── TableUnreadable         one table cannot be read now; streaming continues, and the read is retried
+    │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next attempt reads fewer rows
+    │   │   └── ValueRefused        a text in the query is not a valid value of its type, such as an enum's former label
+    │   ├── TooManyDescriptions     the server has described more tables on the connection than the limit allows
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
-    │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was given up
+    │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was abandoned
     │       ├── DeadlineMissed      a Kafka transaction took longer than its timeout
     │       └── Fenced              another producer took over; this process becomes a standby, or stops
     └── StopError                   the daemon stops; the message tells the operator why, and what to do
-        ├── UsageError        2     the command line
-        ├── ProtocolError    65     bytes that are not pgoutput; tells message, offset and expectation
+        ├── UsageError        2     the command line is not valid
+        ├── ProtocolError    65     bytes that are not valid pgoutput; the text has message, offset and expectation
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
         │   └── Diverged     65     the server has another history; the refusal is recorded for all later starts
-        ├── PoisonError      65     a change that Kafka or Avro cannot take
-        ├── IncompatibleSchema 65   the schema registry refuses a schema that has changed with ALTER TABLE
-        ├── CommandRefused   65     a running pipeline has refused a command, or did not load a table to its end
+        ├── PoisonError      65     a change that Kafka refuses or Avro cannot represent
+        ├── IncompatibleSchema 65   the schema registry refuses a schema that an ALTER TABLE has changed
+        ├── CommandRefused   65     a running pipeline has refused a command, or did not finish loading a table
         ├── UnavailableError 69     something is missing, and waiting will not bring it back
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
-        ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or the right
+        ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or denies a privilege
         └── ConfigError      78     settings, slot or publication are wrong
             └── TableRefused 78     one table cannot be published with these settings; tables.refused decides
 
-Every other exception that escapes is a bug (exit code 70). The numbers are those of ``sysexits.h``.
+Every other exception that escapes is a bug (exit code 70). The exit codes are those of ``sysexits.h``.
 A message says what happened, what follows and what to do. It never contains row data or secrets.
 """
 
@@ -40,7 +40,7 @@ EXIT_BUG = 70
 
 
 class PgsluiceError(Exception):
-    """Root of the tree. ``exit_code``: the exit code of the process if this error ends it."""
+    """The root of the tree. ``exit_code``: the exit code of the process if this error ends it."""
 
     exit_code = EXIT_BUG
 
@@ -69,11 +69,14 @@ class SlotInUse(RetryableError):
 
 
 class NotInBinary(RetryableError):
-    """PostgreSQL cannot send a value in binary format, or we cannot read it. The next session asks for text."""
+    """PostgreSQL cannot send a value in binary format, or we cannot read it. The next session requests text."""
 
 
 class TypeChanged(RetryableError):
-    """A value has a part that its type did not have when it was described. The next session describes types again."""
+    """A composite value has an attribute that its type did not have when the catalog described it.
+
+    The next session reads the descriptions of types again.
+    """
 
 
 class TableUnreadable(RetryableError):
@@ -81,17 +84,17 @@ class TableUnreadable(RetryableError):
 
 
 class ReadTooSlow(TableUnreadable):
-    """PostgreSQL has not read the rows within the time limit."""
+    """PostgreSQL did not return the rows within the time limit."""
 
 
 class ValueRefused(TableUnreadable):
-    """A text in the query is not a value of its type, such as an enum's label that was renamed since."""
+    """A text in the query is not a valid value of its type, such as an enum's label that was renamed since."""
 
 
 class TooManyDescriptions(RetryableError):
-    """The server has described more tables on one connection than may be kept.
+    """The server has described more tables on one connection than the limit allows.
 
-    On a new connection, it describes only those that are still used.
+    On a new connection, the server describes only the tables that are still used.
     """
 
 
@@ -112,11 +115,11 @@ class Fenced(SinkUnavailable):
 
 
 class StopError(PgsluiceError):
-    """The process stops with a message, because trying again would not help."""
+    """The process stops with a message, because retrying would not help."""
 
 
 class UsageError(StopError):
-    """The command line cannot be understood."""
+    """The command line is not valid."""
 
     exit_code = 2
 
@@ -134,7 +137,7 @@ class HistoryError(StopError):
 
 
 class Diverged(HistoryError):
-    """The server has another history than the server that pgsluice has streamed from before.
+    """The server does not have the history of the server that pgsluice streamed from before.
 
     The refusal is recorded in Kafka, because the server's WAL may grow until its positions look right again.
     """
@@ -147,7 +150,7 @@ class PoisonError(StopError):
 
 
 class IncompatibleSchema(StopError):
-    """The schema registry refuses a schema, because it is not compatible with the subject's earlier ones."""
+    """The schema registry refuses a schema, because it is not compatible with earlier schemas of its subject."""
 
     exit_code = 65
 
@@ -171,7 +174,7 @@ class DrainTimeout(StopError):
 
 
 class PermissionDenied(StopError):
-    """The credentials or the rights of the configured user are not enough."""
+    """The credentials of the configured user are refused, or the user lacks a privilege."""
 
     exit_code = 77
 

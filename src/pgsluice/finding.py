@@ -1,4 +1,4 @@
-"""The result of one check of the settings or servers: a named line, good or bad, with its remedy.
+"""The result of one check of the settings or servers: its name, verdict, detail and remedy.
 
 The ``checks`` modules of the shell packages create findings, and ``pgsluice check`` prints them.
 """
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The severity of a finding. WARN lets ``run`` start, FAIL would stop it."""
+    """The severity of a finding. ``run`` starts despite WARN, but FAIL prevents the start."""
 
     OK = "OK"
     WARN = "WARN"
@@ -24,4 +24,4 @@ class Finding:
     detail: str
     remedy: str = ""
     exit_code: int = 78
-    """The exit code with which ``run`` would end because of a failure."""
+    """The exit code of ``run`` if the verdict is FAIL."""

@@ -1,10 +1,11 @@
-"""Decides how to start: compares the records of earlier sessions in Kafka with the slot and the server.
+"""Decides how to start, by comparing the records of earlier sessions in Kafka with the slot and the server.
 
 Every check is a pure function. :func:`resume` makes the whole decision. The pipeline gathers the facts, calls
 :func:`resume`, and acts on its result.
 
-The rules follow https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send changes
-again) and the behaviour of real servers: a slot accepts every confirmed position, even one that does not exist yet.
+The rules allow for two properties of PostgreSQL. A slot may send changes again, see
+https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
+And a slot accepts every confirmed position, even one that the WAL has not reached yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailab
 from pgsluice.lsn import INVALID_LSN, format_lsn
 
 LOAD_AGAIN: Final = "load the tables concerned again: `pgsluice snapshot start TABLE...` while pgsluice runs."
-"""The end of a message: what to do if changes are missing."""
+"""The end of a message that says what to do if changes are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Identity:
     """The pipeline that starts: its name, its slot, and its ``selection`` (see :class:`Checkpoint`).
 
     ``is_atomic``: the records and the checkpoint of a cut are committed together (exactly once). ``adopt``: if the
-    history cannot be continued, a new one begins instead of an error.
+    history cannot be continued, begin a new one instead of raising an error.
     """
 
     pipeline: str
@@ -57,9 +58,9 @@ class Identity:
 class Facts:
     """The facts that a start gathers after it has fenced all earlier sessions.
 
-    ``checkpoints``: the committed records of the checkpoint topic, as far back as they were read. The last one counts.
-    ``recorded``: what the cut records say. ``slot_lsn``: the slot's confirmed_flush_lsn. ``switches``: the history of
-    the server's timeline.
+    ``checkpoints``: the committed records of the checkpoint topic in order, as far back as they were read.
+    ``recorded``: the content of the cut records. ``slot_lsn``: the slot's confirmed_flush_lsn. ``switches``: the
+    history of the server's timeline.
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -89,7 +90,7 @@ class Resumption:
 
     @property
     def begins_epoch(self) -> bool:
-        """Whether the checkpoint is new and not in Kafka yet. Its cut has to be committed before any other."""
+        """Whether the checkpoint is new and not in Kafka yet. Its cut has to be committed before any other cut."""
         return self.checkpoint.cut > self.committed
 
 
@@ -107,8 +108,8 @@ def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether ``checkpoint`` and the record of its cut disagree.
 
     Both are written in one transaction, so they have the same epoch and end. An announcement has no cut record of its
-    own. It has the number of the cut before it, and a later epoch than that cut. A refusal is never compared, because
-    it stops every start anyway.
+    own. It has the number of the cut before it, and a later epoch than that cut. A checkpoint with a refusal is never
+    compared, because it stops every start anyway.
     """
     position = recorded.positions.get(checkpoint.cut) if checkpoint is not None else None
     if checkpoint is None or position is None or checkpoint.refused:
@@ -125,8 +126,8 @@ def resume(facts: Facts, identity: Identity) -> Resumption:
 
     * ConfigError if the topics belong to another pipeline.
     * SourceUnavailable if the server is a standby that has not replayed what was delivered.
-    * Diverged if the server is not the one that was followed, and HistoryError if changes are missing or if it is
-      unknown which ones were delivered. With ``identity.adopt``, a new epoch begins instead.
+    * Diverged if this is not the server that pgsluice streamed from before, and HistoryError if changes are missing,
+      or if it is unknown which changes were delivered. With ``identity.adopt``, a new epoch begins instead.
     * HistoryError, even with ``identity.adopt``, if another program has written impossibly high numbers.
     """
     last = facts.checkpoint
@@ -155,7 +156,7 @@ def announcement(last: Checkpoint | None, recorded: Recorded, identity: Identity
 
 
 def _with_room(checkpoint: Checkpoint) -> Checkpoint:
-    """Return ``checkpoint``. Raise HistoryError if its epoch or cut number is so high that no further ones fit."""
+    """Return ``checkpoint``. Raise HistoryError if its epoch or cut number is higher than pgsluice ever assigns."""
     if checkpoint.epoch > EPOCH_MAX or checkpoint.cut > CUT_MAX // 2:
         raise HistoryError(
             f"The topics in Kafka have epoch {checkpoint.epoch} and cut {checkpoint.cut}, but pgsluice never assigns "
@@ -172,9 +173,9 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
     Its epoch and cut number are higher than any before, because readers would treat a lower number as older data.
 
     ``selection_lsn`` stays 0/0. An ordinary checkpoint implies that the server had nothing to send between the last
-    transaction and ``end_lsn``. In a new epoch, nobody has followed the server before ``end_lsn``, so we do not know
-    this. If it sends a change that ends before ``end_lsn``, the slot has gone back, and the change may be one that was
-    never delivered.
+    transaction and ``end_lsn``. In a new epoch, no session has streamed from the server before ``end_lsn``, so we do
+    not know this. If the server sends a change that ends before ``end_lsn``, the slot has gone back, and the change may
+    never have been delivered.
     """
     server, recorded = facts.server, facts.recorded
     epoch, cut = (0, 0) if last is None else (last.epoch - last.is_announcement, last.cut)
@@ -193,11 +194,11 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
 
 
 def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint:
-    """Return the first checkpoint of the announced epoch. Raise HistoryError if cuts of it are recorded already."""
+    """Return the first checkpoint of the announced epoch. Raise HistoryError if Kafka lost the checkpoints after it."""
     if is_outrun(announced, facts.recorded):
         raise HistoryError(
             f"Cut {facts.recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
-            "new one. Changes made in between are lost to this pipeline. Start a new history with --adopt-slot, then "
+            "new one. Changes between the two are lost to this pipeline. Start a new history with --adopt-slot, then "
             f"{LOAD_AGAIN}"
         )
     return replace(
@@ -243,9 +244,10 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     the process dies, Kafka aborts its transaction. But a transaction marker that arrives late can make the checkpoint
     of the aborted cut visible. Such a checkpoint has no cut record, because both are committed together.
 
-    The slot shows whether a checkpoint without a cut record counts, because a position is confirmed to PostgreSQL only
-    after its cut was committed. So if the slot is not beyond the previous checkpoint, the cut was not committed, and
-    the previous checkpoint counts. If the slot is beyond it, the cut was committed, and Kafka lost its record.
+    The slot shows whether the cut of a checkpoint without a cut record was committed, because a position is confirmed
+    to PostgreSQL only after its cut was committed. If the slot is not beyond the previous checkpoint, the cut was not
+    committed, and the previous checkpoint is returned. If the slot is beyond it, the cut was committed, and Kafka lost
+    its record.
 
     Another program may have written ``last`` under our key (see :func:`check_genuine`). Then the last checkpoint that
     the cut records do not contradict is returned, so that a new epoch continues from its numbers.
@@ -270,7 +272,7 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
 def _uncontradicted(facts: Facts) -> Checkpoint | None:
     """Return the checkpoint of the highest cut that is recorded and that no cut record contradicts, or None.
 
-    If the cut has several checkpoints, the last one counts.
+    If the cut has several checkpoints, the last one is returned.
     """
     recorded = facts.recorded
     found = [one for one in facts.checkpoints if one.cut <= recorded.cut and not is_contradicted(one, recorded)]
@@ -321,13 +323,13 @@ def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> N
 def check_refused(checkpoint: Checkpoint) -> None:
     """Raise HistoryError if an earlier start or session has found that the server has another history.
 
-    The facts are not compared again. The server's WAL may have grown past the checkpoint since then, and all
-    positions would look right although the history is another one.
+    The facts are not compared again. The server's WAL may have grown past the checkpoint since then, so all positions
+    would look right although the history is another one.
     """
     if checkpoint.refused:
         raise HistoryError(
-            f"{checkpoint.refused} An earlier run found this, and pgsluice does not go on until it is told to. If that "
-            "run was connected to a copy of the database by mistake, and this is the right server, start once with "
+            f"{checkpoint.refused} An earlier run found this, so pgsluice does not continue by itself. If that run was "
+            "connected to a copy of the database by mistake, and this is the right server, start once with "
             "--adopt-slot. Then nothing has to be reloaded, and changes that were delivered but not yet confirmed come "
             "again in a new epoch."
         )
@@ -338,13 +340,14 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
 
     ``committed``: the checkpoint of the last cut that was committed (:func:`_committed`).
 
-    A checkpoint and its cut record are written in one transaction, so they agree. A late marker can show or hide one
-    of the two for the last cut only. So each of the two topics can be at most one cut ahead of the other.
+    A checkpoint and its cut record are written in one transaction, so they agree. Only for the last cut can a late
+    marker show or hide one of the two. So each of the two topics can be at most one cut ahead of the other.
 
-    So there are three signs that a checkpoint is not ours. The record of its cut contradicts it. Or it comes after the
-    checkpoint of a higher recorded cut, although our numbers only grow. Or it is two or more cuts ahead of the cut
-    records. The last sign has one exception. If the slot is beyond the last recorded cut, the cuts after it were
-    committed, and Kafka lost their records. This loss is reported when the topics are compared with the records.
+    Therefore three signs show that a checkpoint is not ours. First, the record of its cut contradicts it. Second, it
+    comes after the checkpoint of a higher recorded cut, although our numbers only grow. Third, it is two or more cuts
+    ahead of the cut records. The third sign has one exception. If the slot is beyond the last recorded cut, the cuts
+    after it were committed, and Kafka lost their records. This loss is reported when the topics are compared with the
+    records.
     """
     last = checkpoints[-1]
     is_denied, is_aborted = is_contradicted(last, recorded), last.cut == recorded.cut + 1
@@ -359,10 +362,10 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
     raise HistoryError(
         f"The last checkpoint is that of cut {last.cut} in epoch {last.epoch}, up to {format_lsn(last.end_lsn)}, "
         f"but the cut records say that {says}. Another program has written this checkpoint under our key, or Kafka "
-        "lost records. To go on from it could hide changes or repeat them, so nothing was delivered. Let nobody but "
-        "pgsluice write to the topics of checkpoints and transactions. Then start once with --adopt-slot: a new epoch "
-        "begins at the slot's position, nothing is missing, and changes that were delivered after that position come "
-        f"again in the new epoch. If topics lost records, {LOAD_AGAIN}"
+        "lost records. Continuing from it could hide or repeat changes, so nothing was delivered. Allow only pgsluice "
+        "to write to the topics of checkpoints and transactions. Then start once with --adopt-slot: a new epoch begins "
+        "at the slot's position, nothing is missing, and changes that were delivered after that position come again "
+        f"in the new epoch. If topics lost records, {LOAD_AGAIN}"
     )
 
 
@@ -377,12 +380,11 @@ def check_recorded(checkpoint: Checkpoint, facts: Facts, *, is_atomic: bool) -> 
     if not was_confirmed and not (is_atomic and is_outrun(checkpoint, recorded)):
         return
     raise HistoryError(
-        f"Cut {recorded.cut} is recorded as delivered, but the last checkpoint is the one of cut "
-        f"{checkpoint.cut}. Kafka lost the last records of the checkpoint topic, as after an unclean leader election "
-        f"or with a lost disk. To go on from cut {checkpoint.cut} would deliver the later cuts a second time. Start "
-        "once with --adopt-slot: a new epoch begins at the slot's position, nothing is missing, and changes that were "
-        "delivered after that position come again in the new epoch. If other topics lost records as well, "
-        f"{LOAD_AGAIN}"
+        f"Cut {recorded.cut} is recorded as delivered, but the last checkpoint belongs to cut {checkpoint.cut}. Kafka "
+        "lost the last records of the checkpoint topic, for example in an unclean leader election or a disk failure. "
+        f"Continuing from cut {checkpoint.cut} would deliver the later cuts a second time. Start once with "
+        "--adopt-slot: a new epoch begins at the slot's position, nothing is missing, and changes that were delivered "
+        f"after that position come again in the new epoch. If other topics lost records as well, {LOAD_AGAIN}"
     )
 
 
@@ -390,14 +392,14 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
     """Raise HistoryError if the slot has skipped changes, or Diverged if the checkpoint is ahead of the server.
 
     The slot has skipped changes if it is ahead of the checkpoint. It has also skipped some if it is ahead of a PREPARE
-    whose transaction had not ended. From there, PostgreSQL sends only the commit of that transaction, and no rows.
+    whose transaction had not ended, because then PostgreSQL sends only the commit of that transaction, and no rows.
     """
     delivered = format_lsn(checkpoint.end_lsn)
     if confirmed_flush_lsn > checkpoint.end_lsn:
         raise HistoryError(
             f"Slot {checkpoint.slot!r} is at {format_lsn(confirmed_flush_lsn)}, but only changes before {delivered} "
-            "are in Kafka. Somebody else advanced or re-created the slot, and the changes between are lost to this "
-            f"pipeline. Start a new history with --adopt-slot, then {LOAD_AGAIN}"
+            "are in Kafka. Somebody else advanced or re-created the slot, and the changes between these positions are "
+            f"lost to this pipeline. Start a new history with --adopt-slot, then {LOAD_AGAIN}"
         )
     if confirmed_flush_lsn > checkpoint.held_lsn != INVALID_LSN:
         raise HistoryError(
@@ -409,13 +411,13 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
     if checkpoint.end_lsn > server.xlogpos:
         raise Diverged(
             f"Changes before {delivered} are in Kafka, but the server's WAL ends at {format_lsn(server.xlogpos)}. The "
-            "server was restored or failed over to a state before them. Compare the tables, then start a new history "
-            "with --adopt-slot."
+            "server was restored or failed over to an earlier state. Compare the tables, then start a new history with "
+            "--adopt-slot."
         )
 
 
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint`` on the server's timeline. Raise HistoryError if changes after the switch were delivered.
+    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if changes after the switch are in it.
 
     A promoted standby begins a new timeline at the switch point. Everything that the former primary wrote after that
     point is missing from the new timeline. If the checkpoint is after the switch point only because of heartbeats,
@@ -434,8 +436,8 @@ def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Ite
     if checkpoint.load_position.lsn > switch:
         raise HistoryError(
             f"Rows that were read from tables are in Kafka at {format_lsn(checkpoint.load_position.lsn)} on timeline "
-            f"{checkpoint.timeline}, which was left at {format_lsn(switch)}. The server lacks no change, but its next "
-            "changes would come before these rows in the order of positions. Start a new history with --adopt-slot."
+            f"{checkpoint.timeline}, which was left at {format_lsn(switch)}. No change is missing, but later changes "
+            "would come before these rows in the order of positions. Start a new history with --adopt-slot."
         )
     return replace(
         checkpoint,

@@ -1,8 +1,7 @@
-"""The layout of a table: the identity of its columns, to find out whether DDL has changed rows that were read.
+"""The layout of a table: the identity of its columns, which shows whether DDL has changed rows that were read.
 
-The stream never sends what DDL does to existing rows. To find out whether DDL has changed them, two layouts of the
-table are compared: the one at the time when the rows were read, and the present one. The first is kept with the table's
-record in ``<prefix>.snapshots``.
+The stream never sends what DDL does to existing rows. So pgsluice compares two layouts of the table: the layout at the
+time when the rows were read, and the present one. The former is kept in the table's record in ``<prefix>.snapshots``.
 
 https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -17,14 +16,14 @@ FORMER_MAX: Final = 1600
 """How many former names of columns are kept for a table. If a table has had more, its rows are read again."""
 
 _NUMERIC: Final = (1700, 1231)
-"""numeric and numeric[], the types whose modifier decides what consumers see."""
+"""numeric and numeric[], the types whose type modifier decides what consumers see."""
 
 _NUMBER_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """One column of a table, as pg_attribute has it.
+    """One column of a table, as pg_attribute describes it.
 
     A table never reuses an ``attnum``, so a column that is dropped and added again gets a new one. ``xmin``: the
     transaction that altered the column last. ``is_filled``: rows that existed when the column was added have a value in
@@ -43,10 +42,10 @@ class ColumnLayout:
 class Layout:
     """The columns of a table at one moment, and the other properties that decide which values consumers see.
 
-    ``attnums``: how many columns there have ever been. A column that is added later has a larger attnum. ``storage``
+    ``attnums``: how many columns the table has ever had. A column that is added later has a larger attnum. ``storage``
     changes when all rows are rewritten (by ALTER TYPE or a volatile default, but also by VACUUM FULL and TRUNCATE).
-    ``filter`` changes with the row filter of the publications, and is empty without one. ``former``: names that columns
-    have had since the rows were read but do not have any more, with their attnums.
+    ``filter`` changes with the row filter of the publications, and is empty if there is none. ``former``: names that
+    columns have had since the rows were read but do not have any more, with their attnums.
     """
 
     columns: tuple[ColumnLayout, ...]
@@ -70,7 +69,7 @@ class Layout:
         return {*self.former, *((one.name, one.attnum) for one in self.columns)}
 
     def attnum(self, name: str, type_oid: int) -> int | None:
-        """Return the number of the column with this name and type, or None if there is none."""
+        """Return the attnum of the column with this name and type, or None if there is none."""
         return next((one.attnum for one in self.columns if (one.name, one.type_oid) == (name, type_oid)), None)
 
 
@@ -102,7 +101,7 @@ def _unsent(column: ColumnLayout, holder: int, old: Layout, new: Layout) -> str 
             return "was not published before"
         return "was added with values" if column.is_filled or is_rewritten else None
     if before.type_oid != column.type_oid or (column.type_oid in _NUMERIC and before.typmod != column.typmod):
-        return "has got another type"
+        return "has another type now"
     return "was altered, and the rows were rewritten" if is_rewritten and before.xmin != column.xmin else None
 
 
@@ -114,7 +113,7 @@ def read_layout(found: object) -> Layout:
     columns = tuple(_column(one) for one in values["columns"])
     former = tuple(_former(one) for one in values["former"])
     if not _is_number(values["attnums"]) or not all(type(values[name]) is str for name in ("storage", "filter")):
-        raise ValueError("a layout has a value that it cannot have")
+        raise ValueError("a layout has an invalid value")
     return Layout(columns, values["attnums"], values["storage"], values["filter"], former)
 
 
@@ -122,7 +121,7 @@ def _column(found: object) -> ColumnLayout:
     values = _fields(ColumnLayout, found)
     numbers = [values[name] for name in ("attnum", "type_oid", "typmod", "xmin")]
     if not all(map(_is_number, numbers)) or type(values["name"]) is not str or type(values["is_filled"]) is not bool:
-        raise ValueError("a column of a layout has a value that it cannot have")
+        raise ValueError("a column of a layout has an invalid value")
     return ColumnLayout(**values)
 
 

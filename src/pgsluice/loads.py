@@ -1,6 +1,6 @@
 """Loads: tables whose rows are being read, the progress of each, and the marks of loads in the cut records.
 
-Loads in progress are part of the checkpoint. Tables whose load has ended have a record in ``<prefix>.snapshots`` each.
+Loads in progress are part of the checkpoint. Each table whose load has ended has a record in ``<prefix>.snapshots``.
 """
 
 import json
@@ -16,7 +16,7 @@ from pgsluice.pgoutput.messages import BinaryValue, ColumnValue
 from pgsluice.printable import quoted
 
 FIRST_SEQ: Final = -(2**62)
-"""The ``seq`` of the first row or mark at a position. It is lower than that of every change that commits there."""
+"""The ``seq`` of the first row or mark at a position. The ``seq`` of every change that commits there is higher."""
 
 _VERSION: Final = 1
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Load:
     """A table whose rows are being read.
 
-    ``shape``: a digest of what decides which rows and columns are read, and in which order. If it changes, the load
+    ``shape``: a digest of all that decides which rows and columns are read, and in which order. If it changes, the load
     begins again. ``key``: the columns that identify a row. ``last``: the key of the last row that is in the stream, as
     PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream. ``is_read``: all rows have
     been read once.
@@ -62,7 +62,7 @@ class Load:
         return self.schema, self.table
 
     def __str__(self) -> str:
-        """Return the table's name as messages have it."""
+        """Return the table's name in the form for messages."""
         return quoted(self.schema, self.table)
 
 
@@ -92,9 +92,9 @@ class LoadMark:
     """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
     ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.
-    ``id`` is then the load that read these rows. ``rows``: how many rows are in the stream so far; at the ``end``, all.
-    ``replaces``: at the ``end``, copies of rows that are older than the ``begin`` and did not come again have to be
-    removed, because the table does not have these rows any more.
+    ``id`` is then the load that read these rows. ``rows``: how many rows are in the stream so far. ``replaces``: at the
+    ``end``, consumers have to remove their copies of rows that are older than the ``begin`` and did not come again,
+    because the table does not have these rows any more.
     """
 
     topic: str
@@ -141,9 +141,9 @@ class Loaded:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Return the table in ``data``. Raise HistoryError if it is not such a record.
+        """Return the table in ``data``. Raise HistoryError if ``data`` is not such a record.
 
-        ``where``: the name of the record in the message.
+        ``where``: the name of the record in the error message.
         """
         try:
             found = read_json(data.decode())
@@ -160,7 +160,7 @@ class Loaded:
 
 
 def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
-    """Return a key in the form for ``Load.moved``, or None if some of its values are not known.
+    """Return a key in the form of ``Load.moved``, or None if some of its values are not known.
 
     Each value begins with a letter for its format: ``b`` for binary, in hex, and ``t`` for text.
     """
@@ -205,12 +205,12 @@ def read_loads(found: object) -> tuple[Load, ...]:
 
 
 def read_load_position(found: object) -> LoadPosition:
-    """Return the load position of a checkpoint. Raise ValueError if ``found`` is not one."""
+    """Return the load position of a checkpoint. Raise ValueError if ``found`` is not a load position."""
     return from_fields(LoadPosition, found)
 
 
 def from_fields(kind: type[T], found: object) -> T:
-    """Return the ``kind`` with these fields. Raise ValueError with the reason if it cannot have them."""
+    """Return an object of ``kind`` with these fields. Raise ValueError with the reason if they are invalid."""
     if not isinstance(found, Mapping):
         raise ValueError(f"a {kind.__name__} is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass
@@ -225,7 +225,7 @@ def from_fields(kind: type[T], found: object) -> T:
     return kind(**values)
 
 
-def _value(name: str, value: Any, kind: object) -> Any:  # noqa: ANN401 - whatever JSON has, and the field
+def _value(name: str, value: Any, kind: object) -> Any:  # noqa: ANN401 - any value of JSON, and any value of a field
     if kind is int and type(value) is int and 0 <= value <= _NUMBER_MAX:
         return value
     if kind in (str, bool) and type(value) is kind:
@@ -234,4 +234,4 @@ def _value(name: str, value: Any, kind: object) -> Any:  # noqa: ANN401 - whatev
         return tuple(_value(name, one, tuple[str, ...]) for one in value)
     if kind == tuple[str, ...] and isinstance(value, list) and all(type(one) is str for one in value):
         return tuple(value)
-    raise ValueError(f"{name!r} has a value that it cannot have")
+    raise ValueError(f"{name!r} has an invalid value")

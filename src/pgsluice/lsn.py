@@ -13,7 +13,7 @@ INVALID_LSN = 0
 
 MAX_LSN = 2**64 - 1
 
-# Any width is accepted, because PostgreSQL pads the second half with zeros from version 19 on.
+# Leading zeros are accepted, because PostgreSQL pads the second half with zeros from version 19 on.
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})", re.ASCII)
 
 
@@ -27,7 +27,7 @@ def parse_lsn(text: str) -> int:
 
 
 def format_lsn(lsn: int) -> str:
-    """Return ``lsn`` as PostgreSQL 10 to 18 write it. Raise ValueError outside 64 unsigned bits."""
+    """Return ``lsn`` as PostgreSQL 10 to 18 write it. Raise ValueError if it does not fit into 64 unsigned bits."""
     if not 0 <= lsn <= MAX_LSN:
         message = f"not an LSN: {lsn} (expected an unsigned 64-bit number)"
         raise ValueError(message)

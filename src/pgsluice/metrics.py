@@ -1,6 +1,6 @@
-"""All metrics, each with its name, its labels and its help.
+"""All metrics, each with its name, its labels and its help text.
 
-They are counted per batch, cut or session, never per row. docs/metrics.md says what to do with each of them.
+They are updated per batch, cut or session, never per row. docs/metrics.md says what to do with each of them.
 
 https://prometheus.io/docs/practices/naming/
 """
@@ -19,17 +19,18 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 TOPICS_MAX = 500
-"""Topics that have their own time series. Each one takes memory in Prometheus, and there can be thousands of tables."""
+"""How many topics have their own time series. A series takes memory in Prometheus, and there can be thousands of
+tables."""
 
 TOTALS_MAX = 5000
-"""Topics whose events are counted one by one for the status page, which shows the busiest of them."""
+"""How many topics have their own count of events for the status page, which shows the busiest topics."""
 
 OTHER_TOPICS = "(other)"
 """The label of all topics beyond ``TOPICS_MAX``. No topic has this name, because Kafka does not allow brackets."""
 
 ROUND_RESULTS = ("placed", "no_place", "failed")
-"""The results of a round of a load: the rows were placed in the stream, no position in the stream fitted them, or they
-could not be read."""
+"""The results of a round of a load: the rows were placed in the stream, no position in the stream fitted the rows, or
+the rows could not be read."""
 
 WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 """The values of ``pg_replication_slots.wal_status``."""
@@ -38,7 +39,7 @@ WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 class Known(Collector):
     """A metric that has no samples while its value is unknown, so that alerts never see a guess.
 
-    It is a gauge. With ``counts``, it is a counter whose value another program keeps.
+    It is a gauge, or with ``counts`` a counter whose value another program maintains.
     """
 
     def __init__(self, name: str, text: str, label: str | None = None, *, counts: bool = False) -> None:
@@ -53,7 +54,7 @@ class Known(Collector):
         self._values = {} if value is None else {"": value}
 
     def set_all(self, values: Mapping[str, float]) -> None:
-        """Set all values of a gauge with a label. ``values``: by the value of the label."""
+        """Set all values of a gauge with a label. ``values`` maps each value of the label to a value of the metric."""
         self._values = values
 
     def collect(self) -> Iterator[Metric]:
@@ -65,7 +66,7 @@ class Known(Collector):
 
 
 class TopicEvents:
-    """Counts the events of each topic. Topics beyond TOPICS_MAX share time series, one for each op."""
+    """Counts the events of each topic. Topics beyond TOPICS_MAX share one time series per op."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -116,9 +117,10 @@ class Delivered:
 
 
 class Labelled(Collector):
-    """All metrics of a registry with further labels, which distinguish several pipelines.
+    """All metrics of a registry with additional labels, which distinguish several pipelines.
 
-    The times at which counters were created are left out. Nobody uses them, and they would double the time series.
+    The samples with the times at which counters were created are left out, because nobody uses them, and they would
+    double the number of time series.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
@@ -126,7 +128,7 @@ class Labelled(Collector):
         self._labels = dict(labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics, each with the further labels first."""
+        """Return the metrics. In each sample, the additional labels come first."""
         for family in self._registry.collect():
             found = Metric(family.name, family.documentation, family.type, family.unit)
             found.samples = [
@@ -145,7 +147,7 @@ def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
 
 
 def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
-    """Return the metrics of ``pgsluice registry``, which runs no pipeline. ``subjects`` returns their number."""
+    """Return the metrics of ``pgsluice registry``, which runs no pipeline. ``subjects`` returns how many are served."""
     found = CollectorRegistry()
     ProcessCollector(registry=found)
     served = Gauge("pgsluice_registry_subjects", "Subjects that are served.", registry=found)
@@ -208,7 +210,7 @@ class Metrics:
         )
         self.loop_delay_seconds = Histogram(
             "pgsluice_event_loop_delay_seconds",
-            "How much later than asked for the event loop ran a task, measured once a second.",
+            "How much later than scheduled the event loop ran a task, measured once a second.",
             registry=self.registry,
             buckets=_SECONDS,
         )
@@ -217,7 +219,7 @@ class Metrics:
         )
         self.registry_seconds = Histogram(
             "pgsluice_registry_seconds",
-            'Time of a request to the schema registry server; result is "ok", an HTTP status, or what else went wrong.',
+            'Time of a request to the schema registry server; result is "ok", an HTTP status, or another failure.',
             ("result",),
             registry=self.registry,
             buckets=_SECONDS,
@@ -236,12 +238,12 @@ class Metrics:
             "lsn", "Positions in the WAL, in bytes: server, received, delivered, confirmed.", "position"
         )
         self.lag_bytes = self._known(
-            "lag_bytes", "WAL up to the server's last known position that is not confirmed to it."
+            "lag_bytes", "WAL between the position confirmed to the server and the server's last known position."
         )
         self.stage_lag_bytes = self._known(
             "stage_lag_bytes",
-            "WAL between the server's last known position and what was received (receive), between that and what was "
-            "delivered (deliver), and between that and what was confirmed (confirm).",
+            "WAL between the server's last known position and the received one (receive), between the received and the "
+            "delivered one (deliver), and between the delivered and the confirmed one (confirm).",
             "stage",
         )
         self.source_lag_seconds = self._known(
@@ -249,24 +251,24 @@ class Metrics:
             "Time since the commit of the last delivered transaction, 0 when everything is delivered.",
         )
         self.lag_seconds = self._known(
-            "lag_seconds", "For how long there has been something to deliver, 0 when everything is delivered."
+            "lag_seconds", "How long there has been something to deliver, 0 when everything is delivered."
         )
 
     def _add_slot(self) -> None:
-        self.slot_exists = self._known("slot_exists", "1 if the server has the slot, 0 if it has none of that name.")
-        self.slot_active = self._known("slot_active", "1 while a process streams from the slot, 0 while none does.")
+        self.slot_exists = self._known("slot_exists", "1 if the slot exists on the server, 0 otherwise.")
+        self.slot_active = self._known("slot_active", "1 while a process streams from the slot, 0 otherwise.")
         self.slot_retained_bytes = self._known(
-            "slot_retained_bytes", "WAL that the server keeps for the slot: from its restart_lsn on."
+            "slot_retained_bytes", "WAL that the server keeps for the slot, from the slot's restart_lsn on."
         )
         self.slot_safe_bytes = self._known(
             "slot_safe_bytes",
-            "WAL that can be written before the slot may lose some (safe_wal_size); absent without a limit.",
+            "WAL that can be written before the slot may lose WAL (safe_wal_size); absent without a limit.",
         )
         self.slot_wal_status = self._known(
             "slot_wal_status", "1 for the slot's wal_status, 0 for all others; absent before PostgreSQL 13.", "status"
         )
         self.slot_xmin_age = self._known(
-            "slot_xmin_age_transactions", "Age of the slot's catalog_xmin, which keeps VACUUM from catalogs."
+            "slot_xmin_age_transactions", "Age of the slot's catalog_xmin, which limits VACUUM in catalogs."
         )
         self.slot_decoded_bytes = self._known(
             "slot_decoded_bytes", "Bytes of changes that the server has decoded for the slot.", counts=True
@@ -291,7 +293,7 @@ class Metrics:
     def _add_certificates(self) -> None:
         self.certificate_expiry = self._known(
             "tls_certificate_expiry_timestamp_seconds",
-            "Unix time at which the certificates expire that a setting names.",
+            "Unix time at which the certificates in the file of a setting expire.",
             "setting",
         )
 
@@ -308,16 +310,16 @@ class Metrics:
             "waiting_limit_bytes", "The limits of waiting_bytes: buffer.memory_max and buffer.spill_max.", "place"
         )
         self.prepared_transactions = self._gauge(
-            "prepared_transactions", "Prepared transactions received that have not ended."
+            "prepared_transactions", "Prepared transactions that were received and have not ended."
         )
         self.oldest_prepared_seconds = self._gauge(
             "oldest_prepared_seconds",
-            "Age of the oldest prepared transaction with changes, which keeps the slot from moving; 0 without one.",
+            "Age of the oldest prepared transaction with changes, which holds the slot back; 0 if there is none.",
         )
 
     def _add_snapshots(self) -> None:
         self.snapshot_tables = self._known("snapshot_tables", "Published tables, by the state of their load.", "state")
-        self.snapshot_rows = self._known("snapshot_rows", "Rows that were read from tables that are loaded or will be.")
+        self.snapshot_rows = self._known("snapshot_rows", "Rows read so far of tables that are or will be loaded.")
         self.snapshot_estimated_rows = self._known(
             "snapshot_estimated_rows",
             "Estimate of snapshot_rows at the end of all loads, from PostgreSQL's statistics.",
@@ -332,7 +334,7 @@ class Metrics:
         )
         self.snapshot_round_seconds = Histogram(
             "pgsluice_snapshot_round_seconds",
-            "Time of a round, from the lock of the table to its rows' place in the stream.",
+            "Time of a round, from the lock of the table to the insertion of its rows into the stream.",
             registry=self.registry,
             buckets=_SECONDS,
         )
@@ -359,17 +361,17 @@ class Metrics:
             self.last_commit_ts = cut.last[0].commit_ts
 
     def count_round(self, seconds: float) -> None:
-        """Count a round of a load that has read its rows."""
+        """Record the duration of a round that has read its rows."""
         self.snapshot_round_seconds.observe(seconds)
         self.span("snapshot round", seconds, {})
 
     def count_request(self, result: str, seconds: float) -> None:
-        """Count a request to the schema registry server."""
+        """Record the result and the duration of a request to the schema registry server."""
         self.registry_seconds.labels(result).observe(seconds)
         self.span("registry request", seconds, {"result": result})
 
     def set_state(self, state: str, states: Iterable[str]) -> None:
-        """Set which of all ``states`` the process is in."""
+        """Show ``state``, which is one of ``states``, as the state of the process."""
         for one in states:
             self.state.labels(one).set(one == state)
 

@@ -1,8 +1,8 @@
-"""Makes text safe to show: it cannot control a terminal, cannot look like two lines, and has no secrets.
+"""Makes text safe to show, so that it cannot control a terminal, look like two lines, or reveal secrets.
 
-Names of tables, gids and messages of servers can have any character. All code that shows text to people uses this
-module: the commands, the log on a console, the status page. JSON output does not need it, because it escapes everything
-except ASCII.
+Table names, gids and server messages can contain any character. All code that shows text to people uses this module:
+the commands, the log on a console, the status page. JSON output does not need this module, because the JSON encoder
+escapes everything except ASCII.
 
 https://www.unicode.org/reports/tr36/#Bidirectional_Text_Spoofing
 """
@@ -16,19 +16,19 @@ _PLAIN = re.compile(r"[\w$-]+")
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` with an escape sequence of Python (``\x1b``) for every character that is not printable.
+    r"""Return ``text`` with a Python escape sequence (``\x1b``) in place of every character that is not printable.
 
     Such characters are control characters, line breaks, marks that change the direction of text, invisible characters,
-    blanks other than the space, and halves of surrogate pairs.
+    white space other than the space character, and halves of surrogate pairs.
     """
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def quoted(*names: str) -> str:
-    """Return the name of a database object for a message: a part that is not one plain word is in quotes.
+    """Return the name of a database object for a message, with quotes around each part that is not one plain word.
 
     Users choose the names of tables. Without quotes, such a name could read like a part of our message. The result can
-    be parsed again, because quotes in a name are doubled, as in SQL.
+    be parsed, because quotes in a name are doubled, as in SQL.
     """
     return ".".join(name if _PLAIN.fullmatch(name) else _in_quotes(name) for name in names)
 
@@ -65,7 +65,7 @@ def _without_password(user: re.Match[str]) -> str:
 
 
 def _without_secrets(word: re.Match[str]) -> str:
-    """Return a word without secrets, in time proportional to its length, because strangers may choose the word."""
+    """Return ``word`` without secrets. The time is proportional to its length, because strangers may choose it."""
     scheme, mark, rest = word[0].partition("://")
     user, at, place = rest.rpartition("@")
     public = _QUERY.sub(r"\1***", place)

@@ -1,8 +1,8 @@
 """The positions that one session has received and delivered, and the position that it may confirm to PostgreSQL.
 
-This is pure bookkeeping. The session tells it what it received and what is durable in Kafka, and asks what it may
-confirm. The rules follow https://www.postgresql.org/docs/current/logicaldecoding-explanation.html (a slot may send
-changes again).
+This is pure bookkeeping. The session reports the positions that it received and those that are durable in Kafka, and
+reads the position that it may confirm. A slot may send changes again, see
+https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ _NOTHING: Final[Mapping[int, ResentKind]] = MappingProxyType({})
 
 
 class Progress:
-    """The positions of one session, which begins with the last committed checkpoint.
+    """The positions of one session, which continues from the last committed checkpoint.
 
     ``received``: the highest position that this session has received. It starts from zero and not from the checkpoint,
-    for two reasons. The server may still send changes again that come before the checkpoint. And there may be prepared
-    transactions that only the previous session received.
+    for two reasons. First, the server may still send changes again that come before the checkpoint. Second, there may
+    be prepared transactions that only the previous session received.
 
     ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.
     ``slot_lsn``: the position of the slot when the session began.
@@ -71,8 +71,8 @@ class Progress:
     def on_received(self, lsn: int) -> None:
         """Note that everything before ``lsn`` was received.
 
-        ``lsn`` is the end of a record, or the position of an idle keepalive. Raise Diverged if the server has left out
-        what it had to send again.
+        ``lsn`` is the end of a record, or the position of an idle keepalive. Raise Diverged if the server has skipped a
+        transaction or message that it had to send again.
         """
         if self._to_be_resent:
             self._check_resent(lsn)
@@ -86,14 +86,14 @@ class Progress:
         for end_lsn, what in self._to_be_resent.items():
             if lsn > end_lsn:
                 raise Diverged(
-                    f"The last {what} delivered ended at {format_lsn(end_lsn)}. The slot stands before it, but the "
-                    "server did not send it again. So the server was restored from a backup and has another history "
-                    "now. Compare the tables, then start a new history with --adopt-slot."
+                    f"The last {what} delivered ended at {format_lsn(end_lsn)}. The slot's position is before it, but "
+                    "the server did not send it again. So the server was restored from a backup and has another "
+                    "history now. Compare the tables, then start a new history with --adopt-slot."
                 )
 
     @property
     def is_simple(self) -> bool:
-        """Whether the end of an ordinary transaction does nothing but move ``received``."""
+        """Whether the end of an ordinary transaction only advances ``received``."""
         return not (self._to_be_resent or self._prepares) and self._ceiling == MAX_LSN
 
     def on_resent(self, end_lsn: int, what: ResentKind) -> None:
@@ -123,10 +123,10 @@ class Progress:
         self._drop_released()
 
     def on_prepared(self, xid: int, prepare_lsn: int) -> None:
-        """Confirm no position after this Prepare, because the server would not send the transaction again.
+        """Keep the confirmed position from passing this Prepare, or the server would not send the transaction again.
 
-        A Prepare before the slot's position needs no such care. It was confirmed when the slot did not report prepared
-        transactions yet, so the server sends the rows again with the commit.
+        A Prepare before the slot's position holds nothing back. It was confirmed before the slot reported prepared
+        transactions, so the server sends the rows with the commit.
         """
         if prepare_lsn >= self._slot_lsn:
             self._prepares[xid] = prepare_lsn
@@ -134,14 +134,14 @@ class Progress:
     def on_prepared_commit(self, xid: int, end_lsn: int) -> None:
         """Note that the transaction was committed at ``end_lsn``.
 
-        It holds the confirmed position back until ``end_lsn`` is delivered.
+        The transaction holds the confirmed position back until ``end_lsn`` is delivered.
         """
         if xid in self._prepares:
             self._released[xid] = end_lsn
             self._drop_released()
 
     def forget(self, xid: int) -> None:
-        """Note that the transaction was rolled back, so nothing of it has to be delivered."""
+        """Note that the transaction was rolled back, so none of its changes has to be delivered."""
         self._prepares.pop(xid, None)
 
     def held_at(self, end_lsn: int) -> int:
@@ -173,10 +173,10 @@ class Progress:
 
     @property
     def undelivered(self) -> bool:
-        """Whether this session has received positions or ends of prepared transactions that are in no checkpoint yet.
+        """Whether this session has received positions or ends of prepared transactions that no checkpoint records yet.
 
         This is false while ``received`` is before ``delivered``. The checkpoint records those positions already, and
-        the end of a transaction that was prepared there may come again as well.
+        the server may still send the end of a prepared transaction that lies between the two.
         """
         if self.received != self.delivered:
             return self.received > self.delivered

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 OVERHEAD_BYTES: Final = 160
-"""Memory of a record beside its bytes: the object, the headers of two bytes objects, and its place in a list."""
+"""Memory that a record takes beside its bytes: the tuple, the headers of two bytes objects, and an entry in a list."""
 
 
 def held_bytes(size: int, records: int) -> int:
@@ -73,6 +73,6 @@ class Pending:
             self.events += record.op is not None
 
     def clear(self) -> None:
-        """Forget the records, because the caller has taken them over."""
+        """Start a new list of records. The previous list now belongs to the caller."""
         self.records = []
         self.size = self.events = 0

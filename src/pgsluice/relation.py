@@ -20,24 +20,27 @@ from pgsluice.pgoutput import messages
 from pgsluice.printable import quoted
 
 DESCRIBED_MAX: Final = 100_000
-"""Tables that the server may describe on one connection, including dropped ones."""
+"""How many tables the server may describe on one connection, including dropped ones."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Memory for the tables needed last: some 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns (300 KiB).
-The others are packed. The next row of a packed table unpacks it, which takes a millisecond for 160 columns."""
+"""Memory for the most recently used tables: some 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns
+(300 KiB). The others are packed. The next row of a packed table unpacks it, which takes a millisecond for 160
+columns."""
 
 PACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Memory for packed tables. One takes 84 KB at most, so there is room for more than 12,000 of the widest. With
-PostgreSQL's default number of locks, one transaction can write to some 6,400 tables, so it cannot fill this memory."""
+"""Memory for packed tables. A packed table takes 84 KB at most, so there is room for more than 12,000 of the widest.
+With PostgreSQL's default number of locks, one transaction can write to some 6,400 tables, so it cannot fill this
+memory."""
 
 KEYS_BYTES_MAX: Final = 128 * 1024 * 1024
 """Memory for the replica identities of tables that may be partitions: 200,000 with keys of one column."""
 
 TYPES_MAX: Final = 10_000
-"""Types whose names are kept. A table has at most 1,600 columns, and its types are described right before it."""
+"""How many types have their names kept. This is enough, because a table has at most 1,600 columns, and its types are
+described right before it."""
 
 COLUMNS_AT_ONCE: Final = 20_000
-"""Columns that one query requests from the catalog. Such a query takes some 0.3 s."""
+"""How many columns one query requests from the catalog. Such a query takes some 0.3 s."""
 
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
@@ -77,7 +80,7 @@ class PgType:
     name: str
 
     def __str__(self) -> str:
-        """Return its name as messages have it."""
+        """Return the name in the form for messages."""
         return quoted(self.namespace, self.name)
 
 
@@ -93,13 +96,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Relation:
-    """One version of a table. The columns are in the order in which rows have them.
+    """One version of a table. The columns are in the order of the values in a row.
 
     ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). With ``f``, the server flags
     every column as part of the key, so the protocol does not show the primary key.
 
-    ``partition_keys``: if this is the root of partitions, and one of them has another replica identity than the root,
-    the columns of the partitions' identities. See :func:`with_identity_of_partitions`.
+    ``partition_keys``: the columns of the partitions' replica identities, if this is the root of partitions, and one of
+    these identities differs from that of the root. See :func:`with_identity_of_partitions`.
     """
 
     oid: int
@@ -119,12 +122,12 @@ class Relation:
         return self._hash
 
     def __str__(self) -> str:
-        """Return its name as messages have it."""
+        """Return the name in the form for messages."""
         return quoted(self.namespace, self.name)
 
 
 def identity_of(relation: Relation) -> frozenset[str]:
-    """Return the columns of old rows that the server sends to identify a row. Return none if it sends all or none."""
+    """Return the columns of an old row that the server sends to identify it, or no columns if it sends all or none."""
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
@@ -133,14 +136,15 @@ def identity_of(relation: Relation) -> frozenset[str]:
 def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str]]) -> bool:
     """Return whether the same columns of old rows are sent for all partitions of a root.
 
-    ``root`` and ``partitions`` are the columns of their identities, without partitions that send all columns, or none.
+    ``root`` and ``partitions`` are the columns of their replica identities. Partitions for which all columns or none
+    are sent are left out.
     """
     keys = set(partitions)
     return keys <= {root} or (len(keys) == 1 and not root)
 
 
 def with_identity_of_partitions(root: Relation) -> Relation | None:
-    """Return the root of partitions with the replica identity of its partitions, or None if no single one fits all.
+    """Return a root with the replica identity of its partitions, or None if no single identity fits all partitions.
 
     If a publication sends the rows of partitions as those of their root, PostgreSQL describes the root with the root's
     replica identity. But the identity of the row's partition decides which columns of the old row are sent. So an old
@@ -160,7 +164,7 @@ class TableId(Protocol):
 
     @property
     def oid(self) -> int:
-        """The number that no other table has."""
+        """The OID, which no other table has."""
 
     @property
     def namespace(self) -> str:
@@ -168,12 +172,12 @@ class TableId(Protocol):
 
     @property
     def name(self) -> str:
-        """The table's own name."""
+        """The name without the schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedName:
-    """A published table without its columns, because anybody may create many wide tables.
+    """A published table without its columns. They could take much memory, because anybody may create many wide tables.
 
     ``columns``: how many columns it has had so far. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
     """
@@ -185,12 +189,12 @@ class PublishedName:
     is_trusted: bool
 
     def __str__(self) -> str:
-        """Return its name as messages have it."""
+        """Return the name in the form for messages."""
         return quoted(self.namespace, self.name)
 
 
 def in_portions(tables: Sequence[PublishedName]) -> Iterator[list[PublishedName]]:
-    """Yield the tables in portions of at most ``COLUMNS_AT_ONCE`` columns, or of one table that has more."""
+    """Yield the tables in portions of at most ``COLUMNS_AT_ONCE`` columns, or of one table that has more columns."""
     some: list[PublishedName] = []
     columns = 0
     for table in tables:
@@ -217,12 +221,12 @@ BUILTIN_TYPES: Final = _builtin_types()
 
 
 class RelationCache:
-    """The tables and types that the server described on one connection. It lives as long as the connection.
+    """The tables and types that the server described on one connection. The cache lives as long as the connection.
 
     There is one cache for streamed and other transactions, and each description replaces the one before, in the order
     of arrival. The server has a cache of the same kind, and does not describe a table in that cache again. So no table
-    may be dropped here. Tables that were needed longest ago are packed. If the cache is full, the session ends. The
-    next session gets further, because what was delivered until then is not sent again.
+    may be dropped here. Instead, the least recently used tables are packed. If the cache is full, the session ends. The
+    next session gets further, because the changes delivered until then are not sent again.
 
     Types may be dropped, because the server describes them again right before each Relation message that needs them.
     """
@@ -238,7 +242,7 @@ class RelationCache:
         """All tables that were described. The value is None if the current version was never packed."""
         self._packed_bytes = 0
         self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
-        """The versions that somebody uses, packed or not. Encoders are found by the identity of this object."""
+        """The versions that are in use elsewhere, packed or not. Encoders are found by the identity of the object."""
         self._last: int | None = None
         """The table that was described last. The server describes a partition right after its root."""
         self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
@@ -248,18 +252,18 @@ class RelationCache:
         """The memory that these identities take, including those that were removed since."""
 
     def on_type(self, message: messages.Type) -> None:
-        """Learn the name of a type that is not built in."""
+        """Store the name of a type that is not built in."""
         self._types.pop(message.oid, None)
         self._types[message.oid] = PgType(message.oid, message.namespace or CATALOG, message.name)
         if len(self._types) > TYPES_MAX:
             del self._types[next(iter(self._types))]
 
     def on_relation(self, message: messages.Relation) -> Relation:
-        """Learn a version of a table, and return it.
+        """Store a version of a table, and return it.
 
-        If the content is the same as before, and somebody still uses the former object, that object is returned.
-        Relation messages repeat often (after VACUUM FULL and TRUNCATE, for example). So if callers get the same object,
-        nothing has changed.
+        If the content is the same as before, and the former object is still in use, that object is returned. So if
+        callers get the same object, nothing has changed. Relation messages repeat often, for example after VACUUM FULL
+        and TRUNCATE.
         """
         relation = Relation(
             message.oid,
@@ -291,7 +295,7 @@ class RelationCache:
     def _note_partition(self, relation: Relation) -> None:
         """Note the replica identity of a table that may be a partition of the previously described table.
 
-        Only the catalog knows whether it is a partition. The pipeline asks the catalog if it matters.
+        Only the catalog knows whether it is a partition. The pipeline queries the catalog if this matters.
         """
         key = identity_of(relation)
         root = None if self._last in (None, relation.oid) else self._find(self._last)
@@ -318,7 +322,7 @@ class RelationCache:
         if many:
             raise TooManyDescriptions(
                 f"PostgreSQL has described {many} on one connection, and most of them were dropped since. Nothing is "
-                "lost. pgsluice goes on with a new connection, on which only the tables still used are described."
+                "lost. pgsluice continues with a new connection, on which only tables still in use are described."
             )
 
     def __getitem__(self, oid: int) -> Relation:
@@ -361,7 +365,7 @@ class RelationCache:
 
     def _column(self, column: messages.RelationColumn) -> Column:
         oid = column.type_oid
-        # An unknown OID is a built-in type of a newer server. PostgreSQL's regtype also shows it as its number.
+        # An unknown OID is a built-in type of a newer server. PostgreSQL's regtype also shows such a type as a number.
         pg_type = self._types.get(oid) or BUILTIN_TYPES.get(oid) or PgType(oid, CATALOG, str(oid))
         return Column(column.name, pg_type, column.typmod, column.is_key)
 
@@ -374,7 +378,7 @@ _QUICKLY: Final = 1
 """The level of compression. Higher levels save little."""
 
 _COLUMN_BYTES: Final = 128
-"""Memory of a column beside its name: the object, its place in the tuple, its typmod, and what malloc adds."""
+"""Memory of a column beside its name: the object, its entry in the tuple, its typmod, and malloc's overhead."""
 
 
 def size_of(relation: Relation) -> int:

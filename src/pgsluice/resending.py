@@ -1,7 +1,7 @@
 """Compares changes that the server sends again with the checkpoint, to recognise a server with another history.
 
 The server sends all unconfirmed changes again. The session drops those that were delivered before, and checks here that
-they are the same. A server that was restored from a backup sends other changes.
+they are the same. A server that was restored from a backup sends different changes.
 
 https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
 """
@@ -18,21 +18,21 @@ from pgsluice.transaction import Change, Emitted, Resent
 
 
 def check_resent(checkpoint: Checkpoint, resent: Resent) -> None:
-    """Raise Diverged if ``resent`` ends where the last delivered transaction ended, but is another transaction."""
+    """Raise Diverged if ``resent`` ends where the last delivered transaction ended, but is a different transaction."""
     found = (resent.transaction.xid, resent.transaction.commit_ts)
     if resent.end_lsn == checkpoint.last_end_lsn and found != (
         checkpoint.last_xid,
         checkpoint.last_commit_ts,
     ):
         raise Diverged(
-            f"The transaction that ends at {format_lsn(resent.end_lsn)} is {found[0]}, but the one delivered was "
-            f"{checkpoint.last_xid}. The server was restored from a backup and has another history now. Compare the "
-            "tables, then start a new history with --adopt-slot."
+            f"The transaction that ends at {format_lsn(resent.end_lsn)} has xid {found[0]}, but the one delivered had "
+            f"xid {checkpoint.last_xid}. The server was restored from a backup and has another history now. Compare "
+            "the tables, then start a new history with --adopt-slot."
         )
 
 
 def check_message_resent(checkpoint: Checkpoint, message: LogicalMessage) -> None:
-    """Raise Diverged if ``message`` ends where the last delivered message ended, but is another message."""
+    """Raise Diverged if ``message`` ends where the last delivered message ended, but is a different message."""
     if message.lsn == checkpoint.last_message_lsn and checkpoint.last_message_crc not in ("", message_crc(message)):
         raise Diverged(
             f"The message at {format_lsn(message.lsn)} is not the one that was delivered. The server was restored from "
@@ -41,7 +41,7 @@ def check_message_resent(checkpoint: Checkpoint, message: LogicalMessage) -> Non
 
 
 def unexpected(checkpoint: Checkpoint, change: Change | Emitted) -> Diverged:
-    """Return the error for a change at a position where the server had nothing to send when it was followed before.
+    """Return the error for a change at a position where the server had nothing to send in an earlier session.
 
     See :class:`pgsluice.transaction.Unexpected`.
     """
@@ -74,9 +74,9 @@ def unexpected(checkpoint: Checkpoint, change: Change | Emitted) -> Diverged:
 def to_be_resent(checkpoint: Checkpoint, slot_lsn: int) -> Mapping[int, ResentKind]:
     """Return what the server must send again: the last delivered transaction and message, by their end LSNs.
 
-    The server sends everything that ends after the slot's position. ``checkpoint``: the one with which the session
-    begins. Positions before its ``selection_lsn`` are left out, because they were delivered with other settings, and
-    with the present settings the server may not send them.
+    The server sends everything that ends after the slot's position. ``checkpoint``: the checkpoint from which the
+    session continues. Positions before its ``selection_lsn`` are left out, because they were delivered with different
+    settings, and with the present settings the server may not send them.
     """
     last: dict[int, ResentKind] = {checkpoint.last_end_lsn: "transaction", checkpoint.last_message_lsn: "message"}
     return {lsn: what for lsn, what in last.items() if lsn > max(slot_lsn, checkpoint.selection_lsn)}

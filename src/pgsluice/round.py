@@ -1,9 +1,9 @@
 """One round: finds the position in the stream for rows that were read at a database snapshot.
 
-The session takes the snapshot between two transactions. From then on, it asks the round about every transaction. If the
-snapshot sees the transaction, it passes, because the rows that were read include its changes. If the snapshot does not
-see it, it waits, and everything after it waits as well, until the rows are in the stream. So the rows come after all
-changes that they include, and before all changes that they do not include.
+The session takes the snapshot between two transactions. From then on, it asks the round about every transaction. A
+transaction that the snapshot sees passes, because the rows that were read include its changes. A transaction that the
+snapshot does not see waits until the rows are in the stream, and so does everything after it. So the rows come after
+all changes that they include, and before all changes that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot
@@ -11,7 +11,7 @@ from pgsluice.transaction import Transaction
 
 
 class Round:
-    """The gate (``transactions.Gate``) of one snapshot. ``end_lsn``: all changes that it sees come before it."""
+    """The gate (``transactions.Gate``) of one snapshot. ``end_lsn``: a position after all changes that it sees."""
 
     def __init__(self, snapshot: Snapshot, end_lsn: int) -> None:
         self.is_complete = False
@@ -36,7 +36,7 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` has changes, has committed, and waits together with all that follow it."""
+        """Note that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):

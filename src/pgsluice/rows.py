@@ -9,7 +9,7 @@ This module and the modules that it uses are the specification of this path. Rea
 3. ``envelope``: the change becomes the envelope (docs/events.md) and the key. An update that changes the key becomes
    two records.
 4. ``avro.encoder``: one writer for each column turns the value's bytes into Avro. ``avro.text``, ``avro.temporal_text``
-   and ``avro.from_binary`` have the writers. ``avro.binary`` has Avro's own types.
+   and ``avro.from_binary`` have the writers. ``avro.binary`` has the encodings of Avro's own types.
 5. ``record``: the topic, key and value of one Kafka record.
 
 All decisions about a table were made before its first row: its columns, schema, key and topic, and the writer of each
@@ -20,7 +20,7 @@ transaction follow, their tables have encoders, and there is room. The session h
 then starts a new run.
 
 ``native.rows`` is the compiled twin of this module. It writes the common forms of rows itself, and leaves all others to
-this module. ``native.speedups`` chooses between the two. Both give the same records, byte for byte.
+this module. ``native.speedups`` chooses between the two. Both twins produce the same records, byte for byte.
 
 https://www.postgresql.org/docs/current/protocol-replication.html#PROTOCOL-REPLICATION-START-REPLICATION
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
@@ -122,10 +122,10 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
 ) -> WholeTransactions | None:
     """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    Only the compiled twin has this shortcut, so this twin never adds any. The caller handles the transactions that were
-    not added message by message, with the same result.
+    Only the compiled twin has this shortcut, so this twin never adds any. The caller handles each transaction that was
+    not added, message by message and with the same result.
 
     A transaction is taken if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
-    not fill ``pending`` alone. ``pending`` may hold several transactions, until they reach ``room`` bytes.
+    not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.
     """
     return None

@@ -1,7 +1,7 @@
 """A database snapshot: the transactions that a query sees, and the matching position in the WAL.
 
-``round`` uses it to insert rows that were read at a snapshot into the stream. Visibility follows from the ids of
-top-level transactions alone, as in PostgreSQL (XidInMVCCSnapshot).
+``round`` uses it to insert rows that were read at a snapshot into the stream. As in PostgreSQL (XidInMVCCSnapshot), the
+ids of top-level transactions alone decide which transactions are visible.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT
 """
@@ -90,7 +90,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table as it is read.
+    """Describes how one table is read.
 
     ``relation``: its columns are those that the publications send. ``is_root``: it is the root of a partitioned table,
     and is read with all partitions. ``key``: the columns that order the rows and identify each of them; empty if there
@@ -112,9 +112,9 @@ class Shape:
 
     @property
     def read_digest(self) -> str:
-        """A digest of what decides which rows and columns are read, and in which order.
+        """A digest of all that decides which rows and columns are read, and in which order.
 
-        If it changes during a load, the load begins again.
+        If the digest changes during a load, the load begins again.
         """
         return f"{self.digest}-{sha256(self.where.encode()).hexdigest()[:16]}" if self.where else self.digest
 

@@ -1,7 +1,7 @@
-"""The ``[tables]`` section applied to one table: whether it is published, how, and to which topic.
+"""Applies the ``[tables]`` section to one table: whether the table is published, how, and to which topic.
 
-The pipeline decides this once per relation. Two tables never get the same topic, unless a rule's topic leaves out what
-distinguishes the tables that the rule matches.
+The pipeline decides this once per relation. Two tables never get the same topic, unless a topic's template leaves out
+the placeholder that would distinguish them.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ MAX_TOPIC_NAME = 249
 """Kafka's limit (org.apache.kafka.common.internals.Topic)."""
 
 _SHORTENED = "-_xFFFFFF_"
-"""The text before the hash in a shortened name. It looks like an escape, but no other name contains it, because there
-is no such character. The hyphen separates it from an escape that was cut in two."""
+"""The text before the hash in a shortened name. It looks like an escape, but no other name contains it, because no
+character has this number. The hyphen separates it from an escape that the shortening has cut in two."""
 
 _HASH_CHARACTERS = 32
 """128 bits, so that nobody can find two tables with the same hash."""
@@ -36,9 +36,9 @@ _COLUMN = re.compile(rf"{_PART}\.{_PART}\.{_PART}")
 _WILDCARD = re.compile(r"[*?\[]")
 _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 
-# These are escaped: characters that Kafka does not allow in a topic's name, the dot, because it separates the parts
-# here, and an underscore that would read as the beginning of an escape. Such an escape could end with an underscore, or
-# with the underscore that begins the next escape.
+# Three kinds of characters are escaped: those that Kafka does not allow in a topic's name; the dot, because it
+# separates the parts of a topic's name; and an underscore that would read as the beginning of an escape. The end of
+# this apparent escape is an underscore of the name, or the underscore that begins the escape of the next character.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 
@@ -58,8 +58,8 @@ class TablePattern:
         found = _PATTERN.fullmatch(text)
         if found is None and _COLUMN.fullmatch(text):
             raise ValueError(
-                f"{text!r} names a column, but must be a pattern of schema and table, like public.orders: a column is "
-                "left out with a column list in the publication (PostgreSQL 15). Put a name with a dot in it in double "
+                f"{text!r} names a column, but must be a pattern of schema and table, like public.orders. To leave out "
+                "a column, use a column list in the publication (PostgreSQL 15). Put a name with a dot in it in double "
                 'quotes, like public."a.b"'
             )
         if found is None:
@@ -81,21 +81,21 @@ class TablePattern:
 
     @property
     def only(self) -> tuple[str, str] | None:
-        """The schema and name of the one table that it matches, or None if it has a wildcard."""
+        """The schema and name of the only table that the pattern matches, or None if the pattern has a wildcard."""
         return None if _WILDCARD.search(self.schema) or _WILDCARD.search(self.table) else (self.schema, self.table)
 
     def matches(self, schema: str, table: str) -> bool:
-        """Return whether it matches both names; upper and lower case differ."""
+        """Return whether the pattern matches both names. It distinguishes upper and lower case."""
         return fnmatchcase(schema, self.schema) and fnmatchcase(table, self.table)
 
 
 class _Patterns:
-    """Several patterns. Names without wildcards are looked up, because there can be thousands of them."""
+    """Several patterns. Names without wildcards are looked up in a dict, because there can be thousands of them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._globs: list[tuple[int, TablePattern]] = []
         self._names: dict[tuple[str, str], int] = {}
-        """The first place of each table that is named without wildcards."""
+        """The index of the first pattern for each table that is named without wildcards."""
         for place, pattern in enumerate(map(_pattern, texts)):
             if pattern.only is None:
                 self._globs.append((place, pattern))
@@ -103,7 +103,7 @@ class _Patterns:
                 self._names.setdefault(pattern.only, place)
 
     def first(self, schema: str, table: str) -> int | None:
-        """Return the place of the first pattern that matches, or None if no pattern does."""
+        """Return the index of the first pattern that matches, or None if no pattern does."""
         named = self._names.get((schema, table))
         for place, pattern in self._globs:
             if named is not None and named < place:
@@ -119,7 +119,7 @@ class _Patterns:
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """One ``[[tables.rules]]`` entry. If a value is None, the value of the section above it applies."""
+    """One ``[[tables.rules]]`` entry. If a value is None, the value for all tables applies."""
 
     match: str
     keys: tuple[str, ...] | None = None
@@ -141,8 +141,8 @@ class TablePolicy:
     ``keys``: the columns of the key; None means its replica identity or primary key. ``shared``: the rule's topic does
     not distinguish all tables that the rule matches, or has no table name, so several tables may go to this topic.
     ``named``: the settings name the table without wildcards, so nobody can get this policy by creating a table that
-    matches a pattern. ``is_loaded``: the rows that it already has are read, if snapshots are on. ``where``: an SQL
-    condition for these rows; empty means all rows.
+    matches a pattern. ``is_loaded``: the rows that the table already has are read, if snapshots are on. ``where``: an
+    SQL condition for these rows; empty means all rows.
     """
 
     topic: str
@@ -176,12 +176,13 @@ class Tables:
     _reserved: dict[str, list[tuple[str, tuple[str, str]]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """The reserved topics, each with its table, by :func:`_as_kafka_compares`. Filled when needed."""
+    """The reserved topics, each with its table, by the form that :func:`_as_kafka_compares` returns. Filled on first
+    use."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
         """Return how ``schema.table`` is published, or None if it is left out.
 
-        Raise TableRefused if it cannot have a topic.
+        Raise TableRefused if the table cannot have a topic.
         """
         if not self._includes(schema, table):
             return None
@@ -192,7 +193,7 @@ class Tables:
             raise TableRefused(
                 f"Table {quoted(schema, table)} would go to topic {topic}, which a [[tables.rules]] entry gives to "
                 "other tables. It cannot be published. Write an entry for this table with another "
-                '`topic = "..."`, or with the same one to share it.'
+                '`topic = "..."`, or with the same topic to share it.'
             )
         self._check_not_reserved(topic, schema, table)
         return TablePolicy(
@@ -222,14 +223,14 @@ class Tables:
         return [(table, self._rule(*table)) for table in named if self._includes(*table)]
 
     def collisions(self, names: Iterable[tuple[str, str]]) -> list[TableRefused]:
-        """Return an error for each of these tables, ``(schema, table)``, whose topic collides with another one's."""
+        """Return an error for each of these tables, ``(schema, table)``, whose topic collides with another table's."""
         taken: dict[str, tuple[str, tuple[str, str]]] = {}
         found = []
         for schema, table in names:
             try:
                 policy = self.policy(schema, table)
             except TableRefused:
-                continue  # this table is refused whatever the other tables are
+                continue  # this table is refused in any case
             if policy is None:
                 continue
             topic, holder = taken.setdefault(_as_kafka_compares(policy.topic), (policy.topic, (schema, table)))
@@ -246,8 +247,8 @@ class Tables:
     def _check_not_reserved(self, topic: str, schema: str, table: str) -> None:
         """Raise TableRefused if the topic, as Kafka compares names, belongs to another table that the settings name.
 
-        Otherwise, somebody who may create tables could create one with this topic before the named table exists, and
-        so take the topic of the named table.
+        Otherwise, somebody who may create tables could create a table with this topic before the named table exists,
+        and so take the topic of the named table.
         """
         if not self._reserved:
             self._reserve()
@@ -285,7 +286,7 @@ class Tables:
     def usual_topic(self, schema: str, table: str) -> str:
         """Return the topic that a table would have without rules.
 
-        While a table has no topic, its dead letters have this key.
+        The dead letters of a table that cannot have a topic have this name as their key.
         """
         return self._named(self.topic, schema, table)
 
@@ -307,10 +308,10 @@ class Tables:
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
 
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
-        """Return whether another rule gives ``topic`` to tables that it names, or that share it.
+        """Return whether another rule gives ``topic`` to tables that the rule names, or that share the topic.
 
-        Otherwise, somebody who may create tables could write to this topic with a table whose usual topic has this
-        name.
+        If this were allowed, somebody who may create tables could write to this topic with a table whose usual topic
+        has this name.
         """
         for rule in self.rules:
             if rule.topic is None or rule is own or rule.topic == own.topic:
@@ -340,13 +341,13 @@ class Tables:
 def escape(name: str) -> str:
     """Return ``name`` as one part of a topic's name. Different names never give the same part.
 
-    The name can be read back: from left to right, ``_xHHHH_`` stands for a character, and all else for itself.
+    To read the name back, go from left to right: ``_xHHHH_`` stands for a character, and all else for itself.
     """
     return _TO_ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders missing from ``template``, so that tables that match ``glob`` share a topic."""
+    """Return the placeholders that ``template`` lacks to give each table that matches ``glob`` its own topic."""
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]
@@ -354,12 +355,12 @@ def missing_placeholders(template: str, glob: str) -> list[str]:
 
 
 def _is_shared(template: str, rule: TableRule) -> bool:
-    """Return whether several tables may go to the topic. ``template``: the topic of ``rule``, or the usual one."""
+    """Return whether several tables may go to the topic. ``template``: that of ``rule``, or the general one."""
     return "{table}" not in template or (rule.topic is not None and bool(missing_placeholders(rule.topic, rule.match)))
 
 
 def _shortened(topic: str) -> str:
-    """Return a topic's name with a hash in place of its end. Different names never give the same one."""
+    """Return a topic's name with a hash in place of its end. Different names never give the same result."""
     end = _SHORTENED + hashlib.sha256(topic.encode()).hexdigest()[:_HASH_CHARACTERS]
     return topic[: MAX_TOPIC_NAME - len(end)] + end
 

@@ -1,6 +1,6 @@
 """Transactions and what happens to them: the events that :class:`pgsluice.transactions.Transactions` returns.
 
-``tests/unit/test_transactions.py`` covers it.
+``tests/unit/test_transactions.py`` covers this module.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Committed:
     """``transaction`` is complete, and everything before ``end_lsn`` has been received.
 
     ``is_bare``: a Commit Prepared without a Prepare. Either the transaction changed nothing that is published, or
-    somebody else acknowledged its Prepare.
+    another client has confirmed its Prepare to PostgreSQL.
     """
 
     transaction: Transaction
@@ -88,7 +88,7 @@ class MessageResent:
 
 @dataclass(slots=True)
 class Unexpected:
-    """A change or a message came at a position where the server had nothing to send when it was followed before.
+    """A change or a message came at a position where the server had nothing to send in an earlier session.
 
     Such positions lie between the last transaction delivered and the position up to which everything is delivered. So
     this change was not delivered before, and the server has another history.
@@ -114,7 +114,7 @@ class Prepared:
 
 @dataclass(slots=True)
 class Held:
-    """``transaction`` is complete, but the gate holds it. Its changes come with ``Transactions.release``."""
+    """``transaction`` is complete, but the gate holds it. ``Transactions.release`` returns its changes later."""
 
     transaction: Transaction
 

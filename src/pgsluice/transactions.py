@@ -1,8 +1,8 @@
 """Turns the messages of one replication connection into committed changes.
 
 The pipeline passes every message in order, and gets the resulting events. Ordinary transactions arrive whole and in
-commit order, and their Begin already says where they commit. So their rows pass on as they arrive. Rows of streamed and
-prepared transactions wait, as the bytes in which they arrived, for their commit.
+commit order, and their Begin already says where they commit. So their rows become events as they arrive. Rows of
+streamed and prepared transactions wait for their commit, as the bytes in which they arrived.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -46,7 +46,7 @@ class Gate(Protocol):
         """Return whether a message outside transactions, whose record ends at ``lsn``, may pass at once."""
 
     def hold(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` has changes, has committed, and waits together with all that follow it."""
+        """Note that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
 
 
 _ROWS = frozenset((b"I", b"U", b"D"))
@@ -60,7 +60,7 @@ _unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 class Transactions:
     """The transactions of one replication connection.
 
-    The server may send transactions again that are ``delivered``. They come out as :class:`Resent`, without changes.
+    The server may send transactions again that are ``delivered``. These become :class:`Resent` events without changes.
     """
 
     def __init__(self, delivered: Delivered, spool: Spool) -> None:
@@ -68,17 +68,17 @@ class Transactions:
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
         self.passing: Transaction | None = None
-        """The current transaction, if its rows pass on at once because they need not wait and were not delivered
+        """The current transaction, if its rows become events at once because they need not wait and were not delivered
         before."""
         self.prepared: dict[int, Prepared] = {}
         """The transactions that are prepared, by xid. A gid cannot be the key, because it may be used again at once."""
         self.gate: Gate | None = None
-        """The caller sets and resets it only while no transaction passes, and resets it right before it releases
-        everything."""
+        """The gate while rows are read, or None. The caller sets and resets it only while no transaction passes, and
+        resets it right before it calls :meth:`release`."""
         self._held: deque[tuple[Waiting, Transaction, int] | Emitted] = deque()
         """The transactions that the gate has not admitted, each with its end LSN, and the messages after them."""
         self._held_bytes = 0
-        """The memory that the versions of tables of held transactions take."""
+        """The memory taken by the versions of tables that held transactions refer to."""
         self._spool = spool
         self._decoder = Decoder()
         self._delivered = delivered
@@ -174,7 +174,7 @@ class Transactions:
         return transaction.commit_lsn >= self._delivered.transaction_lsn
 
     def _relation_oids(self, payload: bytes, *, is_streamed: bool) -> Sequence[int]:
-        """Return the tables of a change: the one of a row, or all that one TRUNCATE emptied."""
+        """Return the OIDs of the tables of a change: the table of a row, or all tables of a TRUNCATE."""
         if payload[:1] not in _ROWS:
             return self._decoder.decode(payload).relation_oids  # type: ignore[union-attr]  # of a Truncate
         unpack_oid = _unpack_streamed_oid if is_streamed else _unpack_oid
@@ -237,8 +237,8 @@ class Transactions:
         if end_lsn > delivered_lsn:
             raise Diverged(
                 f"Position {format_lsn(delivered_lsn)}, recorded as delivered, lies inside the commit record "
-                f"{format_lsn(transaction.commit_lsn)} to {format_lsn(end_lsn)}. So the server is not the one that "
-                "was followed before. Compare the tables, then start a new history with --adopt-slot."
+                f"{format_lsn(transaction.commit_lsn)} to {format_lsn(end_lsn)}. So this is not the server that "
+                "pgsluice streamed from before. Compare the tables, then start a new history with --adopt-slot."
             )
         return Resent(transaction, end_lsn)
 
@@ -272,7 +272,7 @@ class Transactions:
             for oid in self._relation_oids(payload, is_streamed=waiting.is_streamed):
                 waiting.rows.append(waiting.number(self.relations[oid]), payload)
         else:
-            self._decoder.decode(payload)  # to find an error now, and not only at the commit
+            self._decoder.decode(payload)  # so that an error is found now, and not only at the commit
             waiting.rows.append(NO_RELATION, payload)
         waiting.has_rows = True
 
@@ -348,7 +348,7 @@ class Transactions:
     def _prepare(self, message: messages.Prepare) -> Iterable[Event]:
         waiting, self._receiving = self._receiving, None
         self._expect_between(message)  # a Prepare cannot come inside an ordinary transaction
-        if waiting is None:  # some servers send no Begin Prepare if the transaction had nothing but locks
+        if waiting is None:  # some servers send no Begin Prepare if the transaction only took locks
             waiting = self._open(message.xid, is_streamed=False)
         if waiting.is_streamed or waiting.xid != message.xid:
             raise ProtocolError(f"Prepare of transaction {message.xid} inside transaction {waiting.xid}: {_DEFECT}")
@@ -397,11 +397,12 @@ _DEFECT = "this is a defect of the server or of pgsluice; please report it."
 
 
 _BOUND: Final = 2**62
-"""An Avro long holds all lower numbers, even after the years from 1970 to 2000 are added. No server comes near it."""
+"""The lowest position or time that is refused. An Avro long holds all lower ones, even if a time is counted from 1970
+instead of 2000. No server comes near this bound."""
 
 
 def _transaction(message: messages.Begin | messages.StreamCommit | messages.CommitPrepared) -> Transaction:
-    """Return the transaction. Raise ProtocolError if its position or time is one that no server reaches."""
+    """Return the transaction. Raise ProtocolError if its position or time is so high that no server can reach it."""
     if message.commit_lsn >= _BOUND or message.commit_ts >= _BOUND:
         raise ProtocolError(
             f"{_name(message)}: commit at {format_lsn(message.commit_lsn)}, {message.commit_ts} µs since 2000, is"

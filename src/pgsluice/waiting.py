@@ -1,8 +1,8 @@
 """Rows that wait for the commit of their transaction, as the bytes in which they arrived.
 
-Rows of streamed and prepared transactions wait, and so do those of transactions that a
-:class:`pgsluice.transactions.Gate` does not let pass yet. Each transaction has its own :class:`Waiting`. The spool
-keeps the bytes, in memory and on disk.
+Rows of streamed and prepared transactions wait, and so do the rows of all transactions that a
+:class:`pgsluice.transactions.Gate` does not admit yet. Each transaction has its own :class:`Waiting`. The spool keeps
+the bytes, in memory and on disk.
 """
 
 import struct
@@ -16,23 +16,23 @@ from pgsluice.transaction import Change, Emitted, Paused, Transaction
 
 
 class WaitingRows(Protocol):
-    """The waiting rows of one transaction, as pieces of bytes in their order."""
+    """The waiting rows of one transaction, as entries in the order of arrival. An entry is a number and some bytes."""
 
     def append(self, number: int, data: bytes) -> None:
-        """Add a piece. Iteration returns it with its ``number``, which is unsigned and has 32 bits."""
+        """Add an entry. ``number`` has 32 unsigned bits."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return all pieces, oldest first. Return None where more has to be loaded before the next piece."""
+        """Return all entries, oldest first. Return None where more has to be loaded before the next entry."""
 
     def discard(self) -> None:
-        """Forget all pieces."""
+        """Delete all entries."""
 
 
 class Spool(Protocol):
     """Keeps the rows that wait."""
 
     def open(self) -> WaitingRows:
-        """Return room for one more transaction."""
+        """Return an empty :class:`WaitingRows` for one more transaction."""
 
 
 class _Xids:
@@ -40,8 +40,8 @@ class _Xids:
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
-        """A bit for each id. A number has the bits of 256 ids, by their common upper bits, because ids that were rolled
-        back are usually close together."""
+        """A bit for each id. Each value has the bits of 256 ids, and its key is their common upper bits. This is small,
+        because ids that were rolled back are usually close together."""
 
     def add(self, xid: int) -> None:
         self._bits[xid >> 8] = self._bits.get(xid >> 8, 0) | 1 << (xid & 255)
@@ -59,7 +59,7 @@ class Waiting:
 
     Each row needs the version of its table that was valid when the row arrived, because the table may be altered before
     the commit. So each row is kept with a number. A number from 1 on refers to a version in ``relations``. If a
-    transaction uses more versions than fit in memory, the others are written between the rows: a piece with the number
+    transaction uses more versions than fit in memory, the others are written between the rows: an entry with the number
     ``_VERSION`` is a version, and the rows with the number ``_WRITTEN`` after it belong to this version.
     """
 
@@ -71,21 +71,21 @@ class Waiting:
     bytes: int = 0
     """The memory that the versions in ``relations`` take."""
     relations: list[Relation] = field(default_factory=list)
-    """The first versions of tables that its rows use: at most VERSIONS_MAX, and VERSIONS_BYTES_MAX over all
-    transactions."""
+    """The first versions of tables that its rows use: at most VERSIONS_MAX, and at most VERSIONS_BYTES_MAX in all
+    transactions together."""
     numbers: dict[Relation, int] = field(default_factory=dict)
     """The index of each version in ``relations``, plus one."""
     last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
     """By OID, the version of the table's last row and its number, if the version is in ``relations``."""
     written: Relation | None = None
-    """The version that was written last between the rows."""
+    """The last version that was written between the rows."""
     aborted: _Xids = field(default_factory=_Xids)
     """Subtransactions that were rolled back."""
     origin: str | None = None
     has_rows: bool = False
 
     def number(self, relation: Relation) -> int:
-        """Return the number with which a row of this version of the table waits. The row has to be appended next."""
+        """Return the number for a row of this version of the table. The caller has to append the row next."""
         last = self.last.get(relation.oid)
         if last is not None and last[0] is relation:
             return last[1]
@@ -100,7 +100,7 @@ class Waiting:
         return number
 
     def _number_of(self, relation: Relation) -> int:
-        """Return the number of a version. Equal versions get one number, because ALTER TABLE can be undone."""
+        """Return the number of a version. Equal versions get one number, because an ALTER TABLE can undo another."""
         number = self.numbers.get(relation)
         if number is None and self._has_room(size := size_of(relation)):
             self.bytes += size
@@ -113,17 +113,17 @@ class Waiting:
 
 
 VERSIONS_MAX: Final = 4000
-"""Versions of tables that one transaction keeps in memory. Most transactions touch fewer tables."""
+"""How many versions of tables one transaction keeps in memory. Most transactions touch fewer tables."""
 
 VERSIONS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Memory for the versions that all transactions keep, by estimate: 10,000 with 20 columns, or 100 with 1,600."""
+"""Estimated memory for the versions that all transactions keep: 10,000 with 20 columns, or 100 with 1,600 columns."""
 
 NO_RELATION: Final = 0
 """The number of a message of pg_logical_emit_message, which has no table."""
 _VERSION: Final = 2**32 - 1
-"""The number of a piece that is a version of a table, and not a row."""
+"""The number of an entry that is a version of a table, and not a row."""
 _WRITTEN: Final = 2**32 - 2
-"""The number of the rows whose version was the last one written between the rows."""
+"""The number of the rows whose version is the last one that was written between the rows."""
 
 _unpack_xid = struct.Struct(">xI").unpack_from
 

@@ -25,8 +25,8 @@ WENT_BACK = (
         "PostgreSQL has sent …. … was restored from a backup or a disk snapshot, or it is a copy of the server "
         "that was followed"
     ),
-    "The last … delivered ended at …. The slot stands before it, but the server did not send it again",
-    "The transaction that ends at … is …, but the one delivered was …",
+    "The last … delivered ended at …. The slot's position is before it, but the server did not send it again",
+    "The transaction that ends at … has xid …, but the one delivered had xid …",
     "Position …, recorded as delivered, lies inside the commit record …",
 )
 """Which of them comes depends on how much the restored server has written when pgsluice looks at it."""

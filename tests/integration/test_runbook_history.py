@@ -126,7 +126,7 @@ SCENARIOS = (
         Scene.adopt_and_load,
     ),
     Scenario(
-        "Cut … is recorded as delivered, but the last checkpoint is the one of cut …",
+        "Cut … is recorded as delivered, but the last checkpoint belongs to cut …",
         65,
         lose_last_checkpoints,
         Scene.adopt,

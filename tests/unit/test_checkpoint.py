@@ -85,7 +85,7 @@ class TestCheckpoint:
             ({"place": None}, "a LoadPosition is not an object"),
             ({"commands": None}, "'commands' is not an object"),
             ({"tracks_loads": 1}, "'tracks_loads' is not true or false"),
-            ({"place": {"lsn": -1}}, "'lsn' has a value that it cannot have"),
+            ({"place": {"lsn": -1}}, "'lsn' has an invalid value"),
         ],
     )
     def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:

@@ -66,9 +66,9 @@ class TestARecord:
                 record(verb="drop"),
                 "its verb is not one of start, cancel, pause, resume, pause_pipeline, resume_pipeline",
             ),
-            (record(verb=["start"]), "'verb' has a value that it cannot have"),
-            (record(tables="public.orders"), "'tables' has a value that it cannot have"),
-            (record(expires_ms=-1), "'expires_ms' has a value that it cannot have"),
+            (record(verb=["start"]), "'verb' has an invalid value"),
+            (record(tables="public.orders"), "'tables' has an invalid value"),
+            (record(expires_ms=-1), "'expires_ms' has an invalid value"),
             (record(id=""), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
             (record(id="é"), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
             (record(id="a\n"), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
@@ -118,7 +118,7 @@ class TestWhatCommandsLeaveBehind:
             ({"requests": {}}, "'requests' is not an array"),
             ({"requests": [1]}, "a Request is not an object"),
             ({"requests": [{"command": "a", "schema": "b"}]}, "'table' of a Request is missing"),
-            ({"is_paused": 1}, "'is_paused' has a value that it cannot have"),
+            ({"is_paused": 1}, "'is_paused' has an invalid value"),
             ({"later": 1}, "a CommandState has fields that are not known"),
         ],
     )
@@ -137,5 +137,5 @@ class TestWhatCommandsLeaveBehind:
 
     def test_up_to_what_a_checkpoint_can_hold(self) -> None:
         many = tuple(Request("5f3c", "public", f"t{number}") for number in range(REQUESTS_BYTES_MAX // 50))
-        with pytest.raises(ValueError, match="too many tables wait to be loaded: 2 do already"):
+        with pytest.raises(ValueError, match="too many tables are waiting to be loaded: 2 already"):
             STATE.requesting(many)

@@ -230,7 +230,7 @@ class TestCutRecordsAheadOfTheCheckpoint:
         assert resume(facts(CHECKPOINT, cut=10), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
     def test_two_would_be_delivered_again(self) -> None:
-        with pytest.raises(HistoryError, match=r"Cut 11 is recorded.*checkpoint is the one of cut 9.*Kafka lost"):
+        with pytest.raises(HistoryError, match=r"Cut 11 is recorded.*checkpoint belongs to cut 9.*Kafka lost"):
             resume(facts(CHECKPOINT, cut=11), SHOP)
 
     @pytest.mark.parametrize("cut", [10, 11])

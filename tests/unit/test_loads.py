@@ -60,7 +60,7 @@ class TestALoad:
 
     @pytest.mark.parametrize(("name", "value"), [("is_read", 1), ("moved", [["t7"], "t8"]), ("moved", [[7]])])
     def test_which_are_texts(self, name: str, value: object) -> None:
-        with pytest.raises(ValueError, match=f"'{name}' has a value that it cannot have"):
+        with pytest.raises(ValueError, match=f"'{name}' has an invalid value"):
             read_loads([as_json(asdict(LOAD)) | {name: value}])
 
     def test_a_key_says_in_which_format_its_values_came(self) -> None:
@@ -109,7 +109,7 @@ class TestALoad:
         ],
     )
     def test_nor_is_one_with_other_values(self, name: str, value: object) -> None:
-        with pytest.raises(ValueError, match=f"'{name}' has a value that it cannot have"):
+        with pytest.raises(ValueError, match=f"'{name}' has an invalid value"):
             read_loads([{**as_json(asdict(LOAD)), name: value}])
 
     def test_any_number_of_rows_that_avro_can_hold_is_one(self) -> None:
@@ -139,10 +139,10 @@ class TestALoadPosition:
         [
             ([], "a LoadPosition is not an object"),
             ({"lsn": 1, "counts": 2}, "a LoadPosition has fields that are not known"),
-            ({"lsn": "0/0"}, "'lsn' has a value that it cannot have"),
-            ({"lsn": 2**64}, "'lsn' has a value that it cannot have"),
-            ({"count": -1}, "'count' has a value that it cannot have"),
-            ({"count": None}, "'count' has a value that it cannot have"),
+            ({"lsn": "0/0"}, "'lsn' has an invalid value"),
+            ({"lsn": 2**64}, "'lsn' has an invalid value"),
+            ({"count": -1}, "'count' has an invalid value"),
+            ({"count": None}, "'count' has an invalid value"),
         ],
     )
     def test_anything_else_is_none(self, found: object, complaint: str) -> None:
@@ -152,7 +152,7 @@ class TestALoadPosition:
     def test_one_behind_which_no_row_could_be_numbered_is_none(self) -> None:
         """Only another program can have written it."""
         assert read_load_position({"count": 2**62}).seq == 0
-        with pytest.raises(ValueError, match="'count' has a value that it cannot have"):
+        with pytest.raises(ValueError, match="'count' has an invalid value"):
             read_load_position({"count": 2**62 + 1})
 
 
@@ -209,8 +209,8 @@ class TestATableThatIsLoaded:
             ({"version": None}, "it is not a JSON object of version 1 and state 'end' or 'cancelled'"),
             ({"state": "begin"}, "it is not a JSON object of version 1 and state 'end' or 'cancelled'"),
             ({"later": 1}, "a Loaded has fields that are not known"),
-            ({"rows": -1}, "'rows' has a value that it cannot have"),
-            ({"id": 1}, "'id' has a value that it cannot have"),
+            ({"rows": -1}, "'rows' has an invalid value"),
+            ({"id": 1}, "'id' has an invalid value"),
             ({"layout": []}, "a Layout is not an object with the fields attnums, columns, filter, former, storage"),
         ],
     )
