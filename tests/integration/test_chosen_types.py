@@ -28,7 +28,7 @@ def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: S
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )
     assert pipeline.daemon.wait() == 78
-    sentence = "table public.numbers: column filler of type text cannot be uuid, as `types` in [[tables.rules]] has it"
+    sentence = "table public.numbers: column filler of type text cannot be uuid, which `types` in [[tables.rules]]"
     assert sentence in pipeline.daemon.log_text()
     assert sentence in checked(pipeline.daemon)
     with pipeline.database.connect() as connection:

@@ -1,6 +1,6 @@
 """The primitive types of Avro's binary encoding, as bytes.
 
-All code that writes Avro uses them: the conversions of ``text``, the row encoder, the envelope, dead letters.
+All code that writes Avro uses this module: the conversions of ``text``, the row encoder, the envelope, dead letters.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -9,7 +9,7 @@ import struct
 from typing import Final
 
 POSTGRES_EPOCH_US: Final = 946_684_800_000_000
-"""2000-01-01 00:00 UTC in microseconds since 1970, which has to be added to a timestamp of the protocol."""
+"""2000-01-01 00:00 UTC in microseconds since 1970. Adding it to a timestamp of the protocol gives Unix time."""
 
 LONG_MIN: Final = -(2**63)
 LONG_MAX: Final = 2**63 - 1
@@ -32,7 +32,7 @@ _MORE: Final = 0x80
 """The bit of a varint's byte that announces another byte."""
 
 _ONE_BYTE: Final = tuple(bytes((z,)) for z in range(_MORE))
-"""The varints of one byte, which are most of them."""
+"""The varints of one byte. Most varints have one byte."""
 
 _DOUBLE: Final = struct.Struct("<d").pack
 _FLOAT: Final = struct.Struct("<f").pack
@@ -41,8 +41,8 @@ _FLOAT: Final = struct.Struct("<f").pack
 def encode_long(number: int) -> bytes:
     """Return ``number``, within 64 signed bits, as an Avro int or long.
 
-    Zigzag maps numbers of small magnitude to small unsigned ones: 0, -1, 1, -2 become 0, 1, 2, 3. The varint has 7 bits
-    in a byte, the lowest first. In all bytes but the last one, the highest bit is set.
+    Zigzag maps numbers of small magnitude to small unsigned numbers: 0, -1, 1, -2 become 0, 1, 2, 3. Each byte of the
+    varint has 7 bits, and the lowest bits come first. The highest bit is set in all bytes except the last one.
     """
     zigzag = number << 1 if number >= 0 else ~(number << 1)
     if zigzag < _MORE:
@@ -66,7 +66,7 @@ def encode_string(text: str) -> bytes:
 
 
 def encode_float(number: float) -> bytes:
-    """Return ``number`` as an Avro float; OverflowError if it is beyond single precision."""
+    """Return ``number`` as an Avro float. Raise OverflowError if it is beyond single precision."""
     return _FLOAT(number)
 
 

@@ -1,6 +1,7 @@
 """Avro types that a user chooses for columns with ``types`` in ``[[tables.rules]]``.
 
-``config`` reads them, ``tables`` passes on those of a table, and ``types`` knows which column can have which type.
+``config`` reads the choices, ``tables`` selects those for a table, and ``types`` knows which column can have which
+type.
 
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
@@ -12,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Final, Self
 
 MAX_PRECISION: Final = 38
-"""The most digits that Spark, Flink and DuckDB can hold in a decimal."""
+"""The maximum precision of a decimal in Spark, Flink and DuckDB."""
 
 DECIMAL: Final = "decimal"
 
@@ -36,7 +37,7 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the choice that ``text`` names; ValueError with a sentence that has the remedy if it names none."""
+        """Return the choice that ``text`` names. Raise ValueError with the remedy if there is no such type."""
         if text in NAMES:
             return cls(text)
         decimal = parse_decimal(text)
@@ -51,7 +52,7 @@ class Choice:
 
 
 def parse_decimal(text: str) -> tuple[int, int] | None:
-    """Return precision and scale of ``decimal(p,s)``; None for other texts, ValueError for impossible numbers."""
+    """Return precision and scale of ``decimal(p,s)``, or None for other texts. Raise ValueError for invalid numbers."""
     match = _DECIMAL.fullmatch(text)
     if match is None:
         return None

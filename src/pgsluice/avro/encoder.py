@@ -1,7 +1,7 @@
-"""Rows and keys as Avro: encoders are made once per version of a relation, and run once per row.
+"""Encodes rows and keys as Avro. Encoders are made once per version of a relation, and run once per row.
 
-``envelope`` uses them. They take values as the server sent them, and return the body of the records Value and Key. A
-value that the row cannot hold is reported in ``unchanged`` or ``raw``, and never replaced by another one.
+``envelope`` uses them. They take values as the server sent them, and return the body of the record Value or Key. A
+value that the row cannot hold is reported in ``unchanged`` or ``raw``, and never replaced by another value.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
@@ -23,9 +23,9 @@ from pgsluice.relation import Relation
 
 
 class RowEncoder:
-    """The record Value of one version of a relation.
+    """Encodes the record Value of one version of a relation.
 
-    ``sent``: the conversion of each column's values in binary format to text. If it is None, no values may be binary.
+    ``sent``: converts the values of each column from binary format to text. If it is None, no values may be binary.
     """
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
@@ -79,9 +79,9 @@ class RowEncoder:
         return b"".join(parts)
 
     def encode_key_image(self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the body of an old row with only the identity columns; the others are null.
+        """Return the body of an old row with only the identity columns. All other fields are null.
 
-        The server sends nulls for the other columns. These nulls have no meaning.
+        The server sends nulls for the other columns. These nulls say nothing about the row.
         """
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
@@ -90,7 +90,7 @@ class RowEncoder:
 
 
 class KeyEncoder:
-    """The record Key of one version of a relation. ``sent``: the conversions of all columns, as for the row."""
+    """Encodes the record Key of one version of a relation. ``sent``: the conversions of all columns, as for the row."""
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
         self._table = _Table(relation, sent)
@@ -106,7 +106,7 @@ class KeyEncoder:
         self._parts = list(zip(self.places, writers, self.binary_writers, self.types, strict=True))
 
     def encode(self, values: TupleData) -> bytes:
-        """Return the key's body from the values of a row; PoisonError with the reason if Avro cannot hold it."""
+        """Return the key's body from the values of a row. Raise PoisonError with the reason if Avro cannot hold it."""
         if len(values) != self._table.width:
             raise self._table.wrong_count(values)
         parts: list[bytes] = []

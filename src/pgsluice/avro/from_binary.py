@@ -1,7 +1,7 @@
-"""Turns values in binary format into Avro without their text, for the types that most columns have.
+"""Turns values in binary format directly into Avro, without their text, for the types that most columns have.
 
-``encoder`` gets the writer of each column from here, once per version of a relation. Types without a short cut go
-through the text, and so do values that do not fit their Avro type.
+``encoder`` gets the writer of each column from here, once per version of a relation. Values of types without a short
+cut are converted to text first, and so are values that do not fit their Avro type.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -39,7 +39,7 @@ _FLOAT8: Final = fixed("d")
 
 
 def binary_writer(kind: ColumnType, to_text: ToText) -> Writer:
-    """Return the writer of values in the binary format that ``to_text`` reads. The result is that of ``kind.write``."""
+    """Return the writer of values in the binary format that ``to_text`` reads. It writes the same as ``kind.write``."""
     if kind.element is not None and isinstance(to_text, containers.ArrayText):
         return _array(binary_writer(kind.element, to_text.element))
     make = _SHORT_CUTS.get((kind.opcode, to_text))
@@ -67,7 +67,7 @@ def _integer(code: str) -> Callable[[int, int], Writer]:
         (number,) = read(value)
         return encode_long(number)
 
-    return lambda _lowest, _highest: write  # the bounds of the type itself, or wider ones
+    return lambda _lowest, _highest: write  # the bounds are at least as wide as the type's own
 
 
 def _float4() -> Writer:
@@ -83,12 +83,12 @@ def _float8() -> Writer:
 
 
 def _number(number: float) -> float:
-    """Return ``number``. Every NaN becomes the one NaN that the text form gives."""
+    """Return ``number``, with every NaN replaced by the NaN that the text becomes."""
     return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
 
 
 _GROUPS_MAX: Final = 12
-"""The most digits to the base 10000 for which there is a short cut."""
+"""The maximum number of base-10000 digits for which there is a short cut."""
 _NUMERICS: Final = {8 + 2 * groups: fixed(f"HhHH{groups}H") for groups in range(1, _GROUPS_MAX + 1)}
 _NEGATIVE: Final = 0x4000
 _GROUP_DIGITS: Final = 4
@@ -105,7 +105,7 @@ def _decimal(precision: int, scale: int) -> Writer:
             return write_any(value)
         ndigits, weight, sign, dscale, *groups = read(value)
         zeros = (weight + 1 - ndigits) * _GROUP_DIGITS + scale
-        # Only usual numbers are read here. The slower way checks all cases.
+        # Only usual numbers are read here. The slower function handles all cases.
         is_usual = scale <= dscale <= numbers.DSCALE_MAX and not sign & ~_NEGATIVE and ndigits == len(groups)
         if not is_usual or not -_GROUP_DIGITS < zeros <= precision:
             return write_any(value)
@@ -142,7 +142,7 @@ def _uuid() -> Writer:
     return lambda value: encode_bytes(strings.uuid(value))
 
 
-# --- dates and times: the infinities are the lowest and highest integer, which keys can hold
+# --- dates and times: the infinities are sent as the lowest and highest integer, and only keys can hold them
 
 
 def _moment(code: str, epoch: int, infinities: tuple[int, int], *, key: bool = False) -> Callable[..., Writer]:
@@ -208,8 +208,8 @@ def _vector() -> Writer:
     return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
 
 
-# By the opcode and the function that reads the value. The entries are called with the parameters of the type. The
-# compiled twin, ``native.rows``, has the scalars of this list, and other types that are as common.
+# The short cuts, by opcode and by the function that reads the value. Each is called with the parameters of the type.
+# The compiled twin, ``native.rows``, has the scalars of this list, and other types that are as common.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
     (Opcode.INTEGER, numbers.int2): _integer("h"),

@@ -1,7 +1,7 @@
 """Writes records of our own service topics, and reads them back safely, because other programs may write there as well.
 
 fastavro trusts schemas. A schema that contains itself can crash the process, and an array can have billions of items if
-they take no bytes. So fastavro gets only schemas that are put together here.
+an item takes no bytes. So fastavro gets only schemas that are put together here.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -34,7 +34,7 @@ def record_writer(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str,
 
 
 def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> Callable[[bytes], dict[str, Any]]:
-    """Return a function that reads a framed record of ``schema``; it raises ValueError with the reason if it cannot.
+    """Return a function that reads a framed record of ``schema``, or raises ValueError with the reason if it cannot.
 
     ``find`` returns the text of the schema with this id, or None if it is not known. The schema that wrote the record
     has to be a version of ``schema``: it may lack fields that have a default, and may have further fields of primitive
@@ -80,7 +80,7 @@ def _writer(text: str | None, wanted: dict[str, Any], identifier: int) -> Any:  
     try:
         return _version_of(wanted, read_json(text))
     except _Other:
-        raise ValueError(f"its schema {identifier} is that of something else") from None
+        raise ValueError(f"its schema {identifier} describes something else") from None
 
 
 class _Other(Exception):
@@ -88,7 +88,7 @@ class _Other(Exception):
 
 
 def _version_of(wanted: Any, written: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return the types of ``written``, built from parts of ``wanted``; _Other if it is not a version of ``wanted``."""
+    """Return the types of ``written``, built from parts of ``wanted``. Raise _Other if it is not a version of it."""
     match wanted, written:
         case {"type": "record"}, {"type": "record", "fields": [*fields]}:
             return {**wanted, "fields": _fields_of(wanted["fields"], fields)}
@@ -112,7 +112,7 @@ def _primitive(wanted: str, written: Any) -> str:  # noqa: ANN401 - a name, or a
 def _fields_of(wanted: list[dict[str, Any]], written: list[Any]) -> list[dict[str, Any]]:
     """Return the written fields, in their order.
 
-    All fields without a default have to be among them. So a record always takes some bytes.
+    Raise _Other if a field without a default is missing. So a record always takes some bytes.
     """
     known = {field["name"]: field for field in wanted}
     found = [_field(place, field, known) for place, field in enumerate(written)]

@@ -2,7 +2,7 @@
 
 They are built once per version of a relation from :class:`Field` objects, which :class:`TableFields` assigns. A column
 keeps its field as long as its Avro type changes only in ways that every reader can handle. :class:`FieldHistory` keeps
-what this needs from former versions.
+the names and types of former versions, which this needs.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -40,7 +40,7 @@ _ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 def avro_name(name: str) -> str:
     """Return PostgreSQL's ``name`` with ``_xHHHH_`` for each character that Avro does not allow.
 
-    Different names never give the same one.
+    Different names never give the same result.
     """
     return _ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
@@ -51,7 +51,7 @@ def pg_name(name: str) -> str:
 
 
 def _is_character(digits: str) -> bool:
-    """Return whether the digits are a character's number. They may not be if another program wrote the schema."""
+    """Return whether the digits are the number of a character. If another program wrote the schema, they may not be."""
     return int(digits, 16) <= sys.maxunicode and not 0xD800 <= int(digits, 16) <= 0xDFFF  # noqa: PLR2004 - surrogates
 
 
@@ -94,7 +94,7 @@ class FieldHistory:
             self.learn(envelope)
 
     def __len__(self) -> int:
-        """Return how many names there are."""
+        """Return how many names are taken."""
         return len(self._taken)
 
     def learn(self, envelope: Schema) -> None:
@@ -132,12 +132,12 @@ class FieldHistory:
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return the name of the first, second, ... field whose column would give it ``name``."""
+    """Return ``name`` for the first field that should have this name, and ``name__2``, ``name__3``, ... for others."""
     return name if number == 1 else f"{name}__{number}"
 
 
 class TableFields:
-    """Assigns fields to the columns of one table, from its history and the relations that came after it.
+    """Assigns fields to the columns of one table, based on its history and on the relations that came after it.
 
     The history itself does not change, because a field that is assigned here may never be registered.
     """
@@ -150,10 +150,10 @@ class TableFields:
         self._numbers: dict[str, int] = {}
 
     def assign(self, relation: Relation) -> tuple[Field, ...]:
-        """Return the fields of ``relation``, in its order, and remember new names.
+        """Return the fields of ``relation``, in the order of its columns, and remember new names.
 
-        Call this only for rows that are emitted. The relation may come from an ALTER TABLE that is rolled back, which
-        must leave no trace.
+        Call this only when a row of ``relation`` is emitted. Otherwise the relation may come from an ALTER TABLE that
+        is rolled back, which must leave no trace.
         """
         return tuple(self._field(column) for column in relation.columns)
 
@@ -166,9 +166,9 @@ class TableFields:
         return self._types[column.name]
 
     def _field_of_gone(self, column: Column) -> Field | None:
-        """Return the last array field of a column whose arrays cannot be parsed any more; None for other columns.
+        """Return the last array field of a column whose arrays cannot be parsed any more, or None for other columns.
 
-        All its values go to ``raw``.
+        All values of this column go to ``raw``.
         """
         known = self._known(column) if is_gone(column, self._options) else {}
         arrays = [
@@ -261,10 +261,10 @@ def _row_fields(envelope: Schema) -> list[Any]:
 def key_fields(
     relation: Relation, fields: Sequence[Field], key: Collection[str], options: TypeOptions
 ) -> tuple[Field, ...]:
-    """Return the fields of the key with the columns ``key``, in the relation's order; TableRefused if one is missing.
+    """Return the fields of the key with the columns ``key``, in the relation's order.
 
-    The key's fields have the same names as the row's fields. If a field of the row is wider than its column, the key's
-    field has the wider type as well.
+    Raise TableRefused if a column is missing. The key's fields have the same names as the row's fields. If a field of
+    the row is wider than its column, the key's field has the wider type as well.
     """
     missing = sorted(set(key) - {column.name for column in relation.columns})
     if missing:
@@ -300,7 +300,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key. It has only names and types, because the schema's id is part of the key's bytes."""
+    """Return the record Key. It has only names and types, because keys contain its id, which any addition changes."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 

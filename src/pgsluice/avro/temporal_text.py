@@ -1,4 +1,4 @@
-"""Dates and times: from PostgreSQL's text (DateStyle ISO, TimeZone UTC) to Avro's days and microseconds.
+"""Turns dates and times from PostgreSQL's text (DateStyle ISO, TimeZone UTC) into Avro's days and microseconds.
 
 ``types`` chooses the writer of a column, and ``encoder`` runs it per row. The common form has a fixed width, and is
 read by look-ups. Other years and offsets are read with a regular expression. Everything else is a Misfit.
@@ -114,7 +114,7 @@ def date(lowest: int, highest: int) -> Writer:
 
 
 def time(limit: int, unit_us: int = 1) -> Writer:
-    """Return the writer of the time since midnight, below ``limit``, which is one day, or 1 µs more for 24:00:00."""
+    """Return the writer of times since midnight below ``limit``: one day, or 1 µs more if 24:00:00 is included."""
     encode = in_units(unit_us)
 
     def write(text: bytes) -> bytes:
@@ -154,7 +154,7 @@ def timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
 
 
 def in_units(unit_us: int) -> Callable[[int], bytes]:
-    """Return a function that writes microseconds as a whole number of units. Times with a remainder do not fit."""
+    """Return a function that writes microseconds as a whole number of units, or raises Misfit if there is a rest."""
     if unit_us == 1:
         return encode_long
 
@@ -168,7 +168,7 @@ def in_units(unit_us: int) -> Callable[[int], bytes]:
 
 
 def _between(number: int, lowest: int, highest: int) -> int:
-    """Return ``number``; Misfit if it is not between these (exclusive) bounds."""
+    """Return ``number``. Raise Misfit if it is not between these (exclusive) bounds."""
     if lowest < number < highest:
         return number
     raise Misfit
@@ -184,7 +184,7 @@ _MINUTE_US: Final = 60_000_000
 
 
 def interval_micros(text: bytes) -> bytes:
-    """Return the microseconds of an interval with days of 24 hours. Months and years have no fixed length."""
+    """Return the microseconds of an interval with days of 24 hours. Months and years do not fit."""
     match = _INTERVAL.fullmatch(text)
     if match is None:
         raise Misfit
@@ -196,7 +196,7 @@ def interval_micros(text: bytes) -> bytes:
 
 
 def or_infinity(write: Writer, lowest: int, highest: int) -> Writer:
-    """Return a writer of dates or timestamps that also writes the infinities, as these two numbers."""
+    """Return a writer of dates or timestamps that also writes the infinities, as ``lowest`` and ``highest``."""
     infinities = {b"-infinity": encode_long(lowest), b"infinity": encode_long(highest)}
 
     def write_or_infinity(text: bytes) -> bytes:

@@ -28,7 +28,7 @@ from pgsluice.avro.binary import (
 )
 
 Writer: TypeAlias = Callable[[bytes], bytes]
-"""Returns the Avro body of a value from its text; Misfit if there is none."""
+"""Returns the Avro body of a value from its text. Raises Misfit if there is none."""
 
 
 class Misfit(ValueError):
@@ -71,8 +71,8 @@ def _is_integer(text: bytes) -> bool:
 def decimal(precision: int, scale: int) -> Writer:
     """Return the writer of ``decimal(precision, scale)``. It writes the unscaled value, and never rounds."""
     limit = 10**precision
-    # A sign, a zero before the point, and the digits. Longer texts are not passed to int(), which refuses thousands of
-    # digits.
+    # The length of a sign, a zero before the point, and the digits. Longer texts are not passed to int(), which refuses
+    # thousands of digits.
     longest = precision + 2
 
     def write(text: bytes) -> bytes:
@@ -93,7 +93,7 @@ _DECIMAL: Final = re.compile(rb"-?[0-9]++(?:\.[0-9]++)?")
 
 
 def _rescaled(text: bytes, scale: int) -> bytes:
-    """Return the digits after the point of a number that has more or fewer of them, as ``scale`` digits."""
+    """Return exactly ``scale`` digits after the point, for a number that has more or fewer of them."""
     if not _DECIMAL.fullmatch(text):
         raise Misfit
     digits = text.partition(b".")[2].rstrip(b"0").ljust(scale, b"0")
@@ -147,7 +147,7 @@ def _to_single(number: float) -> float:
 
 
 def float8(text: bytes) -> bytes:
-    """Return a float8 as a double, or a whole number of a column whose field has become double."""
+    """Return a float8 as a double, or an integer as a double if the column's field was widened to double."""
     return encode_double(_double(text))
 
 
@@ -162,8 +162,8 @@ def float4_as_double(text: bytes) -> bytes:
 
 
 _ALWAYS_EXACT: Final = 15
-"""A text of at most this length needs no check. A double keeps every number of 15 digits, and a number this short
-cannot be too small without an exponent."""
+"""A text of at most this length needs no check. A double keeps every number of 15 digits, and without an exponent, a
+number this short cannot be too small."""
 
 
 def numeric_as_double(text: bytes) -> bytes:
@@ -191,7 +191,7 @@ def uuid(text: bytes) -> bytes:
 
 
 def checked_string(text: bytes) -> bytes:
-    """Return a ``"char"``, or a text that may contain some, as a string in UTF-8 with all versions of the server."""
+    """Return a ``"char"``, or a text that may contain such values, as a UTF-8 string, whatever the server's version."""
     if text.isascii():
         return encode_bytes(text)
     return encode_bytes(utf8(text) if len(text) > 1 else b"\\%03o" % text[0])
@@ -238,7 +238,7 @@ _HSTORE_PAIR: Final = re.compile(_QUOTED + rb"=>(?:" + _QUOTED + rb"|NULL)", re.
 
 
 def array(element: Writer, delimiter: bytes = b",") -> Writer:
-    """Return the writer of one-dimensional arrays that start at 1. Other shapes do not fit."""
+    """Return the writer of one-dimensional arrays that start at 1. Other arrays do not fit."""
     item = re.compile(_QUOTED + rb"|" + _BARE % delimiter, re.DOTALL)
 
     def write_bare(text: bytes) -> bytes:

@@ -31,7 +31,7 @@ _EXTREMES: Final = "infinities become the lowest or highest integer; any other v
 
 
 class _Row(NamedTuple):
-    """One line of the table. Types whose cells are all the same share a line."""
+    """One line of the table. Types with equal cells share a line."""
 
     avro: str
     marked: str
@@ -74,7 +74,8 @@ def _row(pg_type: PgType, typmod: int = -1, elements: Mapping[int, Element] | No
     kind = column_type(column, options)
     marked = _MARKED.get(kind.opcode, "")
     if kind.opcode is Opcode.ARRAY:
-        return _Row("array of nullable elements, each as its type", marked, _POISON, "`string`; as their elements")
+        choices = "`string`; the types for their elements"
+        return _Row("array of nullable elements, each as its type", marked, _POISON, choices)
     own = choice_name(kind.schema)
     choices = ", ".join(f"`{choice}`" for choice in choices_of(column, options) if choice != own)
     return _Row(_avro(kind.schema), marked, _key(kind, key_type(column, options)), choices)
@@ -112,9 +113,19 @@ _CHOSEN: Final = (
     ("long", "xid8", "`long`", "values beyond 63 bits"),
     ("double", "float4", "`double`", ""),
     ("time-millis", "time", "`time-millis`", "as `time-micros`, and values with a fraction of a millisecond"),
-    ("timestamp-millis", "timestamptz", "`timestamp-millis`", "as `timestamp-micros`, and as above"),
-    ("local-timestamp-millis", "timestamp", "`local-timestamp-millis`", "as `local-timestamp-micros`, and as above"),
-    ("timestamp-millis", "timestamp", "`timestamp-millis`", "as above; the time is taken to be UTC"),
+    (
+        "timestamp-millis",
+        "timestamptz",
+        "`timestamp-millis`",
+        "as `timestamp-micros`, and values with a fraction of a millisecond",
+    ),
+    (
+        "local-timestamp-millis",
+        "timestamp",
+        "`local-timestamp-millis`",
+        "as `local-timestamp-micros`, and values with a fraction of a millisecond",
+    ),
+    ("timestamp-millis", "timestamp", "`timestamp-millis`", "as `local-timestamp-millis`; the time is taken to be UTC"),
     ("timestamp-micros", "timestamp", "`timestamp-micros`", "as `local-timestamp-micros`; the time is taken to be UTC"),
     ("interval-micros", "interval", "`interval-micros`", "months and years, infinities; a day is 24 hours"),
     ("string", "text", "`string`", ""),

@@ -242,7 +242,7 @@ def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
 
 
 def is_gone(column: Column, options: TypeOptions) -> bool:
-    """Return whether the column's values may be arrays that cannot be parsed, because their type is gone."""
+    """Return whether the values may be arrays that cannot be parsed, because the catalog no longer has their type."""
     chosen = next((choice.choice.name for choice in options.choices if choice.matches(column.name)), None)
     return chosen != CHECKED_STRING.schema and options.elements.get(column.type.oid, column) is None
 
@@ -277,7 +277,8 @@ def _numeric(typmod: int, options: TypeOptions) -> ColumnType:
 
 def numeric_modifier(typmod: int) -> tuple[int, int]:
     """Return precision and scale of a numeric that has them."""
-    # typmod - 4 has the precision above 16 bits for the scale. Of these, 11 are used, and signed since PostgreSQL 15.
+    # In typmod - 4, the upper 16 bits are the precision, and the lower 16 bits are for the scale. The scale uses 11 of
+    # them, and is signed since PostgreSQL 15.
     precision, scale = (typmod - 4) >> 16 & 0xFFFF, (typmod - 4) & 0x7FF
     return precision, (scale ^ 0x400) - 0x400
 
@@ -319,13 +320,13 @@ def check_choices(relation: Relation, options: TypeOptions) -> None:
                 raise TableRefused(
                     f"table {relation}: column {quoted(column.name)} of type "
                     f"{quoted(column.type.name)} "
-                    f"cannot be {choice.choice}, as `types` in [[tables.rules]] has it: write one of "
+                    f"cannot be {choice.choice}, which `types` in [[tables.rules]] chooses: write one of "
                     f"{', '.join(choices_of(column, options))}, or leave it out"
                 )
 
 
 def choices_of(column: Column, options: TypeOptions) -> list[str]:
-    """Return the names of the types that can be chosen for a column. The type without a choice comes first."""
+    """Return the names of the types that can be chosen for a column. The default type comes first."""
     own, innermost = _type(column.type, column.typmod, options), column.type
     while own.element is not None:
         element = _element(innermost, options)
@@ -338,7 +339,7 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
 
 
 def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
-    """Return the chosen type, which for an array is that of its elements, or None if ``pg_type`` cannot have it."""
+    """Return the type with this choice, or None if ``pg_type`` cannot have it. In an array, it is for the elements."""
     own = _type(pg_type, typmod, options)
     if choice.name == choice_name(own.schema):
         return own
@@ -391,7 +392,7 @@ _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the wider of two types, which can hold the other's values for every reader, or None if neither can."""
+    """Return the wider of two types, in which every reader can read values of both, or None if neither is wider."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None
@@ -405,7 +406,7 @@ def _widens(narrow: Schema, wide: Schema) -> bool:
 
 
 def _precision(schema: Schema) -> tuple[int, int] | None:
-    """Return precision and scale of a decimal; None for other types, and for decimals that we never write."""
+    """Return precision and scale of a decimal, or None for other types, and for decimals that we never write."""
     if not isinstance(schema, dict) or schema.get("logicalType") != "decimal":
         return None
     precision, scale = schema.get("precision"), schema.get("scale", 0)

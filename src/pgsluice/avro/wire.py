@@ -1,6 +1,7 @@
 """Confluent's wire format: the text and the id of a schema, and the header with the id in front of a message.
 
-The registries use it for ids, the envelope to frame keys and values, and all code that reads these back.
+The registries use this module for ids. The envelope uses it to frame keys and values, and so does all code that reads
+these back.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """
@@ -16,8 +17,8 @@ Schema: TypeAlias = str | dict[str, Any] | list[Any]
 """A schema as parsed JSON: a name, a record, array, map or annotated type, or a union."""
 
 NESTING_MAX: Final = 128
-"""The most levels of arrays and objects that JSON in service topics may have. Our own JSON has less than a hundred: two
-for each level of arrays in arrays, which ``pgbinary.conversions`` limits."""
+"""How many levels of arrays and objects JSON in service topics may have. Our own JSON has fewer than a hundred, because
+nested arrays of PostgreSQL need two for each level, and ``pgbinary.conversions`` limits their levels."""
 
 _HEADER: Final = struct.Struct(">bI")
 _MAX_ID: Final = 2**31 - 1  # ids are Java ints
@@ -29,7 +30,7 @@ def normalise(schema: Schema) -> str:
 
 
 def read_json(text: str) -> object:
-    """Return the value of a text that anybody may have written; ValueError with the reason if it is not usable as JSON.
+    """Return the value of a JSON text that anybody may have written. Raise ValueError with the reason if it is invalid.
 
     The value can be written again as JSON in UTF-8, and recursive functions can process it.
     """
@@ -72,7 +73,7 @@ def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def schema_id(normalised: str) -> int:
-    """Return the id of a schema's text: 31 bits of its SHA-256, but never 0. It is the same everywhere."""
+    """Return the id of a schema's text: 31 bits of its SHA-256, but never 0. Every process computes the same id."""
     return _id_of_digest(hashlib.sha256(normalised.encode()).digest())
 
 
@@ -86,7 +87,7 @@ def header(identifier: int) -> bytes:
 
 
 def unframe(data: bytes) -> tuple[int, bytes]:
-    """Return the schema id and the Avro body of a framed message; ValueError if it is not framed."""
+    """Return the schema id and the Avro body of a framed message. Raise ValueError if it is not framed."""
     if len(data) < _HEADER.size or data[0] != 0:
         raise ValueError("not in Confluent's wire format (expected a zero byte and a 4-byte schema id)")
     return _HEADER.unpack_from(data)[1], data[_HEADER.size :]

@@ -1,11 +1,11 @@
-# --- values in binary format: the same functions for the bytes that the type's send function wrote
+# --- values in binary format: functions like those of text.pxi, for the bytes that the type's send function wrote
 
 cdef const char* HEX = b"0123456789abcdef"
 
 cdef enum:
     NUMERIC_NEGATIVE = 0x4000
     NUMERIC_DSCALE_MAX = 0x3FFF
-    NUMERIC_PLACES = 64  # the limit of the common form: groups of four digits before the point, digits after it
+    NUMERIC_PLACES = 64  # the common form's limit of groups of four digits before the point, and of digits after it
 
 cdef uint32_t FLOAT4_MAGNITUDE = 0x7FFF_FFFF, FLOAT4_INFINITY = 0x7F80_0000
 cdef uint64_t FLOAT8_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF, FLOAT8_INFINITY = 0x7FF0_0000_0000_0000
@@ -72,7 +72,7 @@ cdef int write_sent_integer(Buffer out, Kind kind, const uint8_t* data, Py_ssize
 
 
 cdef struct Numeric:
-    # Digits to the base 10000. The first digit counts 10000 ** weight.
+    # Base-10000 digits. The first digit is multiplied by 10000 ** weight.
     const uint8_t* digits
     int count
     int weight
@@ -101,9 +101,9 @@ cdef inline int numeric_digit(const Numeric* number, int place) noexcept:
 
 
 cdef int write_sent_decimal(Buffer out, Column* column, const uint8_t* data, Py_ssize_t size) except -1:
-    """Write a numeric as a decimal with the column's scale. It is never rounded.
+    """Write a numeric as a decimal with the column's scale. The number is never rounded.
 
-    If the last group of four digits reaches beyond the scale, the digits beyond it have to be zero.
+    If the last group of four digits reaches beyond the scale, the digits beyond the scale have to be zero.
     """
     cdef Numeric numeric
     cdef int zeros, places, place
@@ -169,7 +169,7 @@ cdef int write_sent_numeric(Buffer out, const uint8_t* data, Py_ssize_t size) ex
 
 
 cdef inline int decimal_digit_of(const Numeric* number, int position) noexcept:
-    """Return a decimal digit. Each digit to the base 10000 has four of them."""
+    """Return the decimal digit at ``position``. Each base-10000 digit has four decimal digits."""
     return numeric_digit(number, position >> 2) // <int>POWERS[3 - (position & 3)] % 10
 
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Rows of COPY as XLogData: the compiled twin of ``copy.row_frame``, which documents what is done here.
+"""Rows of COPY as XLogData: the compiled twin of ``copy.row_frame``, which documents the conversion.
 
 A row is read once. Each value is written with its escapes resolved, and its length is written when its end is known. A
 row that PostgreSQL cannot have written is left to the twin in Python, which raises the error.
@@ -37,9 +37,10 @@ cdef inline void put_big_endian_4(uint8_t* to, uint32_t number) noexcept:
 
 
 cdef uint8_t* write_values(uint8_t* to, const uint8_t* line, Py_ssize_t size, int columns) noexcept:
-    """Write the values of a line, and return the end of what was written; NULL if PostgreSQL cannot have written it.
+    """Write the values of ``line``, and return the end of the written bytes.
 
-    ``to`` must have room for ``VALUE_BYTES`` and a byte for each column, and for the line.
+    Return NULL if PostgreSQL cannot have written the line. ``to`` must have room for ``VALUE_BYTES`` for each column,
+    and for the line.
     """
     cdef const uint8_t* at = line
     cdef const uint8_t* end = line + size - 1  # the newline
@@ -77,7 +78,7 @@ cdef uint8_t* write_values(uint8_t* to, const uint8_t* line, Py_ssize_t size, in
 
 
 def row_frame(bytes line, uint32_t oid, int columns):
-    """Return the XLogData of one row of relation ``oid``; ProtocolError if it does not have so many ``columns``."""
+    """Return the XLogData of one row of relation ``oid``. Raise ProtocolError as the twin does."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(line)
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(line)
     cdef uint8_t* begin

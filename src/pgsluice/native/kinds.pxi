@@ -46,7 +46,7 @@ KINDS = {
     Opcode.TIME: TIME,
     Opcode.TIMESTAMP: TIMESTAMP,
     Opcode.TIMESTAMPTZ: TIMESTAMPTZ,
-    # The kinds of keys differ only in the infinities, which keys write as numbers. They are not a common form.
+    # The kinds of keys differ only in the infinities, which keys write as numbers. Infinities are not a common form.
     Opcode.KEY_DATE: DATE,
     Opcode.KEY_TIMESTAMP: TIMESTAMP,
     Opcode.KEY_TIMESTAMPTZ: TIMESTAMPTZ,
@@ -56,7 +56,7 @@ KINDS = {
     Opcode.BYTEA: BYTEA,
 }
 
-# By the opcode and the function that reads the value, like the short cuts of ``avro.from_binary``.
+# The kinds by opcode and by the function that reads the value, like the short cuts of ``avro.from_binary``.
 SENT_KINDS = {
     (Opcode.BOOLEAN, numbers.boolean): SENT_BOOLEAN,
     (Opcode.INTEGER, numbers.int2): SENT_INT2,

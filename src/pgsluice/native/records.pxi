@@ -19,7 +19,7 @@ cdef extern from *:
 
 
 cdef struct Account:
-    # The sums of the records that are pending.
+    # The sums over the pending records.
     Py_ssize_t size
     Py_ssize_t events
 
@@ -60,7 +60,7 @@ cdef object new_record(target, op, key, value, timestamp_ms):
     Py_INCREF(timestamp_ms)
     PyTuple_SET_ITEM(record, 4, timestamp_ms)
     FORGET_HASH(<void*>record)
-    # The garbage collector looks at every tuple again and again. A record cannot be part of a cycle, so there is no
-    # need to let it look at millions of them.
+    # The garbage collector visits every tracked tuple again and again. A record cannot be part of a reference cycle, so
+    # records need not be tracked, and there can be millions of them.
     PyObject_GC_UnTrack(<void*>record)
     return record

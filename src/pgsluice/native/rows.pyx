@@ -6,8 +6,8 @@ of each value, row and message. If a change has another form, every function ret
 Python handles the whole change from its beginning. So every rule and every error message is in one place, the Python
 twin. Nothing has to be undone for this, because records are appended only when the whole change has been written.
 
-Nothing is read beyond the end of a message, because every length is compared with the bytes that are left before these
-bytes are read.
+Nothing is read beyond the end of a message, because every length is compared with the number of remaining bytes before
+it is used.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
@@ -122,7 +122,7 @@ cdef class Rows:
         PyMem_Free(self.lacking)
 
     cdef int _compile(self, encoder) except -1:
-        """Translate the decisions in ``encoder`` into the tables of opcodes that rows are written with."""
+        """Translate the decisions in ``encoder`` into the tables of opcodes that decide how rows are written."""
         cdef int place
         row, key = encoder.row, encoder.key
         self.target, self.tombstones, self.is_full = encoder.target, encoder.tombstones, encoder.is_full
@@ -152,7 +152,7 @@ cdef class Rows:
         return 0
 
     def add(self, bytes message, stamp, pending, *, bint is_streamed):
-        """Add the records of an Insert, Update, Delete or Truncate; ProtocolError if the message is invalid."""
+        """Add the records of an Insert, Update, Delete or Truncate. Raise ProtocolError if the message is invalid."""
         cdef int64_t seq
         cdef Account account
         global busy
@@ -229,7 +229,7 @@ cdef class Rows:
         if has_old and (
             self.lacking_count or KEY.size != OLD_KEY.size or memcmp(KEY.data, OLD_KEY.data, KEY.size) != 0
         ):
-            # The twin fills values that are missing from the old row, and writes two records if the key has changed.
+            # The twin takes missing values from the old row, and writes two records if the key has changed.
             return FALLBACK
         self._append(UPDATE, seq, timestamp_ms, records, account)
         return DONE
@@ -284,7 +284,7 @@ cdef class Rows:
         return key
 
     cdef int _tuple(self, Message* message, uint8_t kind, bint only_identity) except -1:
-        """Write a row, and note the place of each value in ``values``.
+        """Write a row, and note the position of each value in ``values``.
 
         ``only_identity``: the row has only the columns of the replica identity. The server fills the others with nulls.
         """
@@ -373,7 +373,7 @@ cdef void* allocated(Py_ssize_t count, Py_ssize_t size) except NULL:
 
 
 cdef int written(Buffer out, write, value) except -1:
-    """Write the result of a column's writer in Python; FALLBACK if the writer raises an error."""
+    """Write the result of a column's writer in Python. Return FALLBACK if the writer raises an error."""
     try:
         out.put_object(<bytes?>write(value))
     except Exception:

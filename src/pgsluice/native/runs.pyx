@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False, cdivision=True
-"""Runs of records into librdkafka's queue: the compiled twin of ``runs``, which documents what is done here.
+"""Runs of records into librdkafka's queue: the compiled twin of ``runs``, which documents what a run does.
 
 Records are counted per target. The cut gets the counts when the run ends.
 """
@@ -86,7 +86,10 @@ cdef class Tally:
 
 
 def last_use(Tally tally):
-    """Return the number of a tally's last use. The version of a table that was used last is the current one."""
+    """Return the index of the last record that was counted in a tally.
+
+    Tallies are given to the cut in this order, because the version of a table that was used last is the current one.
+    """
     return tally.used_at
 
 
@@ -123,7 +126,7 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
                     murmur2(<const uint8_t*>PyBytes_AS_STRING(<bytes>key), size_of_key) & 0x7FFFFFFF
                 ) % tally.partitions
             try:
-                # Arguments by position are faster. The callback takes two of them, because it has two names.
+                # Positional arguments are faster. Two of them are for the callback, because it has two names.
                 produce(tally.topic, value, key, partition, None, None, timestamp_ms)
             except Exception:
                 break  # the sink sends this record by itself, gets the same error again, and handles it

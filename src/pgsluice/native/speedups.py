@@ -1,8 +1,8 @@
-"""The choice between two twins: the modules compiled from Cython if they were built, or else those in Python.
+"""Chooses between the twins: the modules compiled from Cython if they were built, or else the modules in Python.
 
 Code that uses a module with a twin chooses by ``COMPILED``. The environment variable ``PGSLUICE_SPEEDUPS`` decides:
-``auto`` (or nothing) uses the compiled modules if they exist, ``require`` refuses to start without them, and ``off``
-does not use them. Both give the same results, byte for byte. They differ only in speed.
+``auto``, the default, uses the compiled modules if they exist, ``require`` refuses to start without them, and ``off``
+does not use them. Both twins give the same results, byte for byte. They differ only in speed.
 """
 
 import os
@@ -48,5 +48,5 @@ def check() -> None:
 
 
 def describe() -> str:
-    """Return what runs, for people."""
+    """Return the implementation that runs, and the reason if it is not the compiled one, as text for people."""
     return NAME if COMPILED else f"pure Python ({WHY_NOT})"

@@ -23,7 +23,7 @@ cdef inline bint is_digit(uint8_t byte) noexcept:
 
 
 cdef inline int two_digits(const uint8_t* text) noexcept:
-    """Return the number of two digits. If they are not digits, return a number so low that sums stay negative."""
+    """Return the value of two digits. If they are not digits, return a number so low that sums stay negative."""
     if is_digit(text[0]) and is_digit(text[1]):
         return (text[0] - 48) * 10 + (text[1] - 48)
     return -1_000_000
@@ -139,7 +139,7 @@ cdef int write_float(Buffer out, Kind kind, const uint8_t* text, Py_ssize_t size
         return FALLBACK
     if <double>single != number:
         # The text was rounded twice, to a double and then to a single. This is wrong only if the double lies exactly in
-        # the middle between two singles. Then the digits of the text decide, which the twin reads.
+        # the middle between two singles. Then the digits of the text decide, and the twin in Python compares them.
         other = 2 * number - <double>single
         single_other = <float>other
         if <double>single_other == other or single_other - single_other != 0:

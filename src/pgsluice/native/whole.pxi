@@ -1,6 +1,6 @@
 # --- whole transactions, from Begin to Commit
 
-cdef Py_ssize_t ROWS_MAX = 64  # a transaction with more rows gains nothing, because they share one Begin and one Commit
+cdef Py_ssize_t ROWS_MAX = 64  # for more rows, the cost of Begin and Commit hardly matters
 cdef uint64_t BOUND = <uint64_t>1 << 62  # as in transactions
 
 
@@ -23,7 +23,7 @@ cdef const uint8_t* message_in(list frames, Py_ssize_t at, Py_ssize_t* size) exc
 
 
 cdef Py_ssize_t find_commit(list frames, Py_ssize_t at, uint64_t from_lsn, Ends* ends) except -1:
-    """Return the index of the Commit of the transaction that begins at ``at``, or 0 if it has another form."""
+    """Return the index of the Commit of the transaction that begins at ``at``, or 0 if its form is not common."""
     cdef Py_ssize_t size = 0, begin = at, end = min(len(frames), at + ROWS_MAX + 2)
     cdef const uint8_t* data = message_in(frames, at, &size)
     if data is NULL or size != 21 or data[0] != b"B":
@@ -56,7 +56,7 @@ cdef int add_rows(
     list frames, Py_ssize_t at, Py_ssize_t end, dict relations, dict ready, Ends* ends, timestamp_ms,
     list records, Account* account, Py_ssize_t limit,
 ) except -1:
-    """Add the rows of one transaction. FALLBACK if one has another form, or if they reach ``limit``."""
+    """Add the rows of one transaction. Return FALLBACK if a row is not of the common form, or ``limit`` is reached."""
     cdef Py_ssize_t size = 0, until = held(records, account) + limit
     cdef const uint8_t* data
     cdef int64_t seq = 0
@@ -90,7 +90,7 @@ def add_transactions(
 ):
     """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    See ``rows``. A transaction is added only if all its rows have the common form, so it produces only records.
+    See ``rows``. A transaction is added only if all its rows have the common form, so adding it only appends records.
     """
     cdef Py_ssize_t count = len(frames), commit_at, kept, transactions = 0
     cdef uint64_t end_lsn = 0

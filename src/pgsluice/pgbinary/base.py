@@ -1,4 +1,4 @@
-"""The base of all families of types: values of a fixed width, and errors for values that cannot be read.
+"""The functions that all families of types share, for values of a fixed width, and errors for unreadable values.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from pgsluice.pgoutput.cursor import FixedFields, Malformed
 
 ToText: TypeAlias = Callable[[bytes], bytes]
-"""Returns the text of a value in binary format; raises one of UNREAD if it cannot be read."""
+"""Returns the text of a value in binary format. Raises one of UNREAD if the value cannot be read."""
 
 BYTE = FixedFields(number="B")
 INT16 = FixedFields(number="h")
@@ -31,7 +31,7 @@ class Unreadable(Exception):
 
 
 class NewPart(Unreadable):
-    """A composite has an attribute whose type was not part of it when it was described, because of an ALTER TYPE."""
+    """A composite has an attribute of a type that it did not contain when the catalog was read (ALTER TYPE)."""
 
 
 UNREAD: Final = (Malformed, struct.error, Unreadable)

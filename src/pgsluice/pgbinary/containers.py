@@ -1,4 +1,4 @@
-"""Values that consist of values: arrays, ranges, composites and hstore as PostgreSQL writes them.
+"""Values that contain other values: arrays, ranges, composites and hstore as PostgreSQL writes them.
 
 ``conversions`` builds these conversions from those of the parts. ``avro.from_binary`` reads arrays without their text.
 
@@ -42,7 +42,7 @@ def _value(cursor: Cursor) -> bytes:
 
 
 def _limited(texts: Iterable[bytes]) -> list[bytes]:
-    """Return the texts of a value's parts; Unreadable as soon as their total length exceeds the limit."""
+    """Return the texts of a value's parts. Raise Unreadable as soon as their total length exceeds the limit."""
     found, size = [], 0
     for text in texts:
         size += len(text)
@@ -61,7 +61,7 @@ _QUOTED_ITEM: Final = re.compile(rb'["\\{}\s]')
 
 
 class Array(NamedTuple):
-    """An array's shape (the length and the lower bound of each dimension) and its items, the last dimension first."""
+    """An array's shape (the length and the lower bound of each dimension) and its items, in row-major order."""
 
     shape: list[tuple[int, int]]
     items: list[bytes | None]
@@ -95,7 +95,7 @@ class ArrayText:
     def __call__(self, value: bytes) -> bytes:
         """Return the text of an array."""
         shape, items = read_array(value)
-        if not items:  # an empty array of int2vector has a dimension nevertheless
+        if not items:  # although it is empty, an array of int2vector has a dimension
             return b"{}"
         texts = _limited(self._item_text(item) for item in items)
         for length, _ in reversed(shape):
@@ -119,7 +119,7 @@ def _bounds(shape: list[tuple[int, int]]) -> bytes:
 
 
 def old_vector(element: ToText) -> ToText:
-    """Return the conversion of int2vector and oidvector, which are sent as arrays, and written with blanks between."""
+    """Return the conversion of int2vector and oidvector, which are sent as arrays, and written as items and spaces."""
 
     def to_text(value: bytes) -> bytes:
         items = read_array(value).items
@@ -192,8 +192,8 @@ _QUOTED_FIELD: Final = re.compile(rb'["\\(),\s]')
 def record(types: Mapping[int, ToText], others: Mapping[int, ToText]) -> ToText:
     """Return the conversion of composites: ``(a,,"b c")``.
 
-    The value itself has the OID of each field's type. The conversion is in ``others``, which all composites share, or
-    in ``conversions``.
+    The value itself contains the OID of each field's type. The conversion of this type is in ``others``, which all
+    composites share, or in ``types``.
     """
 
     def field(cursor: Cursor) -> bytes:

@@ -15,9 +15,10 @@ from pgsluice.printable import quoted
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
 LEVELS_MAX: Final = 32
-"""The most levels of types that may be nested. For example, an array of a domain over a composite has three levels.
+"""How many levels deep types may be nested. For example, an array of a domain over a composite has three levels.
 
-PostgreSQL has no such limit. Here it limits the calls for one value, the queries of the catalog, and the Avro schema.
+PostgreSQL has no such limit. Here it bounds the nested calls for one value, the queries of the catalog, and the depth
+of the Avro schema.
 """
 
 
@@ -38,7 +39,7 @@ class TypeDescription:
     delimiter: str = ","
 
     def __str__(self) -> str:
-        """Return its name as messages have it."""
+        """Return the name in the form for messages."""
         return quoted(self.namespace, self.name)
 
 
@@ -60,7 +61,7 @@ _SCALARS: Final[dict[str, ToText]] = {
     "numeric": numbers.numeric,
     "money": numbers.money,
     **dict.fromkeys(("oid", "xid", "cid"), numbers.oid),
-    # The text of these types is a name that only the catalog knows. From binary format, we give the number as text.
+    # The text of these types is a name that only the catalog knows. From binary format, we return the number as text.
     **dict.fromkeys(("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"), numbers.oid),
     **dict.fromkeys(("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"), numbers.oid),
     "xid8": numbers.xid8,
@@ -119,7 +120,7 @@ BUILT_IN: Final = _ELEMENTS | _ARRAYS
 
 _BUILT_IN_BY_OID: Final = {oid: BUILT_IN[found.name] for oid, found in BUILTIN_TYPES.items() if found.name in BUILT_IN}
 
-# By send function: types of extensions, and enums.
+# The conversions of types of extensions, and of enums, by send function.
 _BY_SEND: Final[dict[str, ToText]] = {
     "enum_send": strings.text,
     "citextsend": strings.text,
@@ -131,7 +132,7 @@ _BY_SEND: Final[dict[str, ToText]] = {
     "vector_send": geometry.vector,
 }
 
-# By name, for values that are still in the stream when the extension is gone from the catalog.
+# The conversions by name, for values that are still in the stream when the extension is gone from the catalog.
 _BY_NAME: Final = {
     name: _BY_SEND[f"{name}send"] if name == "citext" else _BY_SEND[f"{name}_send"]
     for name in ("citext", "ltree", "lquery", "cube", "hstore", "vector")
@@ -153,7 +154,7 @@ def _is_known(pg_type: PgType) -> bool:
 
 
 def unknown_arrays(relation: Relation) -> list[int]:
-    """Return those unknown types that may be arrays, because PostgreSQL gives arrays a name with an underscore."""
+    """Return those unknown types that may be arrays. PostgreSQL gives array types a name with a leading underscore."""
     unknown = set(unknown_types(relation))
     return sorted(
         {column.type.oid for column in relation.columns if column.type.name[:1] == "_" and column.type.oid in unknown}
@@ -163,9 +164,8 @@ def unknown_arrays(relation: Relation) -> list[int]:
 def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element | None]:
     """Return the elements of the array types of the columns, and of arrays in them, by the array's OID.
 
-    The value is None if the type is gone from the catalog, because then neither the delimiter of its elements is known
-    nor whether it is an array. Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay
-    text.
+    The value is None if the type is gone from the catalog, because then it is unknown whether the type is an array, and
+    which delimiter it has. Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay text.
     """
     by_oid = {description.oid: description for description in described}
     gone = [oid for oid in unknown_arrays(relation) if oid not in by_oid]
@@ -191,7 +191,7 @@ def _element(array_oid: int, described: Mapping[int, TypeDescription]) -> Elemen
 def _base(oid: int, described: Mapping[int, TypeDescription]) -> int:
     """Return the OID of a domain's innermost base type, or ``oid`` if it is not a domain.
 
-    If domains are nested too deeply, or contain themselves, the result is one of them.
+    If domains are nested too deeply, or contain themselves, the result is one of these domains.
     """
     for _ in range(LEVELS_MAX):
         found = described.get(oid)
@@ -212,7 +212,7 @@ def _is_too_deep(oid: int, arrays: Mapping[int, Element | None]) -> bool:
 
 
 def conversions(relation: Relation, described: Sequence[TypeDescription]) -> list[ToText]:
-    """Return the conversion of each column. An impossible one raises Unreadable when it is called."""
+    """Return the conversion of each column. A conversion that is not possible raises Unreadable when it is called."""
     made = _made({description.oid: description for description in described})
     return [_of_column(column.type, made) for column in relation.columns]
 
@@ -225,9 +225,9 @@ def _of_column(pg_type: PgType, made: Mapping[int, ToText]) -> ToText:
 
 
 def _made(described: Mapping[int, TypeDescription]) -> dict[int, ToText]:
-    """Return the conversions of all types. Those of the parts of a type are made before its own.
+    """Return the conversions of all types. A type's conversion is made after the conversions of its parts.
 
-    Each conversion is made once, however many types refer to it. A type that is left after ``LEVELS_MAX`` rounds is
+    Each conversion is made once, however many types refer to it. A type that is left after ``LEVELS_MAX`` passes is
     nested too deeply, or contains itself.
     """
     made: dict[int, ToText] = {}

@@ -1,6 +1,6 @@
-"""Geometric types as PostgreSQL writes them, the cube of its extension, and pgvector's vector.
+"""Geometric types as PostgreSQL writes them, the type of the extension cube, and pgvector's vector.
 
-``conversions`` chooses among these.
+``conversions`` chooses among these functions.
 
 https://www.postgresql.org/docs/current/datatype-geometric.html
 """
@@ -102,5 +102,5 @@ def vector_items(value: bytes) -> tuple[float, ...]:
     """Return the numbers of a vector."""
     dimensions, _ = _VECTOR.read(value, 0)
     if not dimensions or len(value) != _VECTOR.size + 4 * dimensions:
-        raise Malformed(_VECTOR.size, f"{dimensions} numbers of 4 bytes, and one at least")
+        raise Malformed(_VECTOR.size, f"{dimensions} numbers of 4 bytes, and at least one")
     return struct.unpack_from(f">{dimensions}f", value, _VECTOR.size)

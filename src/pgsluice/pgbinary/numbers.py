@@ -53,18 +53,18 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is below this limit, or at least one of the next two limits
+_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is lower, or not below the limit of its type
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
 _PLAIN: Final = (1e-4, 1e15)
 
-# PostgreSQL never writes a number that lies exactly in the middle between two floats, but Python may write it. Such a
-# middle is an odd number of 54 bits times a power of two. It has at most 17 digits only from 2 ** 52 on, and only below
+# PostgreSQL never writes a number that lies exactly in the middle between two floats, but Python may. Such a middle is
+# an odd number of 54 bits times a power of two. It has at most 17 digits only from 2 ** 52 on, and only below
 # 1e40, because 5 ** 23 is the highest power of five that can be a factor of it.
 _MIDDLES: Final = (2.0**52, 1e40)
 
 _EXACT: Final = Context(prec=1200)
-"""A context for exact sums of any two float8. None of them has more digits."""
+"""A context for exact sums of any two float8. No such sum has more digits."""
 _HALF: Final = Decimal("0.5")
 _INFINITE_SINGLE: Final = 0x7F800000
 _ROUNDINGS: Final = ("ROUND_HALF_EVEN", "ROUND_FLOOR", "ROUND_CEILING")
@@ -185,7 +185,7 @@ def read_numeric(value: bytes) -> Numeric | bytes:
 
 
 def numeric(value: bytes) -> bytes:
-    """Return the decimal digits, with as many of them after the point as the value's display scale."""
+    """Return the decimal digits, with as many digits after the point as the value's display scale says."""
     found = read_numeric(value)
     if not isinstance(found, Numeric):
         return found

@@ -1,6 +1,6 @@
 """Text search: tsvector and tsquery as PostgreSQL writes them.
 
-``conversions`` chooses among these.
+``conversions`` chooses among these functions.
 
 https://www.postgresql.org/docs/current/datatype-textsearch.html
 """
@@ -17,8 +17,8 @@ _WEIGHTS: Final = (b"", b"C", b"B", b"A")
 """The letters of a position's weight. D is not written."""
 
 _COUNT_WIDTH: Final = 2
-"""The fewest bytes that a lexeme or a part of a query takes. A count that needs more bytes than there are is
-invalid."""
+"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if it needs more bytes than there
+are."""
 
 
 def tsvector(value: bytes) -> bytes:
@@ -80,8 +80,8 @@ def tsquery(value: bytes) -> bytes:
     cursor = Cursor(value, 0)
     items = [_item(cursor) for _ in range(_count(cursor))]
     cursor.end()
-    # Every operator is sent before its operands, and the right operand before the left one. So read backwards, an
-    # operator comes after its operands.
+    # Every operator is sent before its operands, and the right operand before the left one. So if the items are read
+    # backwards, an operator comes after its operands.
     parts: list[_Part] = []
     for item in reversed(items):
         parts.append(item if isinstance(item, _Part) else _combined(parts, *item))

@@ -1,6 +1,6 @@
 """Strings, bytes, bits, network addresses, positions and snapshots as PostgreSQL writes them.
 
-``conversions`` chooses among these.
+``conversions`` chooses among these functions.
 
 https://www.postgresql.org/docs/current/datatype-net-types.html
 """

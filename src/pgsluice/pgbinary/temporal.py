@@ -1,6 +1,6 @@
 """Dates, times and intervals as PostgreSQL writes them with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC.
 
-``conversions`` chooses among these.
+``conversions`` chooses among these functions.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html
 """
@@ -45,7 +45,7 @@ def time(value: bytes) -> bytes:
 
 
 def read_time(value: bytes) -> int:
-    """Return the microseconds since midnight. A whole day is possible, and stands for 24:00:00."""
+    """Return the microseconds since midnight. They can be a whole day, which stands for 24:00:00."""
     return _checked_time(_TIME(value)[0])
 
 
@@ -71,7 +71,7 @@ timestamp: Final = _timestamp(b"")
 """``YYYY-MM-DD HH:MM:SS[.ffffff]``."""
 
 timestamptz: Final = _timestamp(b"+00")
-"""The same, in UTC and with its offset."""
+"""The same with the offset ``+00``, because the time is in UTC."""
 
 
 def _date_parts(days: int) -> tuple[bytes, bytes]:

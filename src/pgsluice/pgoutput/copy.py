@@ -36,14 +36,14 @@ _pack_length = struct.Struct(">cI").pack
 
 
 def row_values(line: bytes, columns: int) -> list[bytes | None]:
-    """Return the values of one row in text format; ProtocolError if it does not have so many ``columns``.
+    """Return the values of one row in text format. Raise ProtocolError if their number is not ``columns``.
 
     ``line``: the content of one CopyData, which ends with a newline.
     """
     fields = line[:-1].split(b"\t") if columns or len(line) > 1 else []
     if line[-1:] != b"\n" or len(fields) != columns:
         raise ProtocolError(
-            f"a row of COPY has {len(fields)} columns, or no end: expected {columns}. Please report it."
+            f"a row of COPY has {len(fields)} columns, or no newline at its end: expected {columns}. Please report it."
         )
     if b"\\" not in line:
         return list(fields)
@@ -51,7 +51,7 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
 
 
 def row_frame(line: bytes, oid: int, columns: int) -> XLogData:
-    """Return one row of relation ``oid`` as the walsender would send it; ProtocolError as from :func:`row_values`."""
+    """Return one row of relation ``oid`` as the walsender would send it. Raise ProtocolError as :func:`row_values`."""
     return insert_frame(oid, row_values(line, columns))
 
 

@@ -91,7 +91,7 @@ class Cursor:
         self.choice("flags", b"\x00")
 
     def string(self, name: str) -> str:
-        """Read a String. It ends with NUL, and is in UTF-8, because the session sets client_encoding to it."""
+        """Read a String. It ends with NUL, and is in UTF-8, because the session sets client_encoding to UTF-8."""
         at = self.at
         end = self.data.find(0, at)
         if end < 0:
@@ -111,7 +111,7 @@ class Cursor:
         return self.data[at : self.at]
 
     def end(self) -> None:
-        """Check that the message ends here. If it does not, it has an unknown form."""
+        """Raise Malformed if the message does not end here, because then it has an unknown form."""
         if self.at != len(self.data):
             raise trailing(self.data, self.at)
 

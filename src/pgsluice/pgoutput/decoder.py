@@ -1,7 +1,8 @@
 """Decodes pgoutput: turns the bytes of one message into one object of :mod:`pgsluice.pgoutput.messages`.
 
 The pipeline uses one decoder per connection. All messages of protocol versions 1 to 4 are decoded, even if they were
-not requested, because servers send two-phase messages for inherited slots, and some send a stray Stream Abort.
+not requested, because servers send two-phase messages if the slot has the option two_phase, and some servers send a
+stray Stream Abort.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -86,7 +87,7 @@ class Decoder:
         self.in_stream = False
 
     def decode(self, payload: bytes) -> Message:
-        """Return the message; ProtocolError with the message's name, the offset and what was expected there."""
+        """Return the message. Raise ProtocolError with its name, the offset and what was expected there."""
         if not payload:
             raise ProtocolError("pgoutput message at offset 0: expected a message type, found the end")
         kind = payload[0]
@@ -277,8 +278,8 @@ def _unknown(_decoder: Decoder, _data: bytes) -> Message:
 def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
     """Return the ``count`` column values that start at ``at``, and the offset after them.
 
-    Slices never fail. If a length is too large, ``at`` moves beyond the end, which the next column or the check after
-    the loop notices. A negative length is read as unsigned, so it is also too large.
+    Slices never fail. If a length is too large, ``at`` moves beyond the end, which is noticed at the next column or
+    after the loop. A negative length is read as unsigned, so it is also too large.
     """
     values: TupleData = []
     append = values.append
@@ -312,7 +313,7 @@ def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
 
 
 def _cut_short(data: bytes, at: int, start: int) -> Malformed:
-    """Return the error that names the missing part of a tuple. ``start``: where the last value with a length starts."""
+    """Return the error that names the missing part of a tuple. ``start``: the offset of the last value with length."""
     end = len(data)
     if at > end:
         return Malformed(start, f"a column value ({at - start} bytes), found the end after {end - start}")
@@ -380,6 +381,6 @@ _MESSAGES: dict[str, tuple[str, _Reader]] = {
 }
 _UNKNOWN: tuple[str, _Reader] = ("pgoutput message", _unknown)
 
-# By type byte: a list index costs half of a dictionary look-up.
+# Lists indexed by the type byte, because a list index costs half of a dictionary look-up.
 _NAMES = [_MESSAGES.get(chr(kind), _UNKNOWN)[0] for kind in range(256)]
 _READERS = [_MESSAGES.get(chr(kind), _UNKNOWN)[1] for kind in range(256)]

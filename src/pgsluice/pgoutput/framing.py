@@ -1,6 +1,6 @@
-"""The content of CopyData while a slot is streamed: WAL data and keepalives in, status updates out.
+"""The content of CopyData while a slot is streamed: the server's WAL data and keepalives, and our status updates.
 
-The replication stream of ``postgres/`` uses it, and so do test servers at the other end.
+The replication stream of ``postgres/`` uses this module, and so do test servers at the other end.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -39,7 +39,7 @@ Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
 
 @dataclass(slots=True)
 class StandbyStatusUpdate:
-    """``r``: the positions of the client. Each LSN is the last byte + 1. 0/0 leaves the slot where it is."""
+    """``r``: the positions of the client. Each LSN is the last byte + 1. 0/0 does not change the slot's position."""
 
     write: int
     flush: int
@@ -66,8 +66,8 @@ _NAMES = {b"w": "XLogData ('w')", b"k": "Primary keepalive ('k')"}
 
 
 def parse_frame(data: bytes | memoryview) -> Frame:
-    """Return the content of one CopyData from the server; ProtocolError if it is invalid."""
-    frame = bytes(data)  # a copy: libpq frees its buffer after the next read
+    """Return the content of one CopyData from the server. Raise ProtocolError if it is invalid."""
+    frame = bytes(data)  # a copy, because libpq frees its buffer after the next read
     kind = frame[:1]
     try:
         if kind == b"w":
@@ -95,7 +95,7 @@ def _keepalive(cursor: Cursor) -> Keepalive:
 
 
 def standby_status_update(write: int, flush: int, apply: int, client_time: int, *, reply_requested: bool) -> bytes:
-    """Return the CopyData that tells the server the positions of this client."""
+    """Return the CopyData that reports the positions of this client to the server."""
     return _pack_status_update(b"r", write, flush, apply, client_time, reply_requested)
 
 

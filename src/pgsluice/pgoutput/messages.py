@@ -1,8 +1,8 @@
 """The messages of pgoutput, one class each, with the manual's names.
 
-:mod:`pgsluice.pgoutput.decoder` makes them. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are unsigned
-32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. ``xid`` of a change is the id of the
-(sub)transaction that made it. Only changes inside a stream segment have it, and otherwise it is None.
+:mod:`pgsluice.pgoutput.decoder` creates them. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are unsigned
+32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. The ``xid`` of a change is the id of
+the (sub)transaction that made it. It is None for changes outside of stream segments, because they do not contain it.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -19,7 +19,7 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""An out-of-line (TOAST) value that the server did not send because it did not change. Not a NULL."""
+"""An out-of-line (TOAST) value that the server did not send because it did not change. It is not a NULL."""
 
 
 class BinaryValue(bytes):
@@ -37,7 +37,7 @@ TupleData: TypeAlias = list[ColumnValue]
 
 @dataclass(slots=True)
 class Begin:
-    """``B``: an ordinary transaction begins. Its commit is already known."""
+    """``B``: an ordinary transaction begins. The position and time of its commit are already known."""
 
     commit_lsn: int
     commit_ts: int
@@ -73,7 +73,7 @@ class RelationColumn:
 
 @dataclass(slots=True)
 class Relation:
-    """``R``: the columns of a table from here on. An empty ``namespace`` means pg_catalog."""
+    """``R``: the columns of a table in the following messages. An empty ``namespace`` means pg_catalog."""
 
     xid: int | None
     oid: int
@@ -104,7 +104,7 @@ class Insert:
 
 @dataclass(slots=True)
 class Update:
-    """``U``: a changed row. It has at most one of ``old`` and ``key``, which has only the identity columns."""
+    """``U``: a changed row. At most one of ``old`` and ``key`` is set. ``key`` has only the identity columns."""
 
     xid: int | None
     relation_oid: int
@@ -115,7 +115,7 @@ class Update:
 
 @dataclass(slots=True)
 class Delete:
-    """``D``: a deleted row. It has exactly one of ``old`` and ``key``, which has only the identity columns."""
+    """``D``: a deleted row. Exactly one of ``old`` and ``key`` is set. ``key`` has only the identity columns."""
 
     xid: int | None
     relation_oid: int

@@ -27,7 +27,7 @@ from pgsluice.spool.disk import Disk
 log = structlog.get_logger(__name__)
 
 EXIT_S = 5.0
-"""How long a process that ends waits until its directory is removed. The next process removes the rest."""
+"""How long a process that ends waits for its directory to be removed. The next process removes what is left."""
 
 _SETTING = "buffer.spill_dir"
 _PREFIX = ".pgsluice-spill-"
@@ -36,10 +36,10 @@ _LOCK = "lock"
 
 
 class SpillDirectory:
-    """A directory of this process under ``parent``. Entering makes it, and leaving removes it.
+    """A directory of this process under ``parent``. Entering the context creates it, and leaving removes it.
 
-    Only its user can look into it. All files in it are reached by its descriptor, and links are not followed. So people
-    who may rename entries of ``parent`` cannot make pgsluice write, read or remove other files.
+    Only the user of the process can access it. All files in it are reached by its descriptor, and links are not
+    followed. So people who may rename entries of ``parent`` cannot make pgsluice write, read or remove other files.
     """
 
     def __init__(self, parent: str, disk: Disk) -> None:
@@ -50,17 +50,17 @@ class SpillDirectory:
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor of the directory; None unless it is entered."""
+        """The descriptor of the directory, or None outside the context."""
         return None if self._held is None else self._held.descriptor
 
     async def __aenter__(self) -> Self:
-        """Make the directory; ConfigError if that is not possible, UnavailableError if the disk hangs."""
+        """Create the directory. Raise ConfigError if that is not possible, and UnavailableError if the disk hangs."""
         try:
             self._held = await self._disk.run(self._make)
         except OSError as error:
             raise ConfigError(
                 f"The directory for transactions that do not fit into memory cannot be used: {error}. Set "
-                f"buffer.spill_dir to one that pgsluice (uid {os.geteuid()}) may write to, on a local disk."
+                f"buffer.spill_dir to a directory on a local disk that pgsluice (uid {os.geteuid()}) may write to."
             ) from error
         self.path = self._held.path
         self._disk.later(self._remove_leftovers)
@@ -79,10 +79,10 @@ class SpillDirectory:
     # All methods below run in the disk's thread.
 
     def _make(self) -> "_Held":
-        """Make the directory and lock it under another name, and then rename it.
+        """Create the directory under a temporary name, lock it, and then rename it.
 
         Other processes remove directories that have a final name and whose lock is free. They must not find ours before
-        we hold its lock. Renaming the directory keeps the lock, because the lock belongs to the file.
+        we hold its lock. Renaming the directory keeps the lock, because the lock belongs to the lock file.
         """
         self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX, dir=self._parent))
@@ -99,11 +99,12 @@ class SpillDirectory:
 
     def _remove_leftovers(self) -> None:
         for path in self._parent.glob(f"{_PREFIX}*"):
-            # An OSError means that it has no lock file, so it is not ours, or that another process is removing it.
+            # An OSError means that the directory has no lock file, so it is not ours, or that another process is
+            # removing it.
             with suppress(OSError):
                 found = _taken(path)
                 if found is not None:
-                    log.info("removing what an earlier process left behind", directory=str(path))
+                    log.info("removing the files of an earlier process", directory=str(path))
                     self._remove_leftover(found)
 
     def _remove_leftover(self, found: "_Held") -> None:
@@ -114,7 +115,7 @@ class SpillDirectory:
 
 
 _PLAIN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""O_NONBLOCK: if there is a pipe or a device instead of a file, opening it does not wait."""
+"""With O_NONBLOCK, opening does not wait if there is a pipe or a device in place of the file."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -135,7 +136,7 @@ class _Held:
     def remove(self) -> None:
         """Remove the directory with its files.
 
-        If somebody has replaced it by another directory, that one is removed only if it is empty.
+        If somebody has put another directory in its place, that directory is removed only if it is empty.
         """
         for name in [*self.files(), _LOCK]:
             with suppress(OSError):
@@ -149,7 +150,7 @@ class _Held:
 def _taken(path: Path) -> _Held | None:
     """Return a directory that an earlier process left behind, or None if it is in use, or belongs to another user.
 
-    OSError if it is not a directory, or a link.
+    Raise OSError if ``path`` is a link, or not a directory.
     """
     descriptor = os.open(path, _DIRECTORY)
     lock = None
@@ -204,13 +205,13 @@ def _look_at(parent: str) -> Finding:
         remedy = "Make the directory, or choose another."
         return Finding(_SETTING, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
     if _is_open_to_others(found):
-        detail = f"other users can rename or remove files in {found}, which would stop pgsluice. They cannot read them"
+        detail = f"other users can rename or remove files in {found}, but not read them. This would stop pgsluice"
         return Finding(_SETTING, Verdict.WARN, detail, _CLOSE)
     return Finding(_SETTING, Verdict.OK, f"{parent}, {shutil.disk_usage(found).free // 1024**2} MiB free")
 
 
 def _is_open_to_others(directory: Path) -> bool:
-    """Return whether other users can rename its entries. A group that may write is trusted, because volumes need it."""
+    """Return whether other users can rename entries. A group that may write is trusted, because volumes need this."""
     found = directory.stat()
     if found.st_uid not in (0, os.geteuid()):
         return True

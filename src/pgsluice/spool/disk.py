@@ -19,10 +19,10 @@ from pgsluice.errors import UnavailableError
 T = TypeVar("T")
 
 DISK_LIMIT_S = 30.0
-"""The limit of one job. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
+"""The time limit of one job. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
 
 LAST_LOOK_S = 1.0
-"""The additional time for a job that seems to be late. Perhaps the disk is fine, and the process was suspended."""
+"""The additional time for a job that seems to be late, because the process may only have been suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class _Job:
 class Disk:
     """Runs jobs one after the other, in the order in which they were submitted.
 
-    The thread is a daemon thread, and not one of an executor. At its end, the interpreter waits for the threads of
-    executors, so it would wait for a disk that hangs.
+    The thread is a daemon thread, and does not belong to an executor. When the interpreter exits, it waits for the
+    threads of executors, so it would wait for a disk that hangs.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Disk:
         return 0.0 if begun_at is None else time.monotonic() - begun_at
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run ``call`` and return its result; UnavailableError if the disk hangs.
+        """Run ``call`` and return its result. Raise UnavailableError if the disk hangs.
 
         The disk hangs if a single job, this one or one before it, takes longer than ``DISK_LIMIT_S``. After a
         cancellation, ``call`` may still be carried out, but before all jobs that are submitted later.

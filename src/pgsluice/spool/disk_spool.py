@@ -1,4 +1,4 @@
-"""Keeps rows whose transaction has not committed yet: in memory up to a bound, and then in files.
+"""Keeps rows whose transaction has not committed yet, in memory up to a limit, and then in files.
 
 Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a cache, because
 PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at the end.
@@ -31,10 +31,11 @@ READ_BYTES = 256 * 1024
 """Files are read in blocks of this size. Each block has a checksum."""
 
 ROOM_BYTES = 1024 * 1024
-"""Rows move to disk only between reads from the socket. So the data of one read has to fit below the bound."""
+"""The memory that is kept free for the data of one read, because rows move to disk only between reads from the
+socket."""
 
 SPILL_BYTES = 4 * 1024 * 1024
-"""Size of one write. Even a slow network disk does it within seconds, so a job that takes longer than
+"""Size of one write. Even a slow network disk completes such a write within seconds, so a job that takes longer than
 ``disk.DISK_LIMIT_S`` hangs."""
 
 _FILE_NUMBERS = count(1)
@@ -66,8 +67,8 @@ class DiskSpool:
         self.disk = disk
         self._open: set[SpooledRows] = set()
         self._moving: SpooledRows | None = None
-        """The transaction whose buffer is being moved to its file. All of it has to be moved, because a file has to end
-        between two pieces."""
+        """The transaction whose buffer is being moved to its file. All of it has to be moved, because a file must not
+        end within an entry."""
         self._wanted: Callable[[], None] | None = None
         self.memory = 0
         """Bytes in memory."""
@@ -80,17 +81,17 @@ class DiskSpool:
         return self.disk.busy_s
 
     def open(self) -> "SpooledRows":
-        """Return room for one more transaction."""
+        """Return an empty :class:`SpooledRows` for one more transaction."""
         options = self._options
         rows = SpooledRows(self, options.directory / str(next(_FILE_NUMBERS)), options.descriptor)
         self._open.add(rows)
         return rows
 
     async def relieve(self) -> bool:
-        """Move a part of the rows into a file if memory is above its bound. Return whether more has to be moved.
+        """Move a part of the rows into a file if memory is above its limit. Return whether more has to be moved.
 
-        UnavailableError if there is no room on disk, or if the disk hangs. After an exception, or a cancellation, the
-        rows can only be discarded.
+        Raise UnavailableError if there is no room on disk, or if the disk hangs. After an exception, or a cancellation,
+        the rows can only be discarded.
         """
         if self._moving is None:
             if self.memory <= self._memory_bound:
@@ -120,7 +121,7 @@ class DiskSpool:
         self._wanted = read
 
     async def load(self) -> None:
-        """Read what the current iteration needs next. If it needs nothing, give other tasks a turn."""
+        """Read the data that the current iteration needs next. If it needs none, give other tasks a turn."""
         read, self._wanted = self._wanted, None
         if read is None:
             await asyncio.sleep(0)
@@ -160,7 +161,7 @@ class SpooledRows:
         return len(self._buffer)
 
     def append(self, number: int, data: bytes) -> None:
-        """Add a piece. Iteration returns it with its ``number``."""
+        """Add an entry. Iteration returns it with its ``number``."""
         self._buffer += _PIECE.pack(number, len(data))
         self._buffer += data
         self._spool.memory += _PIECE.size + len(data)
@@ -185,9 +186,9 @@ class SpooledRows:
         return data
 
     def _write(self, data: bytearray, *, is_new: bool) -> "array[int]":
-        """Append ``data`` to the file, and return the checksums of the whole file. Runs in the disk's thread."""
+        """Append ``data`` to the file, in the disk's thread. Return the checksums of the whole file."""
         try:
-            # A new file must not exist yet: an existing one would belong to another transaction.
+            # A new file must not exist yet, because an existing file would belong to another transaction.
             with open(self._name, "xb" if is_new else "ab", buffering=0, opener=self._open) as file:
                 _write_all(file, data)
         except OSError as error:
@@ -195,18 +196,18 @@ class SpooledRows:
         return _with_checksums(self._checksums, self._in_file, data)
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return the pieces, and None whenever :meth:`Spool.load` has to be awaited before the next one."""
+        """Return the entries, and None whenever :meth:`DiskSpool.load` has to be awaited before the next entry."""
         read = bytearray()
         for number in range(len(self._checksums)):
             self._spool.want(partial(self._read, number, read))
             yield None
             taken = yield from _pieces(read)
             del read[:taken]
-        assert not read, "a file ends between two pieces"
+        assert not read, "a file ends between two entries"
         yield from _pieces(self._buffer)
 
     def _read(self, number: int, read: bytearray) -> None:
-        """Append a block of the file to ``read``, in the disk's thread; UnavailableError if the block was changed."""
+        """Append a block of the file to ``read``, in the disk's thread. Raise UnavailableError if it was changed."""
         try:
             with open(self._name, "rb", buffering=READ_BYTES, opener=self._open) as file:
                 file.seek(number * READ_BYTES)
@@ -221,7 +222,7 @@ class SpooledRows:
         return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
 
     def discard(self) -> None:
-        """Forget all rows. The file is removed after the jobs that still work with it."""
+        """Delete all rows. The file is removed after the jobs that still work with it."""
         if self._has_file:
             self._spool.disk.later(partial(os.unlink, self._name, dir_fd=self._directory))
         self._spool.memory -= len(self._buffer)
@@ -243,7 +244,7 @@ def _with_checksums(checksums: "array[int]", size: int, data: bytearray) -> "arr
 
 
 def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:
-    """Yield the complete pieces in ``buffer``, and return how many bytes they took."""
+    """Yield the complete entries in ``buffer``, and return how many bytes they took."""
     at, end = 0, len(buffer)
     with memoryview(buffer) as view:
         while at + _PIECE.size <= end:
@@ -257,7 +258,7 @@ def _pieces(buffer: bytearray) -> Generator[tuple[int, bytes], None, int]:
 
 
 def _write_all(file: IO[bytes], data: bytearray) -> None:
-    """Write all of ``data``. One write to a file without a buffer may write less."""
+    """Write all of ``data``. A single write to an unbuffered file may write only a part."""
     with memoryview(data) as view:
         written = 0
         while written < len(view):
@@ -273,6 +274,6 @@ def _unusable(error: OSError) -> UnavailableError:
 
 def _changed(path: Path) -> UnavailableError:
     return UnavailableError(
-        f"{path}, which holds rows of a transaction that has not committed yet, is not as it was written. Let nothing "
-        "else work under buffer.spill_dir, and check the disk. Nothing is lost: all of it will be sent again."
+        f"{path}, which holds rows of a transaction that has not committed yet, is not as it was written. Make sure "
+        "that no other program uses that directory, and check the disk. Nothing is lost: all of it will be sent again."
     )

@@ -79,7 +79,7 @@ def test_any_values_come_back(values: list[bytes | None]) -> None:
     ],
 )
 def test_a_row_of_other_columns_or_without_an_end_is_refused(data: bytes, columns: int, found: int) -> None:
-    with pytest.raises(ProtocolError, match=f"a row of COPY has {found} columns, or no end: expected {columns}"):
+    with pytest.raises(ProtocolError, match=f"has {found} columns, or no newline at its end: expected {columns}"):
         row_values(data, columns)
 
 
