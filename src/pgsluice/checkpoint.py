@@ -25,8 +25,8 @@ class Checkpoint:
 
     ``end_lsn``: everything before it is delivered. It is 0/0 while the slot is being created. ``epoch``: the history
     that the LSNs belong to. ``last_end_lsn``, ``last_xid`` and ``last_commit_ts`` identify the last transaction that
-    was delivered. ``last_message_lsn`` and ``last_message_crc`` identify the last message outside transactions. They
-    are 0 or empty if this epoch had no transaction, or no message. Earlier versions did not record messages.
+    was delivered. ``last_message_lsn`` and ``last_message_crc`` identify the last message outside transactions. These
+    fields are 0 or empty if this epoch had no transaction, or no message. Earlier versions did not record messages.
     """
 
     pipeline: str

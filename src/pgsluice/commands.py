@@ -88,7 +88,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A table that a command has requested to load. ``command``: its id. ``where``: the condition for the rows."""
+    """A table that a command has requested to load. ``command``: the command's id. ``where``: the rows' condition."""
 
     command: str
     schema: str

@@ -188,7 +188,7 @@ class DeadLetters:
         return commit_lsn in self._expected
 
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
-        """Return ``records``, each replaced by its dead letter if one is expected. The first one has this ``seq``."""
+        """Return ``records``, each replaced by its dead letter if one is expected. ``seq``: that of the first one."""
         letters = self._expected[commit_lsn]
         found: list[Record] = []
         letter = None
@@ -316,7 +316,7 @@ class ChangeEncoder:
         return message.old, None
 
     def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
-        """Return one record without a key, which goes to every partition. Return none if truncates are skipped."""
+        """Return one record without a key, which goes to every partition. Return no record if truncates are skipped."""
         if not self._truncate:
             return []
         flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity

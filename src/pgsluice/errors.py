@@ -19,13 +19,13 @@
     │       └── Fenced              another producer took over; this process becomes a standby, or stops
     └── StopError                   the daemon stops; the message tells the operator why, and what to do
         ├── UsageError        2     the command line is not valid
-        ├── ProtocolError    65     bytes that are not valid pgoutput; the text has message, offset and expectation
+        ├── ProtocolError    65     bytes that are not pgoutput; the error has message, offset and expectation
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
         │   └── Diverged     65     the server has another history; the refusal is recorded for all later starts
         ├── PoisonError      65     a change that Kafka refuses or Avro cannot represent
         ├── IncompatibleSchema 65   the schema registry refuses a schema that an ALTER TABLE has changed
         ├── CommandRefused   65     a running pipeline has refused a command, or did not finish loading a table
-        ├── UnavailableError 69     something is missing, and waiting will not bring it back
+        ├── UnavailableError 69     something that is needed is missing, and retrying would not help
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or denies a privilege
         └── ConfigError      78     settings, slot or publication are wrong
@@ -46,7 +46,7 @@ class PgsluiceError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The message, line by line. A line break inside a line belongs to something that the message quotes."""
+        """The message, line by line. A line break inside a line belongs to a text that the message quotes."""
         return (str(self),)
 
 
@@ -162,7 +162,7 @@ class CommandRefused(StopError):
 
 
 class UnavailableError(StopError):
-    """Something that is needed is missing, and waiting will not bring it back."""
+    """Something that is needed is missing, and retrying would not help."""
 
     exit_code = 69
 
@@ -186,4 +186,4 @@ class ConfigError(StopError):
 
 
 class TableRefused(ConfigError):
-    """One table cannot be published with the present settings. The other tables can."""
+    """One table cannot be published with the present settings. This does not affect the other tables."""

@@ -3,9 +3,9 @@
 Every check is a pure function. :func:`resume` makes the whole decision. The pipeline gathers the facts, calls
 :func:`resume`, and acts on its result.
 
-The rules allow for two properties of PostgreSQL. A slot may send changes again, see
+The rules allow for two properties of PostgreSQL. A slot accepts every confirmed position, even one that the WAL has not
+reached yet. And a slot may send changes again:
 https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
-And a slot accepts every confirmed position, even one that the WAL has not reached yet.
 """
 
 from collections.abc import Iterable, Sequence
@@ -270,7 +270,7 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
 
 
 def _uncontradicted(facts: Facts) -> Checkpoint | None:
-    """Return the checkpoint of the highest cut that is recorded and that no cut record contradicts, or None.
+    """Return the checkpoint of the highest recorded cut, among those that no cut record contradicts, or None.
 
     If the cut has several checkpoints, the last one is returned.
     """
@@ -417,7 +417,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
 
 
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if changes after the switch are in it.
+    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if it covers changes after the switch.
 
     A promoted standby begins a new timeline at the switch point. Everything that the former primary wrote after that
     point is missing from the new timeline. If the checkpoint is after the switch point only because of heartbeats,

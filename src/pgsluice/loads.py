@@ -35,10 +35,10 @@ T = TypeVar("T")
 class Load:
     """A table whose rows are being read.
 
-    ``shape``: a digest of all that decides which rows and columns are read, and in which order. If it changes, the load
-    begins again. ``key``: the columns that identify a row. ``last``: the key of the last row that is in the stream, as
-    PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream. ``is_read``: all rows have
-    been read once.
+    ``shape``: a digest of everything that decides which rows and columns are read, and in which order. If it changes,
+    the load begins again. ``key``: the columns that identify a row. ``last``: the key of the last row that is in the
+    stream, as PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream. ``is_read``:
+    all rows have been read once.
 
     ``moved``: keys of rows that must be read again before the end (:func:`moved_key`). An UPDATE has changed the key of
     such a row, and did not send its large values, because they did not change. If the row was not read under its former

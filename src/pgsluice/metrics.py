@@ -87,7 +87,7 @@ class TopicEvents:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What all cuts together have delivered since the start. ``seconds``: the time that their commits took."""
+    """The sums over all cuts delivered since the start. ``seconds``: the time that their commits took."""
 
     cuts: int = 0
     transactions: int = 0

@@ -36,7 +36,7 @@ KEYS_BYTES_MAX: Final = 128 * 1024 * 1024
 """Memory for the replica identities of tables that may be partitions: 200,000 with keys of one column."""
 
 TYPES_MAX: Final = 10_000
-"""How many types have their names kept. This is enough, because a table has at most 1,600 columns, and its types are
+"""How many names of types are kept. This is enough, because a table has at most 1,600 columns, and its types are
 described right before it."""
 
 COLUMNS_AT_ONCE: Final = 20_000
@@ -127,7 +127,7 @@ class Relation:
 
 
 def identity_of(relation: Relation) -> frozenset[str]:
-    """Return the columns of an old row that the server sends to identify it, or no columns if it sends all or none."""
+    """Return the columns of an old row that the server sends to identify it. Return none if it sends all or none."""
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
@@ -246,8 +246,8 @@ class RelationCache:
         self._last: int | None = None
         """The table that was described last. The server describes a partition right after its root."""
         self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
-        """The identities of the partitions of each table that may be a root. At most two are kept: if two differ, no
-        single identity fits all partitions."""
+        """The identities of the partitions of each table that may be a root. At most two are kept, because if two
+        differ, no single identity fits all partitions."""
         self._keys_bytes = 0
         """The memory that these identities take, including those that were removed since."""
 

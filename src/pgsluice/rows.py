@@ -86,13 +86,13 @@ def add_run(
     """Add the rows from ``frames[at]`` on to ``pending``. Return the index of the first frame that was not added.
 
     ``relations`` has the present version of each table, as the server described it last. ``ready`` has the tables whose
-    encoders have been made. No row may be streamed, and all belong to the transaction of ``stamp``.
+    encoders have been made. All rows belong to the transaction of ``stamp``, and none is streamed.
 
     The run ends
 
     * before a frame that is not a row;
-    * before a row whose table has no encoder for its present version, because making one may have to wait for the
-      catalog or a schema registry;
+    * before a row whose table has no encoder for its present version, because making an encoder may have to wait for
+      the catalog or a schema registry;
     * when ``pending`` is full, because the caller has to make room.
     """
     while at < len(frames) and not pending.full:

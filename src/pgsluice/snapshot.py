@@ -97,8 +97,8 @@ class Shape:
     are none. ``filter``: the SQL condition of the publications; empty if there is none. ``replaces``: all deletes and
     truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: functions that may
     run when the table is read belong to superusers or the database's owner, or the settings or a publication name the
-    table. ``digest`` changes when any of this changes. ``where``: a further condition, if a command or a rule wants
-    only some of the rows.
+    table. ``digest`` changes when any of the above changes. ``where``: a further condition, if a command or a rule
+    selects only some of the rows.
     """
 
     relation: Relation
@@ -112,7 +112,7 @@ class Shape:
 
     @property
     def read_digest(self) -> str:
-        """A digest of all that decides which rows and columns are read, and in which order.
+        """A digest of everything that decides which rows and columns are read, and in which order.
 
         If the digest changes during a load, the load begins again.
         """

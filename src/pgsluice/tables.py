@@ -138,7 +138,7 @@ class TableRule:
 class TablePolicy:
     """How one table is published.
 
-    ``keys``: the columns of the key; None means its replica identity or primary key. ``shared``: the rule's topic does
+    ``keys``: the columns of the key; None means the replica identity or primary key. ``shared``: the rule's topic does
     not distinguish all tables that the rule matches, or has no table name, so several tables may go to this topic.
     ``named``: the settings name the table without wildcards, so nobody can get this policy by creating a table that
     matches a pattern. ``is_loaded``: the rows that the table already has are read, if snapshots are on. ``where``: an
@@ -180,7 +180,7 @@ class Tables:
     use."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
-        """Return how ``schema.table`` is published, or None if it is left out.
+        """Return how ``schema.table`` is published, or None if the table is left out.
 
         Raise TableRefused if the table cannot have a topic.
         """
@@ -355,7 +355,7 @@ def missing_placeholders(template: str, glob: str) -> list[str]:
 
 
 def _is_shared(template: str, rule: TableRule) -> bool:
-    """Return whether several tables may go to the topic. ``template``: that of ``rule``, or the general one."""
+    """Return whether several tables may go to the topic. ``template``: the rule's topic, or the general one."""
     return "{table}" not in template or (rule.topic is not None and bool(missing_placeholders(rule.topic, rule.match)))
 
 
@@ -366,7 +366,7 @@ def _shortened(topic: str) -> str:
 
 
 def _as_kafka_compares(topic: str) -> str:
-    """Return the form in which Kafka compares names of topics. Its metrics cannot distinguish dots and underscores."""
+    """Return the form in which Kafka compares topic names. Kafka's metrics cannot distinguish dots and underscores."""
     return topic.replace(".", "_")
 
 

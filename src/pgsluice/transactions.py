@@ -142,8 +142,8 @@ class Transactions:
     def receive(self, payload: bytes) -> Iterable[Event]:
         """Return the events that follow from a message. Raise ProtocolError if it is invalid or unexpected.
 
-        If the rows of a commit have waited, its events are created while the caller iterates over them. The caller has
-        to take all of them before it passes the next message.
+        If the rows of a committed transaction have waited, their events are created while the caller iterates over the
+        result. The caller has to take all events before it passes the next message.
         """
         receiving, kind = self._receiving, payload[:1]
         if receiving is not None and kind in _KINDS_THAT_WAIT:

@@ -38,7 +38,7 @@ class RowEncoder:
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 
-    def encode(  # noqa: C901 - one loop, without a call that could be spared
+    def encode(  # noqa: C901 - one loop, because each further call costs time
         self, values: TupleData, unchanged: list[bytes], raw: list[tuple[bytes, bytes]]
     ) -> bytes:
         """Return the row's body.

@@ -83,7 +83,7 @@ def _float8() -> Writer:
 
 
 def _number(number: float) -> float:
-    """Return ``number``, with every NaN replaced by the NaN that the text becomes."""
+    """Return ``number``, with every NaN replaced by the NaN that the text form results in."""
     return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
 
 

@@ -1,4 +1,4 @@
-"""Writes records of our own service topics, and reads them back safely, because other programs may write there as well.
+"""Writes records of our own service topics, and reads them back safely, because other programs may write to them.
 
 fastavro trusts schemas. A schema that contains itself can crash the process, and an array can have billions of items if
 an item takes no bytes. So fastavro gets only schemas that are put together here.
@@ -36,9 +36,9 @@ def record_writer(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str,
 def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that reads a framed record of ``schema``, or raises ValueError with the reason if it cannot.
 
-    ``find`` returns the text of the schema with this id, or None if it is not known. The schema that wrote the record
-    has to be a version of ``schema``: it may lack fields that have a default, and may have further fields of primitive
-    types. Logical types are ignored, so a timestamp is a number.
+    ``find`` returns the text of the schema with this id, or None if it is not known. The schema of the record has to be
+    a version of ``schema``: it may lack fields that have a default, and may have further fields of primitive types.
+    Logical types are ignored, so a timestamp is a number.
     """
     wanted = _plain(schema)
     reader, writers = fastavro.parse_schema(wanted), dict[int, Any]()
@@ -88,7 +88,10 @@ class _Other(Exception):
 
 
 def _version_of(wanted: Any, written: Any) -> Any:  # noqa: ANN401 - any part of a schema
-    """Return the types of ``written``, built from parts of ``wanted``. Raise _Other if it is not a version of it."""
+    """Return the types of ``written``, built from parts of ``wanted``.
+
+    Raise _Other if ``written`` is not a version of ``wanted``.
+    """
     match wanted, written:
         case {"type": "record"}, {"type": "record", "fields": [*fields]}:
             return {**wanted, "fields": _fields_of(wanted["fields"], fields)}

@@ -224,7 +224,7 @@ class KeyHistory:
         self._keys[key] = None
 
     def last_among(self, published: AbstractSet[str]) -> tuple[str, ...] | None:
-        """Return the last key all of whose columns are ``published``, or None if there is none."""
+        """Return the last key whose columns are all ``published``, or None if there is none."""
         return next((key for key in reversed(self._keys) if published >= set(key)), None)
 
 
@@ -300,7 +300,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key. It has only names and types, because keys contain its id, which any addition changes."""
+    """Return the record Key. It has only names and types, because any addition would change the id in all keys."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 

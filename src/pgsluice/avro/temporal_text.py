@@ -154,7 +154,7 @@ def timestamptz(lowest: int, highest: int, unit_us: int = 1) -> Writer:
 
 
 def in_units(unit_us: int) -> Callable[[int], bytes]:
-    """Return a function that writes microseconds as a whole number of units, or raises Misfit if there is a rest."""
+    """Return a function that writes microseconds as a whole number of units. It raises Misfit for a remainder."""
     if unit_us == 1:
         return encode_long
 

@@ -234,7 +234,7 @@ def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
 def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
     if pg_type.namespace != CATALOG:
         return options.elements.get(pg_type.oid)
-    # A second underscore is not followed, so that a name cannot mean arrays nested without limit.
+    # A name with two leading underscores is not an array, so that a name cannot mean arrays nested without limit.
     if not pg_type.name.startswith("_") or pg_type.name.startswith("__"):
         return None
     name = pg_type.name[1:]
@@ -339,7 +339,7 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
 
 
 def _chosen(pg_type: PgType, typmod: int, choice: Choice, options: TypeOptions) -> ColumnType | None:
-    """Return the type with this choice, or None if ``pg_type`` cannot have it. In an array, it is for the elements."""
+    """Return the chosen type, or None if ``pg_type`` cannot have it. A choice for an array applies to its elements."""
     own = _type(pg_type, typmod, options)
     if choice.name == choice_name(own.schema):
         return own

@@ -17,8 +17,8 @@ Schema: TypeAlias = str | dict[str, Any] | list[Any]
 """A schema as parsed JSON: a name, a record, array, map or annotated type, or a union."""
 
 NESTING_MAX: Final = 128
-"""How many levels of arrays and objects JSON in service topics may have. Our own JSON has fewer than a hundred, because
-nested arrays of PostgreSQL need two for each level, and ``pgbinary.conversions`` limits their levels."""
+"""How many levels of arrays and objects JSON in service topics may have. Our own JSON has fewer than a hundred. Each
+level of a nested PostgreSQL array needs two, and ``pgbinary.conversions`` limits the levels of arrays."""
 
 _HEADER: Final = struct.Struct(">bI")
 _MAX_ID: Final = 2**31 - 1  # ids are Java ints

@@ -78,7 +78,7 @@ cdef uint8_t* write_values(uint8_t* to, const uint8_t* line, Py_ssize_t size, in
 
 
 def row_frame(bytes line, uint32_t oid, int columns):
-    """Return the XLogData of one row of relation ``oid``. Raise ProtocolError as the twin does."""
+    """Return the frame of one row of relation ``oid``. Raise ProtocolError if it does not have ``columns`` values."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(line)
     cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(line)
     cdef uint8_t* begin

@@ -1,6 +1,7 @@
 """Numbers as PostgreSQL writes them: integers, floats, numeric and money.
 
-``conversions`` chooses among these. Floats are written as by PostgreSQL 12 and later with extra_float_digits > 0.
+``conversions`` chooses among these functions. Floats are written as by PostgreSQL 12 and later with
+extra_float_digits > 0.
 
 https://www.postgresql.org/docs/current/datatype-numeric.html
 """
@@ -53,7 +54,7 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is lower, or not below the limit of its type
+_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is lower, or if it reaches the limit of the type
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
 _PLAIN: Final = (1e-4, 1e15)
@@ -71,12 +72,12 @@ _ROUNDINGS: Final = ("ROUND_HALF_EVEN", "ROUND_FLOOR", "ROUND_CEILING")
 
 
 def float8(value: bytes) -> bytes:
-    """Return ``1.5``, with the fewest digits that are read as the same number."""
+    """Return a text like ``1.5``, with the fewest digits that are read as the same number."""
     return float8_text(_FLOAT8(value)[0])
 
 
 def float4(value: bytes) -> bytes:
-    """Return ``1.5``, with the fewest digits that are read as the same number."""
+    """Return a text like ``1.5``, with the fewest digits that are read as the same number."""
     return float4_text(_FLOAT4(value)[0])
 
 

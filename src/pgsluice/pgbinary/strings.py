@@ -69,7 +69,7 @@ def macaddr(length: int) -> ToText:
 
 _INET: Final = FixedFields(family="B", bits="B", is_cidr="B", length="B")
 _FAMILIES: Final = {2: 4, 3: 16}
-"""PGSQL_AF_INET and PGSQL_AF_INET6, and the bytes of an address."""
+"""The size of an address in bytes, by family: PGSQL_AF_INET and PGSQL_AF_INET6."""
 
 _WORDS: Final = struct.Struct(">8H").unpack
 _MAPPED: Final = 0xFFFF

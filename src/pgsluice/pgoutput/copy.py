@@ -26,7 +26,7 @@ _ESCAPED: Final = {
     b"v": b"\v",
     b"\\": b"\\",
 }
-"""The escapes that COPY TO writes. COPY FROM accepts further ones."""
+"""The escapes that COPY TO writes. COPY FROM accepts further escapes."""
 
 _FRAME_HEAD: Final = b"w".ljust(MESSAGE_AT, b"\0")
 """The head of an XLogData. Its positions are 0, because rows that were read have no positions in the WAL."""
@@ -51,7 +51,7 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
 
 
 def row_frame(line: bytes, oid: int, columns: int) -> XLogData:
-    """Return one row of relation ``oid`` as the walsender would send it. Raise ProtocolError as :func:`row_values`."""
+    """Return the frame of one row of relation ``oid``. Raise ProtocolError if it does not have ``columns`` values."""
     return insert_frame(oid, row_values(line, columns))
 
 

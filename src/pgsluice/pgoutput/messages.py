@@ -169,7 +169,7 @@ class StreamCommit:
 
 @dataclass(slots=True)
 class StreamAbort:
-    """``A``: ``subxid``, or the whole transaction if it equals ``xid``, is rolled back.
+    """``A``: the subtransaction ``subxid`` is rolled back, or the whole transaction if ``subxid`` equals ``xid``.
 
     LSN and time are sent only with streaming=parallel.
     """

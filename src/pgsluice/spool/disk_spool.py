@@ -35,8 +35,8 @@ ROOM_BYTES = 1024 * 1024
 socket."""
 
 SPILL_BYTES = 4 * 1024 * 1024
-"""Size of one write. Even a slow network disk completes such a write within seconds, so a job that takes longer than
-``disk.DISK_LIMIT_S`` hangs."""
+"""Size of one write. Even a slow network disk completes such a write within seconds, so if it takes longer than
+``disk.DISK_LIMIT_S``, the disk hangs."""
 
 _FILE_NUMBERS = count(1)
 """Numbers of files. No name is used twice, because all sessions of a process share its directory, and a write of the
