@@ -18,7 +18,7 @@ from pgsluice.cut import CUT_MAX, EPOCH_MAX, Recorded
 from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailable
 from pgsluice.lsn import INVALID_LSN, format_lsn
 
-LOAD_AGAIN: Final = "load the tables concerned again: `pgsluice snapshot start TABLE...` while pgsluice runs."
+LOAD_AGAIN: Final = "load the affected tables again with `pgsluice snapshot start TABLE...` while pgsluice runs."
 """The end of a message that says what to do if changes are missing."""
 
 
@@ -162,7 +162,7 @@ def _with_room(checkpoint: Checkpoint) -> Checkpoint:
             f"The topics in Kafka have epoch {checkpoint.epoch} and cut {checkpoint.cut}, but pgsluice never assigns "
             "such high numbers. So another program has written to the topics of checkpoints or transactions. Nothing "
             "was delivered. Withdraw its right to write, choose another kafka.topic_prefix, start once with "
-            "--adopt-slot, then load all tables: `pgsluice snapshot start '*.*'` while pgsluice runs."
+            "--adopt-slot, then load all tables with `pgsluice snapshot start '*.*'` while pgsluice runs."
         )
     return checkpoint
 
@@ -198,8 +198,8 @@ def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> 
     if is_outrun(announced, facts.recorded):
         raise HistoryError(
             f"Cut {facts.recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
-            "new one. Changes between the two are lost to this pipeline. Start a new history with --adopt-slot, then "
-            f"{LOAD_AGAIN}"
+            "new one. Changes between that cut and the new slot are lost to this pipeline. Start a new history with "
+            f"--adopt-slot, then {LOAD_AGAIN}"
         )
     return replace(
         announced,

@@ -22,7 +22,8 @@ FLUSH_PREFIX: Final = "pgsluice.flush"
 """The prefix of logical messages whose only purpose is to move the stream. They are not published."""
 
 _PAGE_BYTES: Final = 8192
-"""The size of a WAL page (XLOG_BLCKSZ). If a server was built with another size, its positions need no correction."""
+"""The usual size of a WAL page (XLOG_BLCKSZ). If a server was built with another size, its page starts may not be
+recognised."""
 
 _PAGE_HEADER_BYTES: Final = 24
 _SEGMENT_HEADER_BYTES: Final = 40

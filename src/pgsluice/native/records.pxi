@@ -60,7 +60,7 @@ cdef object new_record(target, op, key, value, timestamp_ms):
     Py_INCREF(timestamp_ms)
     PyTuple_SET_ITEM(record, 4, timestamp_ms)
     FORGET_HASH(<void*>record)
-    # The garbage collector visits every tracked tuple again and again. A record cannot be part of a reference cycle, so
-    # records need not be tracked, and there can be millions of them.
+    # The garbage collector visits every tracked tuple again and again, and there can be millions of records. They need
+    # not be tracked, because a record cannot be part of a reference cycle.
     PyObject_GC_UnTrack(<void*>record)
     return record

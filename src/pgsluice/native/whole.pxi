@@ -1,6 +1,6 @@
 # --- whole transactions, from Begin to Commit
 
-cdef Py_ssize_t ROWS_MAX = 64  # for more rows, the cost of Begin and Commit hardly matters
+cdef Py_ssize_t ROWS_MAX = 64  # with more rows, the cost of Begin and Commit hardly matters
 cdef uint64_t BOUND = <uint64_t>1 << 62  # as in transactions
 
 
@@ -23,7 +23,7 @@ cdef const uint8_t* message_in(list frames, Py_ssize_t at, Py_ssize_t* size) exc
 
 
 cdef Py_ssize_t find_commit(list frames, Py_ssize_t at, uint64_t from_lsn, Ends* ends) except -1:
-    """Return the index of the Commit of the transaction that begins at ``at``, or 0 if its form is not common."""
+    """Return the index of the Commit of the transaction that begins at ``at``, or 0 if it has an uncommon form."""
     cdef Py_ssize_t size = 0, begin = at, end = min(len(frames), at + ROWS_MAX + 2)
     cdef const uint8_t* data = message_in(frames, at, &size)
     if data is NULL or size != 21 or data[0] != b"B":
