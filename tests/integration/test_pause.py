@@ -16,7 +16,7 @@ from tests.support.weather import Pipeline, Start, wait_until
 
 PAUSED = "The pipeline is paused. PostgreSQL keeps its WAL until `pgsluice resume`.\n"
 PAUSED_ALREADY = PAUSED.replace("is paused", "was paused already")
-GOES_ON = "The pipeline goes on.\n"
+GOES_ON = "The pipeline continues.\n"
 
 QUIET_S = 2.0
 """How long a test checks that nothing arrives. Without a pause, everything arrives within a second."""

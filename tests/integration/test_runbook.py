@@ -43,7 +43,7 @@ FOLLOWED: Mapping[str, str] = {
     "The disk under buffer.spill_dir has not finished a job for … s": "spill_disk::a_start_on_a_disk_that_hangs_is_given_up",
     "nothing moves": "spill_disk::a_write_that_hangs_is_told_and_then_stops_it",
     "Nothing is lost: what was not delivered was not confirmed either, and will be sent again": "spill_disk::a_write_that_hangs_is_told_and_then_stops_it",
-    "What was in flight could not be delivered within shutdown.drain_timeout": "weather::stopping_meanwhile_ends_with_75_and_loses_nothing",
+    "Changes in flight could not be delivered within shutdown.drain_timeout": "weather::stopping_meanwhile_ends_with_75_and_loses_nothing",
     "Kafka cannot be reached, or refuses us": "weather::at_the_start_it_waits_and_says_so_once",
     "Kafka takes no records where fewer replicas are in sync than min.insync.replicas": "kafka_weather::too_few_replicas",
     "table …: column … of type … cannot be …": "chosen_types::a_choice_that_is_not_possible_any_more_stops",

@@ -278,7 +278,7 @@ def test_a_command_that_came_too_late_is_refused(follow: Follow) -> None:
     scene.send(late.to_json())
     wait_until(lambda: scene.answers(late.id), "the answer")
     (answer,) = scene.answers(late.id)
-    assert (answer["outcome"], answer["detail"]) == ("refused", "It came too late: it had expired.")
+    assert (answer["outcome"], answer["detail"]) == ("refused", "The command expired before it was carried out.")
     assert rows(scene.read()) == []
 
 

@@ -10,12 +10,12 @@ from pgsluice.pgoutput.messages import Relation
 
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
-"""The messages that begin rows whose transaction may still be rolled back, with the messages that end them: Stream
-Start and Stream Stop, Begin Prepare and Prepare."""
+"""The messages before and after rows whose transaction may still be rolled back: Stream Start and Stream Stop, Begin
+Prepare and Prepare."""
 
 
 class Ahead:
-    """The frames of the last read, from the one on that the session is processing."""
+    """The frames of the last read, beginning with the frame that the session is processing."""
 
     def __init__(self) -> None:
         self._frames: Sequence[XLogData | Keepalive] = ()
@@ -28,10 +28,10 @@ class Ahead:
         self._frames, self._at = frames, at
 
     def described(self) -> Iterator[Relation]:
-        """Yield the tables that frames describe and whose rows are committed, once for each read.
+        """Yield the tables that the frames describe and whose rows are committed. Do this once for each read.
 
-        The server describes a table right before its first row. Nothing is yielded from a frame on that cannot be
-        decoded, because the session will process it and raise the error.
+        The server describes a table right before its first row. Stop at a frame that cannot be decoded, because the
+        session will process that frame and raise the error.
         """
         if not self._is_new:
             return

@@ -1,9 +1,9 @@
 """Finds loaded tables whose rows the stream does not keep up to date any more.
 
-Such a table was altered so that its rows have other values, or it has left the publications.
+Such a table was altered so that its rows have other values, or it is not published any more.
 
-``loader`` uses this each time that it looks at the publications. From then on, the rows of such a table are stale. A
-mark says so, and the table is loaded again unless the settings prevent that.
+The ``loader`` uses this each time it reads the list of published tables. The rows of such a table then count as stale.
+A mark in the stream says so, and the table is loaded again unless the settings prevent this.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class Alterations:
-    """Compares the layouts of loaded tables with those that they had when they were loaded."""
+    """Compares the layout of each loaded table with the layout that it had when it was loaded."""
 
     def __init__(
         self, source: Source, encoders: Encoders, begun: Begun, inserter: Inserter, seams: Seams, *, loads_again: bool
@@ -42,7 +42,7 @@ class Alterations:
         """Compare all loaded tables with their records. Return the published tables."""
         published = await self._source.published_names()
         for some in in_portions([one for one in published if self._begun.complete(one) is not None]):
-            # The layouts were read before the relations, so the relations have all columns of a layout.
+            # The layouts are read before the relations, so a relation has all columns of its layout.
             layouts = await self._source.layouts([one.oid for one in some])
             async for relation in self._source.published_relations(some):
                 loaded, layout = self._begun.complete(relation), layouts.get(relation.oid)
@@ -52,7 +52,7 @@ class Alterations:
         return published
 
     async def _note_left(self, published: Collection[int]) -> None:
-        """Mark the tables that have left the publications. If they come back, changes will be missing."""
+        """Mark the tables that are not published any more. If they are published again, changes will be missing."""
         left = [one for one in self._begun.all_complete() if one.oid not in published]
         there = await self._source.layouts([one.oid for one in left]) if left else {}
         for loaded in left:
@@ -92,7 +92,7 @@ class Alterations:
             )
 
     async def _note_stale(self, loaded: Loaded, policy: TablePolicy) -> None:
-        """Record that the rows of the table are stale, and add a mark that says so. Call it in a pause."""
+        """Record that the table is stale, and add a mark that says so. Call it while the session's work is paused."""
         progress = self._seams.progress
         lsn = max(progress.received, progress.delivered)
         await self._inserter.note(replace(loaded, state="stale"), lsn, policy.topic)

@@ -1,4 +1,4 @@
-"""The loads that have begun: how far each has come, and which rows it has to read again before its end."""
+"""The loads that have begun: the progress of each, and the rows that it has to read again before its end."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 
 MOVED_MAX: Final = 1000
 MOVED_BYTES_MAX: Final = 64 * 1024
-"""How many rows with a new key are read again before the end of a load, and how many bytes their keys may take in each
-checkpoint until then. If there are more, the load begins again."""
+"""The limits for rows that get another key during a load, and are read again before its end: how many rows, and how
+many bytes their keys may take in each checkpoint until then. Above one of these limits, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
 """How many bytes the keys of all loads may take in a checkpoint. Above that, the load with the most keys begins
@@ -28,8 +28,8 @@ again."""
 class Begun:
     """The loads in progress, including those of former sessions, and the tables that have been loaded.
 
-    While a table is being read, an UPDATE may give a row a new key without sending all values of the row. Such keys are
-    noted here.
+    While a table is being read, an UPDATE may give a row a new key, although the stream does not have all values of
+    this row. Such keys are noted here.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Begun:
         loads: Iterable[Load],
         loaded: Mapping[tuple[str, str], Loaded],
     ) -> None:
-        """Continue these loads. Loads that end from now on belong to ``epoch``."""
+        """Continue ``loads``. Loads that end from now on belong to ``epoch``."""
         self.is_changed = False
-        """Whether loads have changed in a way that the next cut with changes has to record."""
+        """Whether loads have changed so that the next cut with changes has to record them."""
         self._encoders = encoders
         self._epoch = epoch
         self._loads: dict[int, Load] = {}
@@ -50,20 +50,20 @@ class Begun:
             self.put(load)
 
     def of(self, oid: int) -> Load | None:
-        """Return the load of the table with this oid. None means that it has not begun, or begins again."""
+        """Return the load of the table with this oid. None means that it has not begun, or has to begin again."""
         return self._loads.get(oid)
 
     def put(self, load: Load) -> None:
-        """Note how far the load has come, or that it begins."""
+        """Note the beginning or the progress of a load."""
         if load.oid not in self._loads:
             self._encoders.watch(load.oid, self._on_incomplete)
         self._loads[load.oid] = load
 
     def drop(self, oid: int) -> None:
-        """Forget the load of the table with this oid, if there is one, because it has ended or is to begin again.
+        """Forget the load of the table with this oid, if there is one, because it has ended or has to begin again.
 
-        From now on its keys are not noted. So no later session may continue this load, even if the table gets the
-        same shape again.
+        From now on, keys of incomplete rows are not noted. So no later session may continue this load, even if the
+        table gets the same shape again.
         """
         if self._loads.pop(oid, None) is not None:
             self.is_changed = True
@@ -88,8 +88,9 @@ class Begun:
     def cancel(self, relation: TableId) -> Loaded | None:
         """Note that a command has ended the load. Return the table's new record, or None if its present record stays.
 
-        A table that was loaded before stays loaded, although some of its rows have come once more. But without a key,
-        the new rows do not replace the old ones, so copies of the table have these rows twice.
+        A table that was loaded before still counts as loaded, although some of its rows were delivered again. This is
+        not so without a key, because then the new rows do not replace the old ones, and copies of the table have these
+        rows twice.
         """
         load = self._loads.get(relation.oid)
         self.drop(relation.oid)
@@ -107,20 +108,23 @@ class Begun:
         return found
 
     def is_loaded(self, relation: TableId) -> bool:
-        """Return whether the rows of this very table need not be read.
+        """Return whether the rows of this table, and not of an earlier one with its name, need not be read.
 
-        That is so if they were read, or if a command has cancelled the load.
+        They need not be read if they were read before, or if a command has cancelled the load.
         """
         loaded = self.loaded(relation)
         return loaded is not None and loaded.state != "stale"
 
     def complete(self, relation: TableId) -> Loaded | None:
-        """Return the record of this very table if its rows and changes are in the stream, as far as we know."""
+        """Return the record of the table if, as far as we know, the topic has all its rows and changes.
+
+        A record of an earlier table with the same name does not count.
+        """
         loaded = self.loaded(relation)
         return loaded if loaded is not None and _is_complete(loaded) else None
 
     def all_complete(self) -> list[Loaded]:
-        """Return the records of all tables whose rows and changes are in the stream, as far as we know."""
+        """Return the records of all tables of which, as far as we know, the topic has all rows and changes."""
         return [one for one in self._loaded.values() if _is_complete(one)]
 
     @property
@@ -129,7 +133,7 @@ class Begun:
         return any(one.state != "cancelled" for one in self._loaded.values())
 
     def loaded(self, relation: TableId) -> Loaded | None:
-        """Return the record of this very table, if it has one."""
+        """Return the table's record, if it has one. A record of an earlier table with the same name does not count."""
         loaded = self._loaded.get((relation.namespace, relation.name))
         return loaded if loaded is not None and loaded.oid == relation.oid else None
 
@@ -142,7 +146,7 @@ class Begun:
         """Note the key of an incomplete row, if its table is being read."""
         load = self._loads[relation.oid]
         if not load.last:
-            return  # nothing has been read yet, so the row will be read under any key
+            return  # nothing has been read yet, so the row will be read whatever key it has
         self.is_changed = True
         names = [column.name for column in relation.columns]
         key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None
@@ -156,7 +160,7 @@ class Begun:
             self._begin_again(max(self._loads.values(), key=_moved_bytes))
 
     def _begin_again(self, load: Load) -> None:
-        log.info("loading begins again: too many rows have got another key", table=str(load))
+        log.info("loading begins again, because the keys of too many rows have changed", table=str(load))
         self.drop(load.oid)
 
 

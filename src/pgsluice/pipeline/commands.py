@@ -1,7 +1,8 @@
 """Carries out commands: reads each command, decides on its consequences, and records them in the open cut.
 
-This runs beside the session's work. The same checkpoint has the offset after a command and its consequences, so each
-command is applied exactly once. If something is wrong with a command, the answer says so, and nothing stops.
+This runs concurrently with the session's work. One checkpoint contains both the offset after a command and the
+command's consequences, so each command is applied exactly once. If a command is wrong, its answer says so, and the
+pipeline continues.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Commands:
         self._requests = loader.requests
 
     async def run(self) -> NoReturn:
-        """Carry out commands as they come."""
+        """Carry out commands as they arrive."""
         try:
             state = await self._commands.open(self._requests.state)
             await self._go_on(state.topic_id, state.offset)
@@ -59,7 +60,7 @@ class Commands:
             await self._reader.close()
 
     async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
-        """Record in the open cut that everything before this offset has been processed."""
+        """Record in the open cut that all commands before this offset have been processed."""
         async with self._pause():
             state = replace(self._requests.state, topic_id=topic_id, offset=offset)
             if answers or state != self._requests.state:
@@ -94,7 +95,7 @@ class Commands:
         if command.verb in ("pause_pipeline", "resume_pipeline"):
             return await self._pause_or_resume_pipeline(command, offset)
         if command.verb in ("start", "cancel"):
-            # While the pipeline is paused, the loader may not know yet which tables there are to load.
+            # While the pipeline is paused, the loader may not know yet which tables are to be loaded.
             if self._requests.state.is_pipeline_paused:
                 raise _Refusal("The pipeline is paused. Run `pgsluice resume`, then give the command again.")
             await self._loader.looked.wait()
@@ -116,9 +117,9 @@ class Commands:
     async def _pause_or_resume_pipeline(self, command: Command, offset: int) -> Answer:
         """Pause the pipeline, so that it delivers nothing from here on, or resume it.
 
-        The session stops right here, between two transactions, because it reads nothing from the stream while the state
-        says that the pipeline is paused. The loader is not in the middle of a round. The answer is in the same cut as
-        everything that was received before. So when the answer is committed, nothing follows it.
+        The session stops exactly here, between two transactions, because it takes no frames from the stream while the
+        state says that the pipeline is paused. The loader is not in the middle of a round. The answer is in the same
+        cut as the changes that were received before, so no changes follow it.
         """
         async with self._loader.at_work, self._pause():
             _check_in_time(command)  # a large transaction may have taken a long time to end
@@ -131,8 +132,8 @@ class Commands:
     async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
         """Return the published tables that match. Each pattern has to match at least one table.
 
-        The second list has the tables whose owners are not trusted. If a pattern matches other tables as well, such a
-        table must not prevent these from being loaded.
+        The second list has the tables whose owners are not trusted. If a pattern also matches trusted tables, these are
+        loaded nevertheless.
         """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)
@@ -161,7 +162,7 @@ class Commands:
         return table.is_trusted or self._encoders.names(table)
 
     async def _loadable(self, names: Sequence[PublishedName], where: str) -> list[Relation]:
-        """Return the tables as they are now. Raise the reason if one of them cannot be read with this condition."""
+        """Return the tables as they are now. Raise an error if one of them cannot be read with this condition."""
         if len(where) > WHERE_MAX:
             raise _Refusal(f"The condition has more than {WHERE_MAX} characters.")
         found = []
@@ -208,7 +209,7 @@ class Commands:
 
 def _check_in_time(command: Command) -> None:
     if command.expires_ms < time.time() * 1000:
-        raise _Refusal("It came too late: it had expired.")
+        raise _Refusal("The command expired before it was carried out.")
 
 
 def _said_of_pause(former: CommandState, *, pauses: bool) -> str:
@@ -216,7 +217,7 @@ def _said_of_pause(former: CommandState, *, pauses: bool) -> str:
     if pauses:
         is_paused = "was paused already" if former.is_pipeline_paused else "is paused"
         return f"The pipeline {is_paused}. PostgreSQL keeps its WAL until `pgsluice resume`."
-    goes_on = "The pipeline goes on." if former.is_pipeline_paused else "The pipeline was not paused."
+    goes_on = "The pipeline continues." if former.is_pipeline_paused else "The pipeline was not paused."
     return f"{goes_on} Loads are still paused, until `pgsluice snapshot resume`." if former.is_paused else goes_on
 
 
@@ -225,7 +226,9 @@ def _patterns(command: Command) -> list[TablePattern]:
     if command.verb in ("pause", "resume"):
         return []
     if not 0 < len(command.tables) <= TABLES_MAX:
-        raise _Refusal(f"It names {len(command.tables)} tables, but it needs at least one, and at most {TABLES_MAX}.")
+        raise _Refusal(
+            f"The command names {len(command.tables)} tables, but it needs at least one, and at most {TABLES_MAX}."
+        )
     try:
         return [TablePattern.parse(text) for text in command.tables]
     except ValueError as error:

@@ -1,7 +1,7 @@
 """The encoder of each relation, which is created when the first row of a new version of the table arrives.
 
-By then we know that the row is committed. So this is also the time to register the schemas and to create the topic. A
-Relation message alone would be too early, because it may describe an ALTER TABLE that is rolled back.
+At that time, the row is known to be committed, so the schemas are registered and the topic is created as well. The
+arrival of a Relation message would be too early, because it may describe an ALTER TABLE that is rolled back.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -49,20 +49,21 @@ TRUNCATE = b"T"
 """The kind of a Truncate message."""
 
 FORMER_COLUMNS_MAX = 50_000
-"""How many columns a table may have had, with 1,600 of them at a time. Everybody who may alter the table can rename
-columns again and again, and each new version has to be compared with all former columns."""
+"""How many columns a table may have had over time. It has at most 1,600 at once. Everybody who may alter the table can
+rename columns again and again, and each new version has to be compared with all former columns."""
 
 READY_MAX = 10_000
-"""How many tables keep their encoder, including dropped tables. Creating an encoder again takes some milliseconds. So
+"""How many encoders are kept, including those of dropped tables. Creating an encoder again takes some milliseconds, so
 this has to be more than the number of tables that are busy at the same time."""
 
 READY_BYTES_MAX = 256 * 1024 * 1024
-"""Memory for these encoders, by estimate. One takes 20 KiB with 20 columns, and 1.1 MiB with 1,600 long column
-names."""
+"""The estimated memory that all kept encoders may take. An encoder takes 20 KiB for 20 columns, and 1.1 MiB for 1,600
+columns with long names."""
 
 ENCODER_BYTES = 4096
 ENCODER_COLUMN_BYTES = 512
-"""The memory of an encoder besides its relation, and for each column. 200 to 500 bytes were measured."""
+"""The estimated memory of an encoder, without its relation: a fixed part, and a part for each column. Measurements
+showed 200 to 500 bytes for a column."""
 
 TYPE_BYTES = 1024
 TYPE_PART_BYTES = 128
@@ -80,7 +81,10 @@ Relations = Callable[[Sequence[PublishedName]], AsyncIterator[Relation]]
 async def refusals(
     tables: Tables, types: TypeOptions, names: Sequence[PublishedName], relations: Relations, describe: Describe
 ) -> list[TableRefused]:
-    """Return why some of these tables cannot be published: they have no topic, or a column cannot have its type."""
+    """Return an error for each table that cannot be published as the settings say.
+
+    The reason is the name of its topic, or a column that cannot have the type chosen for it.
+    """
     found: list[TableRefused] = []
     choices: dict[int, tuple[ColumnChoice, ...]] = {}
     for name in names:
@@ -107,7 +111,7 @@ def differing_identities(table: str) -> TableRefused:
     return TableRefused(
         f"The partitions of table {table} have other replica identities than the table itself or than each "
         "other, so PostgreSQL does not send the old values of the same columns for each row. Give "
-        "them all the same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
+        "the table and all partitions the same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
     )
 
 
@@ -132,7 +136,7 @@ class Encoders:
         self._types = types
         self._dead_letters = dead_letters
         self.ready: dict[int, Rows] = {}
-        """By OID, the encoders of the last known version of each table, in the order in which they were created."""
+        """The encoder of the last known version of each table, by OID, in the order in which they were created."""
         self._watched: dict[int, OnIncomplete] = {}
         self._bytes: dict[int, int] = {}
         """The memory that each encoder takes, by OID."""
@@ -149,20 +153,20 @@ class Encoders:
         return found if found is not None and found.relation is relation else None
 
     async def of(self, relation: Relation, others: Iterable[messages.Relation] = ()) -> Rows | RefusedRows:
-        """Return the encoder of this version of the table. By then, its schemas are durable and its topic exists.
+        """Return the encoder of this version of the table, after its schemas are durable and its topic exists.
 
-        Rows of ``others`` are about to come, so their topics are created together, which is faster than one by one.
+        ``others`` are tables whose rows are about to arrive. Their topics are created together, which is faster.
         """
         found = self.known(relation)
         if found is None:
             try:
                 found = await self._rows(relation)
-            except (TableRefused, PoisonError) as error:  # PoisonError: its schema is too large
+            except (TableRefused, PoisonError) as error:  # PoisonError: the table's schema is too large
                 if self._quarantine is None:
                     raise
                 self._quarantine.add(relation, str(error))
                 found = await self._refuse(relation, str(error))
-            await self._prepare(others)  # afterwards, so that they do not take the last room for topics from it
+            await self._prepare(others)  # afterwards, so that this table gets its topic first if the number is limited
         return found
 
     def policy(self, relation: TableId) -> TablePolicy | None:
@@ -170,9 +174,9 @@ class Encoders:
         return self._tables.policy(relation.namespace, relation.name)
 
     def possible_policy(self, relation: TableId) -> TablePolicy | None:
-        """Return how the table is published, or None if it is not or cannot be.
+        """Return how the table is published, or None if it is not or cannot be published.
 
-        Its first change will raise the reason.
+        If it cannot be published, its first change will raise the error.
         """
         try:
             return self.policy(relation)
@@ -185,7 +189,7 @@ class Encoders:
         return policy is not None and policy.named
 
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
-        """Call ``tell`` with the table's incomplete rows from now on. None ends these calls."""
+        """Call ``tell`` with the table's incomplete rows from now on. If ``tell`` is None, end these calls."""
         if tell is None:
             self._watched.pop(oid, None)
         else:
@@ -201,11 +205,11 @@ class Encoders:
         self._ready_bytes -= self._bytes.pop(oid, 0)
 
     async def of_loaded(self, relation: Relation) -> Rows:
-        """Return an encoder of rows that are read, as Insert messages.
+        """Return an encoder for rows that a load has read, in the form of Insert messages.
 
-        Raise TableRefused or PoisonError if there cannot be one.
+        Raise TableRefused or PoisonError if the table cannot be encoded.
 
-        It is not kept, because the stream may be at another version of the table.
+        The encoder is not kept, because the stream may have another version of the table.
         """
         policy = self.policy(relation)
         assert policy is not None, "only tables that are published are read"
@@ -213,13 +217,13 @@ class Encoders:
         return Rows(relation, await self._make(relation, policy, described, insert_op="r"))
 
     async def _prepare(self, described: Iterable[messages.Relation]) -> None:
-        """Create the topics of new tables together, if these certainly have keys. All else is left to :meth:`of`."""
+        """Create the topics of new tables that certainly have keys together. :meth:`of` creates all other topics."""
         policies = {policy.topic: policy for policy in map(self._policy_of_new, described) if policy is not None}
         if policies:
             await self._sink.prepare_topics(list(policies.values()))
 
     def _policy_of_new(self, described: messages.Relation) -> TablePolicy | None:
-        """Return how a table is published if it is a new one that certainly has a key."""
+        """Return how a table is published if the table is new and certainly has a key. Otherwise return None."""
         policy = self.possible_policy(described)
         if policy is None or described.oid in self.ready or described.oid in self._refused:
             return None
@@ -251,7 +255,7 @@ class Encoders:
         return found
 
     def delivers(self, change: Change) -> bool:
-        """Return whether ``change`` would lead to a record."""
+        """Return whether a record would be written for ``change``."""
         relation = change.relation
         known = self.known(relation)
         if isinstance(known, Rows) and known.encoder is None:
@@ -330,9 +334,9 @@ class Encoders:
         )
 
     async def _identified(self, relation: Relation) -> Relation:
-        """Return the table with the identity that its old rows have.
+        """Return the table with the replica identity that its old rows have.
 
-        Raise TableRefused if its partitions differ in it.
+        Raise TableRefused if its partitions have different replica identities.
         """
         if not relation.partition_keys or not await self._source.is_partitioned(relation.oid):
             return replace(relation, partition_keys=())
@@ -342,9 +346,9 @@ class Encoders:
         return found
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
-        """Return the catalog's information about the columns' types.
+        """Return the descriptions of the columns' types from the catalog.
 
-        These are the elements of arrays, or the parts of all values in binary format.
+        In text format, only the element types of arrays are needed. In binary format, the parts of all types are.
         """
         unknown = unknown_types(relation) if self._types.binary else unknown_arrays(relation)
         return await self._source.describe_types(unknown) if unknown else []
@@ -376,8 +380,8 @@ class Encoders:
         primary_key = await self._source.primary_key(relation.oid)
         if primary_key is not None and set(primary_key) <= published:
             return primary_key
-        # The catalog shows the table as it is now, and the row may be older. Since then, the table was dropped, or a
-        # column of the primary key was renamed or replaced.
+        # The catalog shows the table as it is now, but the row may be older. After the row was written, the table may
+        # have been dropped, or a column of the primary key renamed or replaced.
         last = (await self._registry.keys(subject, space)).last_among(published)
         if last is not None:
             return last
@@ -397,7 +401,7 @@ def _size_of(rows: Rows | RefusedRows, described: Sequence[TypeDescription]) -> 
 
 
 def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -> None:
-    """Raise TableRefused if the table has had more columns than we remember."""
+    """Raise TableRefused if the table has had more columns than FORMER_COLUMNS_MAX."""
     if len(former) > FORMER_COLUMNS_MAX:
         raise TableRefused(
             f"Table {relation} has had more than {FORMER_COLUMNS_MAX} columns, whose names are all taken in topic "
@@ -407,10 +411,10 @@ def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -
 
 
 def _description(relation: Relation, key: Sequence[str], layout: Layout | None) -> dict[str, Any]:
-    """Return PostgreSQL's description of the table, which is registered beside the schema.
+    """Return PostgreSQL's description of the table, which is registered together with the schema.
 
-    The ``layout`` is the present one, and the relation may be older. So a column that does not exist any more has no
-    number.
+    The ``layout`` is the present one, but the relation may be older. So a column that does not exist any more has no
+    ``attnum``.
     """
     return {
         "oid": relation.oid,

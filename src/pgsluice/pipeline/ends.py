@@ -1,6 +1,6 @@
-"""The two ends of a pipeline and the registry, as protocols that say what the pipeline may assume of each.
+"""Protocols for the two ends of a pipeline and for the registry. They say what the pipeline may assume about each.
 
-``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement them.
+``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement these protocols.
 
 ``tests/unit/pipeline/test_pipeline.py`` covers it.
 """
@@ -29,19 +29,25 @@ class Stream(Protocol):
     """A slot that is being streamed."""
 
     async def read(self) -> list[XLogData | Keepalive]:
-        """Wait for frames, and return at least one. Cancelling loses none. Raise the error that ended the stream."""
+        """Wait for frames, and return at least one. Raise the error that ended the stream.
+
+        If the call is cancelled, no frame is lost.
+        """
 
     async def wait_ended(self) -> None:
-        """Raise the error that ended the stream as soon as it is known, even if nobody reads. Never return."""
+        """Raise the error that ended the stream as soon as it is known, even if nobody reads the stream.
+
+        Never return.
+        """
 
     def report(self, received: int, flushed: int) -> None:
-        """Report these positions with every status update from now on. The updates are sent without further calls."""
+        """Report these positions in every status update from now on. The stream sends the updates by itself."""
 
     def ask_position(self) -> None:
-        """Ask the server how far it has come. It answers with a keepalive."""
+        """Ask the server for its position. The server answers with a keepalive."""
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Let a server shut down, without moving the slot."""
+        """Tell a server that waits for us at ``wal_end`` that it may shut down. This does not move the slot."""
 
     async def stop(self) -> None:
         """Send the last report and end the stream properly."""
@@ -59,8 +65,8 @@ class Source(Protocol):
     async def slot_position(self) -> int | None:
         """Return the slot's confirmed_flush_lsn, or None if there is no slot.
 
-        Raise SlotInUse while another process streams. After :meth:`start`, raise SourceUnavailable if it is not this
-        process that streams any more.
+        Raise SlotInUse while another process streams. After :meth:`start`, raise SourceUnavailable if this process does
+        not stream from the slot any more.
         """
 
     async def flushed_lsn(self) -> int:
@@ -73,10 +79,13 @@ class Source(Protocol):
         """
 
     async def can_read_rows(self) -> bool:
-        """Return whether :meth:`reader` can read rows, which needs a primary. Raise the same as :meth:`is_standby`."""
+        """Return whether :meth:`reader` can read rows, which needs a primary.
+
+        Raise the same errors as :meth:`is_standby`.
+        """
 
     async def create_slot(self) -> int:
-        """Create the slot and return its consistent point. Everything that commits later will be streamed."""
+        """Create the slot and return its consistent point. All transactions that commit later will be streamed."""
 
     async def start(self) -> Stream:
         """Stream from the slot's own position.
@@ -90,9 +99,9 @@ class Source(Protocol):
     def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
         """Yield these tables as Relation messages would describe them now, but without their keys.
 
-        Leave out those that are gone.
+        Leave out tables that do not exist any more.
 
-        This waits for no lock, and holds only a portion of the tables in memory at a time.
+        This does not wait for locks. At any time, only some of the tables are in memory.
         """
 
     async def table_sizes(self, oids: Sequence[int]) -> Mapping[int, TableSize]:
@@ -101,23 +110,26 @@ class Source(Protocol):
     async def layouts(self, oids: Sequence[int]) -> Mapping[int, Layout]:
         """Return the present layouts of these tables, by oid, without waiting for locks.
 
-        Leave out those that are gone.
+        Leave out tables that do not exist any more.
         """
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the columns of the present primary key.
 
-        An empty result means that there is no key. None means that the table is gone.
+        An empty result means that there is no key. None means that the table does not exist any more.
         """
 
     async def is_partitioned(self, relation_oid: int) -> bool:
         """Return whether the table has partitions now.
 
-        Return True as well if it is gone, because it may have had some.
+        Also return True if the table does not exist any more, because it may have had partitions.
         """
 
     async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:
-        """Return these types and all types that they consist of. Leave out those that are gone or built in."""
+        """Return these types and all types that they consist of.
+
+        Leave out types that are built in, and types that do not exist any more.
+        """
 
     def reader(self) -> "Reader":
         """Return a reader of tables, which connects to the primary when it is first used."""
@@ -130,16 +142,16 @@ class Reader(Protocol):
     """Reads rows of tables at a snapshot. All methods may raise SourceUnavailable, or TableUnreadable for one table."""
 
     async def shape(self, table: TableId) -> Shape | None:
-        """Return the present shape of the table, or None if it is gone or not published any more."""
+        """Return the present shape of the table, or None if it does not exist or is not published any more."""
 
     async def writers(self, shape: Shape) -> Collection[str]:
-        """Return the unfinished transactions that may have changed the table, under arbitrary names."""
+        """Return an identifier of each unfinished transaction that may have changed the table."""
 
     async def begin(self, shape: Shape) -> None:
         """Begin a transaction, and lock the table against changes that the stream does not send."""
 
     async def look(self) -> Snapshot:
-        """Return a snapshot of what is visible now."""
+        """Return a snapshot that says which transactions are visible now."""
 
     async def take(self) -> Taken:
         """Take the snapshot of the current transaction."""
@@ -147,12 +159,15 @@ class Reader(Protocol):
     async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
         """Return the rows that follow the key ``after``, in the order of the key.
 
-        They are at most ``limit`` rows, and no further row is added once they have ``size`` bytes. Raise
-        TableUnreadable if the table does not have this ``shape`` any more.
+        Return at most ``limit`` rows, and stop once the rows have ``size`` bytes. Raise TableUnreadable if the table
+        does not have this ``shape`` any more.
         """
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
-        """Return the rows with these keys (see :func:`pgsluice.loads.moved_key`). Raise the same as :meth:`rows`."""
+        """Return the rows with these keys (see :func:`pgsluice.loads.moved_key`).
+
+        Raise the same errors as :meth:`rows`.
+        """
 
     async def size(self, shape: Shape) -> int:
         """Return how many bytes the table takes on disk, without its indexes."""
@@ -171,15 +186,15 @@ class Reader(Protocol):
 
         Call it when the stream has reached the snapshot.
 
-        A primary that has crashed may have lost these rows, while the stream of its standby continues. Raise
-        SourceUnavailable in that case.
+        A primary that has crashed may have lost these rows, although the stream of its standby continues. In that case,
+        raise SourceUnavailable.
         """
 
     async def end(self) -> None:
         """End the transaction, if there is one."""
 
     async def flush(self) -> None:
-        """Make the server write a message, so that its stream gets beyond earlier positions."""
+        """Make the server write a message to its WAL, so that the stream moves on even if nobody else writes."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -189,37 +204,38 @@ class Sink(Protocol):
     """One session of delivery. Any error ends the session, and the next one creates a new sink."""
 
     async def prepare(self) -> None:
-        """Create the service topics if they do not exist. This does not disturb an owner at work."""
+        """Create the service topics if they do not exist. This does not disturb a running owner."""
 
     @property
     def is_atomic(self) -> bool:
         """Return whether the records of a cut are committed together with its cut record and its checkpoint."""
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read at once. This does not disturb an owner at work."""
+        """Return the last checkpoint that can be read without fencing. This does not disturb a running owner."""
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Return the last committed checkpoints, the decisive one last. They are complete only after :meth:`fence`.
+        """Return the last committed checkpoints. The one that counts is the last. Call it after :meth:`fence`.
 
-        The checkpoint of the cut before the last one is among them if Kafka still has it. If there is no checkpoint of
-        this pipeline, there may be one of another pipeline.
+        Before :meth:`fence`, some checkpoints may be missing. If Kafka still has the checkpoint of the cut before the
+        last one, the result contains it. If this pipeline has no checkpoint, the result may contain a checkpoint of
+        another pipeline.
         """
 
     async def fence(self) -> None:
         """Keep earlier sessions of this pipeline from committing anything from now on."""
 
     async def announce(self, checkpoint: Checkpoint) -> None:
-        """Commit ``checkpoint`` alone. It is durable when this returns."""
+        """Commit ``checkpoint`` without any changes. The checkpoint is durable when this returns."""
 
     async def refuse(self, checkpoint: Checkpoint) -> None:
-        """Abort the open transaction, and commit ``checkpoint`` alone. It is durable when this returns.
+        """Abort the open transaction, and commit ``checkpoint`` without any changes.
 
-        The checkpoint records that the server has another history. So no later start accepts the server because its WAL
-        has grown.
+        The checkpoint is durable when this returns. It records that the server has another history. Without this
+        record, a later start could accept the server as soon as its WAL has grown.
         """
 
     async def recorded(self) -> Recorded:
-        """Return the information of the cut records about earlier sessions."""
+        """Return the information that the cut records contain about earlier sessions."""
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
         """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
@@ -228,19 +244,19 @@ class Sink(Protocol):
         """Return the reader of the commands to this pipeline, or None if it accepts none. It has its own clients."""
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Account for topics that earlier sessions wrote to, so that full cuts name them.
+        """Account for the topics that earlier sessions wrote to, so that full cuts name these topics.
 
-        Call it after :meth:`recorded`. ``cut`` is the number of the last cut that was committed. ``described`` are all
-        topics that have a schema.
+        Call it after :meth:`recorded`. ``cut`` is the number of the last committed cut. ``topics`` are the data topics
+        written so far. ``described`` are all topics that have a schema.
         """
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
         """Create the topic of a table if it does not exist, and pin its partitions for the session."""
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Do what :meth:`open_topic` would do for tables with a key, for all together, because this is faster.
+        """Create the topics of tables with a key together, because this is faster than one by one.
 
-        Anything that fails is left to :meth:`open_topic`.
+        Topics that cannot be created are skipped. :meth:`open_topic` raises the error later.
         """
 
     async def begin(self) -> None:
@@ -266,13 +282,13 @@ class CommandReader(Protocol):
     """Reads the commands to the pipeline. The caller decodes the records."""
 
     async def open(self, state: CommandState) -> CommandState:
-        """Begin to read where ``state`` ends, or at the topic's end if it is unknown.
+        """Prepare to read from the offset in ``state``, or from the topic's end if ``state`` belongs to another topic.
 
-        Return the state from there on.
+        Return ``state`` with the topic and the offset from which commands are read.
         """
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
-        """Wait a moment for records. Return the offset and the value of each record."""
+        """Wait a short time for records. Return the offset and the value of each record."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -300,20 +316,21 @@ class Spool(waiting.Spool, Protocol):
         """
 
     async def load(self) -> None:
-        """Read what the next row needs (:class:`pgsluice.transaction.Paused`), or give other tasks a turn.
+        """Read from disk what the next row needs. If it needs nothing, let other tasks run.
 
-        Raise UnavailableError if the disk hangs, or if its content has changed.
+        Call it after a :class:`pgsluice.transaction.Paused`. Raise UnavailableError if the disk hangs, or if the files
+        have been changed.
         """
 
     def close(self) -> None:
-        """Drop everything."""
+        """Discard all rows."""
 
 
 class Registry(Protocol):
-    """Gives ids to Avro schemas."""
+    """Assigns ids to Avro schemas."""
 
     async def start(self) -> None:
-        """Learn all schemas that are registered so far. Call it again in each session."""
+        """Read all schemas that are registered so far. Call it again in each session."""
 
     def subjects(self) -> Sequence[str]:
         """Return every subject."""
@@ -325,10 +342,16 @@ class Registry(Protocol):
         """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
-        """Return the fields that the schemas of ``subject`` with this namespace have had. Use the result at once."""
+        """Return the fields that the schemas of ``subject`` with this namespace have had.
+
+        Use the result at once, because later registrations change it.
+        """
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
-        """Return the keys that were registered for ``subject`` with this namespace. Use the result at once."""
+        """Return the keys that were registered for ``subject`` with this namespace.
+
+        Use the result at once, because later registrations change it.
+        """
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Register the schema and return its id.

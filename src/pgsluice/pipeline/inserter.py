@@ -24,15 +24,15 @@ from pgsluice.transaction import Transaction
 log = structlog.get_logger(__name__)
 
 TURN: Final = 1000
-"""After this many rows, other tasks on the event loop have a turn."""
+"""After this many rows, other tasks on the event loop may run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    ``replaces``: rows that are older than the load, and that the load has not read, do not exist any more at its end.
-    ``layout`` is the table's layout when it was opened, or None if that is not known.
+    ``replaces`` says that rows which are older than the load, and which the load has not read, do not exist any more at
+    its end. ``layout`` is the table's layout when it was opened, or None if it is not known.
     """
 
     shape: Shape
@@ -53,7 +53,7 @@ class Opened:
 
 
 class Inserter:
-    """Inserts the rows of one session. Call its methods in a pause of the session's work."""
+    """Inserts the rows of one session. Call its methods while the session's work is paused."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Inserter:
     ) -> None:
         """Put the rows of the chunk into the open cut, at ``lsn``.
 
-        ``moved``: the first keys of ``Load.moved``, if the chunk has the rows with these keys.
+        ``moved`` are the first keys of ``Load.moved``, if the chunk has the rows with these keys.
         """
         self._position = self._position.at(lsn)
         load = self._begun.of(table.oid)
@@ -97,7 +97,7 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
-        """Add the table's record to the open cut. With a ``topic``, also add the mark that its rows are stale."""
+        """Add the table's record to the open cut. With a ``topic``, also add a mark that the table's rows are stale."""
         marks = []
         if topic is not None:
             self._position = self._position.at(max(lsn, self._position.lsn))
@@ -125,7 +125,7 @@ class Inserter:
         return load, at
 
     def _mark(self, topic: str, load: Load | Loaded, state: State, *, replaces: bool) -> LoadMark:
-        """Return a mark that says how far the load has come. Later rows and marks have positions after it."""
+        """Return a mark with the progress of the load. Later rows and marks have positions after this mark."""
         load_position, name = self._position, (load.schema, load.table)
         self._position = load_position.after(1)
         return LoadMark(
@@ -133,12 +133,12 @@ class Inserter:
         )
 
     async def _join(self, table: Opened, load: Load, state: State) -> None:
-        """Add the pending rows to the open cut, with a mark that says how far the load has come."""
+        """Add the pending rows to the open cut, with a mark that has the progress of the load."""
         marks, ended = [self._mark(table.topic, load, state, replaces=table.replaces)], []
         if state != "end":
             self._begun.put(load)
         elif self._requests.where(load.name):
-            self._begun.drop(load.oid)  # the condition of a command selects rows, so the table does not count as loaded
+            self._begun.drop(load.oid)  # a command requested only some rows, so the table does not count as loaded
             former = self._begun.loaded(table.shape.relation)
             if former is not None and former.state == "stale":
                 marks.append(self._mark(table.topic, former, "stale", replaces=False))

@@ -1,8 +1,8 @@
-"""The reads of one session, one after the other. This is where a pause of the pipeline acts.
+"""The reads of one session, one after the other. A pause of the pipeline takes effect here.
 
-While the pipeline is paused, nothing is taken from the stream. A read that was in progress may still end, and its
-frames wait for the end of the pause. Nothing more is read, so the server has to wait, and memory holds at most one
-batch. The stream still reports positions automatically, so the server does not end the connection.
+While the pipeline is paused, the session gets no frames. A read that was in progress may still end, and its frames wait
+for the end of the pause. No other read begins, so the server has to wait, and memory holds at most one batch. The
+stream still reports positions by itself, so the server does not end the connection.
 """
 
 import asyncio
@@ -21,28 +21,31 @@ class Intake:
     """Reads the stream of one session."""
 
     def __init__(self, stream: Stream, is_paused: Callable[[], bool]) -> None:
-        """``is_paused`` says whether the pipeline is paused. It may change only in a pause of the session's work."""
+        """``is_paused`` says whether the pipeline is paused. This changes only while the session's work is paused."""
         self._stream = stream
         self._is_paused = is_paused
         self._reading: Read | None = None
 
     def begin(self) -> None:
-        """Begin the next read, unless there is one already or the pipeline is paused."""
+        """Begin the next read, unless a read is in progress or the pipeline is paused."""
         if self._reading is None and not self._is_paused():
             self._reading = asyncio.create_task(self._stream.read(), name="read")
 
     @property
     def is_listening(self) -> bool:
-        """Return whether a read waits for frames, so that it learns what ends the stream."""
+        """Return whether a read waits for frames. Such a read notices the end of the stream."""
         return self._reading is not None and not self._reading.done()
 
     @property
     def awaited(self) -> Read | None:
-        """Return the read whose end is news for the session, if there is one."""
+        """Return the read that the session has to wait for, if there is one."""
         return None if self._is_kept else self._reading
 
     def take(self) -> Read | None:
-        """Return the read that has ended, once. Return None if there is none, or if its frames have to wait."""
+        """Return the read that has ended, and forget it.
+
+        Return None if no read has ended, or if its frames have to wait.
+        """
         reading = self._reading
         if reading is None or not reading.done() or self._is_kept:
             return None
@@ -51,14 +54,14 @@ class Intake:
 
     @property
     def _is_kept(self) -> bool:
-        """Return whether the frames that were read wait for the end of a pause. An error does not wait."""
+        """Return whether the frames that were read have to wait for the end of a pause. An error does not wait."""
         reading = self._reading
         return reading is not None and reading.done() and self._is_paused() and reading.exception() is None
 
     async def wait_lost(self) -> None:
-        """Raise the error that ended the stream, even if nobody reads the stream, unless it is a StopError.
+        """Raise the error that ended the stream, even if nobody reads the stream. Wait for ever if it is a StopError.
 
-        The read raises a StopError itself, so that the session first delivers everything that came before that error.
+        A StopError is raised only by the read, so that the session first delivers everything that came before it.
         """
         try:
             await self._stream.wait_ended()
@@ -66,5 +69,5 @@ class Intake:
             await asyncio.Future()
 
     async def close(self) -> None:
-        """Give up the read in progress. In the next session, the server sends again what was not taken."""
+        """Cancel the read in progress. The server sends these frames again in the next session."""
         await cancel(self._reading)

@@ -1,6 +1,6 @@
-"""How far a pipeline is behind the server, even while nothing streams.
+"""How far a pipeline is behind the server, even while no session streams.
 
-Once a second, the daemon passes the positions from the session or the slot watch. The caller has the clock.
+Once a second, the daemon passes the positions from the session or from the slot watch. The caller passes the time.
 """
 
 from collections import deque
@@ -10,29 +10,30 @@ FRESH_S = 30.0
 asks every 10 s."""
 
 OBSERVATIONS_MAX = 1000
-"""How many positions of the server are remembered until everything before them is delivered."""
+"""How many positions of the server are kept while they are not delivered yet."""
 
 
 class Lag:
-    """Knows positions of the server and of this pipeline. All times are seconds of one monotonic clock."""
+    """Records positions of the server and of this pipeline. All times are seconds of one monotonic clock."""
 
     def __init__(self, now: float) -> None:
-        """Begin at ``now``. This process knows nothing of the time before."""
+        """Begin at ``now``. Nothing is known about the time before."""
         self._caught_up_at = now
         """The last moment at which nothing was left to deliver, as far as this process knows."""
         self._heard_at = now
         self._server: int | None = None
         self._ahead: deque[tuple[float, int]] = deque()
-        """When the server reached positions that we have not reached, in ascending order."""
+        """The positions of the server that this pipeline has not reached, each with the time at which it was noted, in
+        ascending order."""
         self._apart_s = 0.0
-        """The least time between two of these entries."""
+        """The minimum time between two entries of ``_ahead``."""
         self._oldest_commit: tuple[float, int] | None = None
-        """The time of a commit that is not delivered, and a position of the server after that commit."""
+        """The time of a commit that is not delivered, and a position of the server that is not before this commit."""
         self._reached = 0
         self._confirmed: int | None = None
 
     def note_server(self, at: float, server_lsn: int) -> None:
-        """Note that the server's WAL went up to ``server_lsn``. Ignore it if it is older than the last note."""
+        """Note that the server's WAL ended at ``server_lsn`` at the time ``at``. Ignore a time before the last one."""
         if self._server is not None and at <= self._heard_at:
             return
         self._heard_at, self._server = at, server_lsn
@@ -41,7 +42,7 @@ class Lag:
         if self._ahead and at - self._ahead[-1][0] >= self._apart_s and server_lsn > self._ahead[-1][1]:
             self._ahead.append((at, server_lsn))
         if len(self._ahead) > OBSERVATIONS_MAX:
-            # A long outage must not take more memory than this. So keep every second entry, and space new ones wider.
+            # A long outage must not take more memory than this, so drop every second entry and add new ones less often.
             self._ahead = deque(list(self._ahead)[::2])
             self._apart_s = 2 * (at - self._ahead[0][0]) / OBSERVATIONS_MAX
         self._look_back()
@@ -53,19 +54,22 @@ class Lag:
         self._look_back()
 
     def note_undelivered_commit(self, committed_at: float) -> None:
-        """Note when the oldest received and undelivered transaction was committed. Call it after ``note_delivered``."""
+        """Note when the oldest transaction that is received but not delivered was committed.
+
+        Call it after :meth:`note_delivered`.
+        """
         self._oldest_commit = committed_at, max(self._server or 0, self._reached + 1)
 
     def note_other_owner(self, now: float) -> None:
-        """Note that another process delivers, so that this process does not count the time up to ``now``."""
+        """Note that another process delivers, so the time up to ``now`` is not lag of this process."""
         self._caught_up_at, self._oldest_commit = now, None
         self._ahead.clear()
 
     def seconds(self, now: float) -> float:
-        """Return for how long there has been something to deliver, or 0 if there is nothing.
+        """Return for how long there have been changes to deliver, or 0 if there are none.
 
-        If the server has not been heard of for ``FRESH_S``, it may have something to deliver. Then the time counts from
-        the last moment at which it had nothing.
+        If the server's position is older than ``FRESH_S``, the server may have new changes. Then the time counts from
+        the last moment at which everything was delivered.
         """
         since = [self._caught_up_at] if now - self._caught_up_at > FRESH_S or self._server is None else []
         if self._ahead:
@@ -76,13 +80,13 @@ class Lag:
 
     @property
     def bytes(self) -> int | None:
-        """Return how much WAL the server had at the last contact that we have not confirmed. None means not known."""
+        """Return how many bytes of the server's WAL were not confirmed at the last contact, or None if not known."""
         if self._server is None or self._confirmed is None:
             return None
         return max(0, self._server - self._confirmed)
 
     def _look_back(self) -> None:
-        """Drop the entries that have been reached."""
+        """Drop the entries whose positions have been reached."""
         while self._ahead and self._ahead[0][1] <= self._reached:
             self._caught_up_at = max(self._caught_up_at, self._ahead.popleft()[0])
         if self._server is not None and self._server <= self._reached:

@@ -1,6 +1,6 @@
-"""How far the loads of a session have come, for the status, the metrics and the log.
+"""The progress of a session's loads, for the status, the metrics and the log.
 
-The module logs, but has no clock. The caller passes the time.
+The module logs, but reads no clock. The caller passes the time.
 """
 
 from collections import Counter
@@ -13,10 +13,10 @@ import structlog
 log = structlog.get_logger(__name__)
 
 TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
-"""``blocked``: the last read failed, or the table waits for transactions of others. ``left_out``: it cannot be loaded
-as it is. ``stale``: it was altered after it was loaded, and is not loaded again automatically. ``skipped``: the
-settings say that it is not loaded. ``assumed``: it counts as loaded, because an earlier version has delivered its
-changes."""
+"""``blocked``: the last read failed, or the table waits for transactions of others. ``left_out``: the table cannot be
+loaded as it is. ``stale``: the table was altered after it was loaded, and is not loaded again automatically.
+``skipped``: the settings say that the table is not loaded. ``assumed``: the table counts as loaded, because an earlier
+version of pgsluice has delivered its changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 
@@ -33,7 +33,7 @@ SHOWN_MAX: Final = 20
 class TableReport:
     """A published table, the number of rows that were read, and PostgreSQL's estimate of all its rows.
 
-    ``reason`` says why it is not read. ``is_stale`` says that it was loaded and then altered.
+    ``reason`` says why the table is not read. ``is_stale`` says that the table was altered after it was loaded.
     """
 
     table: str
@@ -46,11 +46,11 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """How far all loads have come.
+    """The progress of all loads.
 
-    ``rows`` counts the rows read of tables that are loaded or to be loaded. ``estimated_rows`` is the estimate of that
-    number at the end. ``tables`` has the number of tables by state. ``named`` has some tables that are not loaded,
-    beginning with those that are being read.
+    ``rows`` is the number of rows read so far, of all tables that are loaded or to be loaded. ``estimated_rows`` is an
+    estimate of this number at the end of all loads. ``tables`` has the number of tables by state. ``named`` has some of
+    the tables that are not loaded, beginning with those that are being read.
     """
 
     tables: Mapping[str, int]
@@ -71,22 +71,21 @@ class LoadReport:
 
     @property
     def seconds_left(self) -> int | None:
-        """Return how long the other rows take at the present rate, or None if no rows are being read."""
+        """Return how long the remaining rows take at the present rate, or None if no rows are being read."""
         return round((self.estimated_rows - self.rows) / self.rows_per_s) if self.rows_per_s > 0 else None
 
 
 class LoadWatch:
-    """Measures the speed of loads, and logs their progress: at the beginning, every minute, and at the end.
+    """Measures the speed of loads, and logs their progress at the beginning, every minute, and at the end.
 
-    Nothing is logged while all tables are blocked, because the log already has the reason.
+    While all tables are blocked, no progress is logged, because the log already has the reason.
     """
 
     def __init__(self) -> None:
         self._began_at: float | None = None
-        """Since when there has been something to load. None while there is nothing."""
+        """When the present loads began. None while no table is to be loaded."""
         self._marks: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
-        """Two past times, and how many rows had been read by each. They are a minute apart as soon as a minute has
-        passed."""
+        """The times of the last two reports in the log, and how many rows had been read by each of them."""
 
     def report(self, tables: Iterable[TableReport], now: float) -> LoadReport:
         """Return a report on ``tables``."""

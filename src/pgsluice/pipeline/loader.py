@@ -1,11 +1,11 @@
 """Loads tables: reads their rows in chunks while the stream continues, and inserts each chunk at its position.
 
-The loader runs beside the session's work. It reads each chunk at a snapshot that is taken between two transactions.
-From then on, a :class:`pgsluice.round.Round` decides which transactions pass and which wait, until the chunk is in the
-open cut. So at the end of every cut, the rows that were read, together with the changes after them, equal the table at
-that position.
+The loader runs concurrently with the session's work. It reads each chunk at a snapshot that is taken between two
+transactions. From then on, a :class:`pgsluice.round.Round` decides which transactions pass and which wait, until the
+chunk is in the open cut. So at the end of every cut, the rows that were read, together with the changes after them,
+equal the table at that position.
 
-Errors of loading are logged, and the loader tries again later. They never stop the stream.
+An error of loading never stops the stream. The loader logs the error and tries again later.
 """
 
 import asyncio
@@ -43,17 +43,18 @@ LOOK_S: Final = 10.0
 
 AGAIN_S: Final = 2.0
 AGAIN_MAX_S: Final = 60.0
-"""How long to wait before a table that could not be read is tried again: at first and at most."""
+"""How long to wait before the loader tries again to read a table. The wait grows from the first value to the second."""
 
 SHOWN_S: Final = 0.02
-"""How often to check whether the server has been recognised as the one that was followed before."""
+"""How often to check whether the server has proved that it has the same history as before."""
 
 STANDBY: Final = (
     "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
 )
 
 REPORT_S: Final = 1.0
-"""How often the report of the loads is created, which may have thousands of tables."""
+"""How often the report of the loads is created. This is not done more often, because there may be thousands of
+tables."""
 
 
 class Loader:
@@ -98,10 +99,11 @@ class Loader:
         self.looked = asyncio.Event()
         """Set as soon as the loader knows which tables are to be loaded."""
         self.at_work = asyncio.Lock()
-        """Held during each look and each read of rows. A pause of the pipeline waits for it, because a round that has
-        begun needs the stream to move, and the end of the round releases transactions that were received before."""
+        """Held while the loader looks for tables and while it reads rows. A pause of the pipeline waits for this lock,
+        for two reasons. A round can end only if the stream continues. And the end of a round releases transactions that
+        were received before the pause."""
         self.obstacle: str | None = None
-        """Why this server does not let us load any table."""
+        """The reason why no table can be loaded from this server, if there is one."""
         self._wake = asyncio.Event()
         session = LoadingSession(source, self._reader, encoders, seams, options, metrics, self._begun, self.requests)
         self._reading = TableReading(
@@ -109,7 +111,7 @@ class Loader:
         )
         self._published: Sequence[PublishedName] = ()
         self._strange: dict[int, PublishedName] = {}
-        """By oid, the tables that are not read because their owners are not trusted."""
+        """The tables that are not read because their owners are not trusted, by oid."""
         self._watch = LoadWatch()
         self._said_at = 0.0
         self._trouble: str | None = None
@@ -119,16 +121,16 @@ class Loader:
 
     @property
     def loading(self) -> Mapping[tuple[str, str], TableId]:
-        """Return the tables that are being loaded, or are going to be, by schema and name."""
+        """Return the tables that are being loaded or are to be loaded, by schema and name."""
         strange = {(one.namespace, one.name): one for one in self._strange.values()}
         return strange | {one.name: one.relation for one in self._tables.values()}
 
     def has_begun(self, relation: TableId) -> bool:
-        """Return whether rows of the table have been read already, or a command has asked for them."""
+        """Return whether the load of the table has begun, or a command has requested it."""
         return self._is_asked_for(relation) or self._begun.of(relation.oid) is not None
 
     def take_up(self, relations: Iterable[Relation]) -> None:
-        """Begin with tables that a command asks for. Call it in a pause."""
+        """Add tables that a command requests. Call it while the session's work is paused."""
         for relation in relations:
             self._tables[relation.oid] = LoadingTable(relation)
         self.wake()
@@ -138,7 +140,10 @@ class Loader:
         self._wake.set()
 
     def cancel(self, relation: TableId) -> None:
-        """End the load of a table. It does not begin again automatically. Call it in a pause."""
+        """End the load of a table, so that it does not begin again automatically.
+
+        Call it while the session's work is paused.
+        """
         name = relation.namespace, relation.name
         self._tables.pop(relation.oid, None)
         self._strange.pop(relation.oid, None)
@@ -152,10 +157,10 @@ class Loader:
         log.info("loading was cancelled", table=quoted(*name))
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` passes.
+        """Note that ``transaction`` has committed and does not have to wait.
 
-        Call it before the transaction joins its cut, because that cut records the keys of rows that the transaction has
-        moved.
+        Call it before the transaction joins its cut, because this cut records which rows got another key in the
+        transaction.
         """
         self._rounds.on_commit(transaction)
         if self._begun.is_changed:
@@ -167,7 +172,7 @@ class Loader:
         return self._rounds.ignores_commits and not self._begun.is_changed
 
     def on_held(self) -> None:
-        """Note that a transaction waits until rows are read."""
+        """Note that a transaction waits for the end of the round."""
         self._rounds.on_held()
 
     def on_position(self, lsn: int) -> None:
@@ -175,7 +180,7 @@ class Loader:
         self._rounds.on_position(lsn)
 
     async def run(self) -> NoReturn:
-        """Load all tables that are to be loaded, and look for more again and again."""
+        """Load all tables that are to be loaded, and look regularly for more."""
         try:
             if not await self._source.can_read_rows():
                 self.obstacle = STANDBY
@@ -212,15 +217,15 @@ class Loader:
     def _close_tables(self) -> None:
         """Close the tables, and stop noting transactions, because nothing can be read for an unknown time.
 
-        Before a table is opened again, the loader waits again for all transactions that are changing it. So it misses
-        none.
+        Before the loader opens a table again, it waits for all transactions that are changing the table. So it misses
+        no transaction.
         """
         for table in self._tables.values():
             table.opened = table.writers = None
         self._rounds.watch(on=False)
 
     async def _rest(self) -> None:
-        """Wait until it is time for the next look or the next try of a table, or until :meth:`wake` is called."""
+        """Wait until it is time to look for tables or to try a table again, or until :meth:`wake` is called."""
         now = time.monotonic()
         due_at = min((one.due_at for one in self._tables.values() if one.due_at > now), default=math.inf)
         with suppress(TimeoutError):
@@ -229,15 +234,15 @@ class Loader:
         self._wake.clear()
 
     async def _until_shown(self) -> None:
-        """Wait until it is certain that the server is the one that was followed before."""
+        """Wait until it is certain that the server has the same history as before."""
         while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(SHOWN_S)
 
     async def _look_unless_paused(self) -> bool:
-        """Look, and return True. Return False if the pipeline is paused, because a look may have something to deliver.
+        """Look for tables, and return True. If the pipeline is paused, do nothing and return False.
 
-        While the server has yet to show that it is the one that was followed before, a look would also wait for the
-        stream, which does not move.
+        There are two reasons for this. What the loader finds may have to be delivered. And until the server has proved
+        that it has the same history as before, the loader would wait for the stream, which does not move in a pause.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:
@@ -246,7 +251,7 @@ class Loader:
             return True
 
     async def _look(self) -> None:
-        """Find the published tables that were never loaded, and those that commands ask for."""
+        """Find the published tables that were never loaded, and those that commands request."""
         await self._until_shown()
         is_needed = self._options.is_initial or bool(self.requests.state.requests) or self._begun.has_loaded
         if is_needed:
@@ -293,7 +298,8 @@ class Loader:
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
         """Note that these tables are not read because their owners are not trusted, and log it once.
 
-        There may be any number of such tables. So we ask nothing about them, and they do not wait in line.
+        There may be any number of such tables. So the loader does not ask the server for their details, and does not
+        add them to the tables that wait to be loaded.
         """
         former, self._strange = self._strange, {one.oid: one for one in tables}
         new = {(one.namespace, one.name): one for one in tables if one.oid not in former}
@@ -314,7 +320,7 @@ class Loader:
                 one.size = sizes.get(oid, TableSize())
 
     def _is_wanted(self, relation: TableId) -> bool:
-        """Return whether the table is to be loaded: a command asks for it, it never was loaded, or it was altered."""
+        """Return whether the table is to be loaded: a command requests it, it was never loaded, or it was altered."""
         if self._is_asked_for(relation) or not self._options.is_initial:
             return self._is_asked_for(relation)
         return not (self._begun.is_loaded(relation) or (self._is_stale(relation) and not self._options.is_altered))
@@ -324,7 +330,7 @@ class Loader:
         return loaded is not None and loaded.state == "stale"
 
     def _may_load(self, relation: TableId) -> bool:
-        """Return whether the settings or a command let us load the table."""
+        """Return whether the settings or a command allow the table to be loaded."""
         policy = self._encoders.possible_policy(relation)
         return policy is not None and (policy.is_loaded or self._is_asked_for(relation))
 
@@ -363,7 +369,7 @@ class Loader:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
     async def _load_all(self) -> bool:
-        """Read until every table is loaded or has to wait. Return True if it is time for a look before that."""
+        """Read until every table is loaded or has to wait. Return True if it is time to look for tables before that."""
         look_at = time.monotonic() + LOOK_S
         while True:
             now = time.monotonic()
@@ -383,9 +389,9 @@ class Loader:
     def _place_in_line(self, table: LoadingTable) -> tuple[bool, float, int]:
         """Return the sort key of a table among those that are ready.
 
-        A table that has begun comes first, so that few loads are unfinished at a time and every checkpoint stays small.
-        After it come tables that need not wait, before those that had to wait. Small tables come before large ones, so
-        that many are finished early.
+        A table whose load has begun comes first, so that few loads are unfinished at a time and every checkpoint stays
+        small. The other tables follow in the order in which they became ready, so tables that never had to wait come
+        before the others. Among these, small tables come before large ones, so that many are finished early.
         """
         size = 0 if table.size is None else table.size.bytes
         return self._begun.of(table.relation.oid) is None, table.due_at, size
@@ -393,13 +399,13 @@ class Loader:
     def _on_end(self, opened: Opened) -> None:
         del self._tables[opened.oid]
         if opened.shape.where:
-            self.wake()  # the command requested only some rows, so the table itself may still have to be loaded
+            self.wake()  # the command requested only some rows, so the whole table may still have to be loaded
 
     async def _advance(self, table: LoadingTable) -> None:
-        """Open the table if that is necessary, and read its next rows.
+        """Open the table if necessary, and read its next rows.
 
-        If that fails for a reason of this table alone, log the reason, and try again after a pause that grows each
-        time. The other tables continue.
+        If this fails for a reason that concerns only this table, log the reason, and try again later. The wait grows
+        with each failure. The other tables continue.
         """
         try:
             if table.opened is None:
@@ -421,4 +427,4 @@ class Loader:
 
 
 _REPORTED: Final[Mapping[str, TableState]] = {"end": "loaded", "assumed": "assumed", "stale": "stale"}
-"""How the report names the state in a table's record. Tables in other states are skipped."""
+"""The state in the report for each state in a table's record. Tables with other states are reported as skipped."""

@@ -14,7 +14,8 @@ from pgsluice.tables import Tables
 class PipelineOptions:
     """The options of a pipeline, with times in seconds and sizes in bytes.
 
-    ``selection`` is a text of all settings that decide which changes are delivered, so that two runs can be compared.
+    ``selection`` has all settings that decide which changes are delivered, as text. A start compares it with the last
+    checkpoint.
     """
 
     name: str

@@ -1,15 +1,15 @@
-"""The pace at which rows of tables are read: how many a second, and how many at once. The caller has the clock."""
+"""The pace at which rows of tables are read: how many per second, and how many at once. The caller passes the time."""
 
 from typing import Final
 
 HELD_S: Final = 0.05
-"""How long changes may wait while rows are read. If it takes longer, the next reads take fewer rows."""
+"""How long changes may wait while rows are read. If they wait longer, the next reads take fewer rows."""
 
 LEAST_ROWS: Final = 1000
-"""The least number of rows that are read at once, however long it takes. Fewer would hardly be faster."""
+"""The least number of rows that are read at once, even if changes wait too long. Fewer rows would hardly be faster."""
 
 SLOW_S: Final = 10.0
-"""After a time-out, the number of rows grows again only if a read takes less than this."""
+"""After a time-out, the number of rows grows again only if a read takes less than this time."""
 
 _HALVINGS_MAX: Final = 10
 _TIMEOUTS_MAX: Final = 30
@@ -18,13 +18,13 @@ _TIMEOUTS_MAX: Final = 30
 class Pace:
     """Decides how long to wait before the next read, and how many rows it reads.
 
-    Without ``rows_per_s``, it reads as many rows as possible.
+    Without ``rows_per_s``, the number of rows per second has no limit.
     """
 
     def __init__(self, rows_per_s: int | None) -> None:
         self._rows_per_s = rows_per_s
         self._free_at = 0.0
-        """The time before which nothing may be read, so that the pace is kept."""
+        """The time before which nothing may be read, because of ``rows_per_s``."""
         self._halvings = 0
         self._timeouts = 0
         """How often the number of rows is halved because a read did not end within the time limit."""
@@ -32,23 +32,23 @@ class Pace:
     def at_once(self, rows: int) -> int:
         """Return how many of ``rows`` are read at once.
 
-        This is at most the number for one second, so that the pace is even. It is smaller if changes wait too long for
-        the rows, or if a read did not end within the time limit.
+        This is at most the number for one second, so that the pace is even. It is less if changes wait too long for the
+        rows, or if a read did not end within the time limit.
         """
         rows = max(1, rows >> self._timeouts)
         fewer = max(min(rows, LEAST_ROWS), rows >> self._halvings)
         return fewer if self._rows_per_s is None else min(fewer, self._rows_per_s)
 
     def on_read(self, rows: int, now: float) -> None:
-        """Note how many rows were read. The pace does not make up for time in which nothing was read."""
+        """Note how many rows were read. Time in which nothing was read does not allow more rows later."""
         if self._rows_per_s is not None:
             self._free_at = max(self._free_at, now) + rows / self._rows_per_s
 
     def on_round(self, held_s: float, read_s: float) -> None:
-        """Note how long changes have waited for a round, and how much of that time it took to read the rows.
+        """Note how long changes have waited for a round, and how long it took to read the rows.
 
-        Fewer rows do not shorten the rest of the wait, for example over a slow network. So reading may take as long as
-        the rest.
+        Fewer rows would not shorten the rest of the wait, which may be long over a slow network. So reading may take as
+        long as that rest.
         """
         if read_s < SLOW_S:
             self._timeouts = max(self._timeouts - 1, 0)

@@ -1,8 +1,8 @@
-"""The quarantine: tables that cannot be published with the present settings, while all others continue.
+"""The quarantine for tables that cannot be published with the present settings. All other tables continue.
 
-Everybody who may create a table can create one that no setting fits. For example, its columns contradict a rule, or
-the name of its topic collides with another one. Such a table must not stop the pipeline. So each of its changes is
-replaced by a dead letter.
+Everybody who may create a table can create one that cannot be published. For example, its columns contradict a rule, or
+its topic would have the same name as another table's topic. Such a table must not stop the pipeline. So a dead letter
+replaces each of its changes.
 """
 
 from typing import TYPE_CHECKING
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""How many tables the status names: the last ones that were refused. The metric counts no more than these."""
+"""How many tables the status names, which are those refused last. The metric does not count more tables than this."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 
 
 async def open_dead_letters(registry: "Registry", prefix: str, say: "Callable[[DeadLetter], None]") -> DeadLetters:
-    """Register the schemas of ``<prefix>.dead_letters``, and return its writer.
+    """Register the schemas of ``<prefix>.dead_letters``, and return the writer of dead letters.
 
     ``say`` is called for each dead letter.
     """
@@ -44,7 +44,7 @@ async def open_dead_letters(registry: "Registry", prefix: str, say: "Callable[[D
 
 
 class Quarantine:
-    """The tables in quarantine, with the reasons. It outlives sessions."""
+    """The tables in quarantine, with the reasons. All sessions of a pipeline share it."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -73,7 +73,10 @@ class Quarantine:
 
 
 class RefusedRows:
-    """Replaces the changes of a table in quarantine. It takes the place of :class:`pgsluice.rows.Rows`."""
+    """Replaces the changes of a table in quarantine by dead letters. It has the methods of :class:`pgsluice.rows.Rows`.
+
+    The session uses it like ``Rows``.
+    """
 
     def __init__(self, relation: Relation, topic: str, detail: str, dead_letters: DeadLetters) -> None:
         self.relation = relation
@@ -82,7 +85,7 @@ class RefusedRows:
         self._dead_letters = dead_letters
 
     def add(self, message: bytes, stamp: "Stamp", pending: "Pending", *, is_streamed: bool) -> None:  # noqa: ARG002
-        """Add the dead letter that replaces a change."""
+        """Add the dead letter that replaces this change."""
         seq = stamp.next_seq
         stamp.next_seq = seq + 1
         origin = stamp.origin_of(self.relation, _OPS[message[:1]], seq)

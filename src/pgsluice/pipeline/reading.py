@@ -1,7 +1,8 @@
 """Reads the rows of a table in chunks, and puts each chunk where it belongs in the stream.
 
 Each chunk is read at a snapshot that is taken between two transactions. From then on, a
-:class:`pgsluice.round.Round` decides which transactions pass and which wait, until the chunk is in the open cut.
+:class:`pgsluice.round.Round` decides which transactions the session processes at once, and which wait until the chunk
+is in the open cut.
 
 ``tests/unit/pipeline/test_loader.py`` covers it.
 """
@@ -39,13 +40,13 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""How many chunks in a row may fit nowhere. After each of them, half as many rows are read."""
+"""How many consecutive chunks may fit nowhere in the stream. After each of them, half as many rows are read."""
 
 WRITERS_S: Final = 0.1
 """How often to check whether the transactions that were changing a table have ended."""
 
 WRITERS_MAX_S: Final = 2.0
-"""How long other tables wait for these transactions as well."""
+"""How long the loader waits for these transactions before it continues with other tables."""
 
 MOVED_AT_ONCE: Final = 500
 
@@ -54,16 +55,16 @@ MOVED_AT_ONCE: Final = 500
 class LoadOptions:
     """How tables are loaded.
 
-    ``chunk_rows`` and ``chunk_bytes`` limit what is read at once. ``without_key_max`` is the size in bytes of the
-    largest table that may be read without a key. ``max_rows_per_s`` limits the rows that are read by a key per second.
-    None means no limit.
+    ``chunk_rows`` and ``chunk_bytes`` limit the size of a chunk. ``without_key_max`` is the size in bytes of the
+    largest table that may be read without a key. ``max_rows_per_s`` limits how many rows are read per second from
+    tables with a key. None means no limit.
 
-    If a load ``replaces``, older rows that were not read are gone at its end. This is not so if only a part of the
-    changes is followed (postgres.origin). With ``in_each_epoch``, tables are loaded again in each new epoch, because a
-    new epoch begins when changes may be missing. With ``is_initial``, every published table is loaded once, even if no
-    command asks for it. With ``is_altered``, it is loaded again after an alteration that gave rows values which the
-    stream did not send. With ``assumes``, the tables that an earlier version has delivered count as loaded, because
-    nobody has chosen whether to load them.
+    If ``replaces`` is set, older rows that a load has not read do not exist any more at its end. It is not set if only
+    some of the changes are followed (postgres.origin). With ``in_each_epoch``, tables are loaded again in each new
+    epoch, because a new epoch begins when changes may be missing. With ``is_initial``, every published table is loaded
+    once, even if no command requests it. With ``is_altered``, a table is loaded again after an alteration that gave its
+    rows values which the stream did not send. With ``assumes``, the tables that an earlier version of pgsluice has
+    delivered count as loaded, because nobody has chosen whether to load them.
     """
 
     chunk_rows: int
@@ -83,18 +84,19 @@ class LoadingTable:
 
     relation: Relation
     size: TableSize | None = None
-    """The estimated size. None until it is asked for."""
+    """The estimated size. None until the server was asked for it."""
     opened: Opened | None = None
     voids: int = 0
-    """How many chunks in a row fitted nowhere."""
+    """How many of the last consecutive chunks fitted nowhere in the stream."""
     is_out: bool = False
-    """Whether it is left out until something about it changes."""
+    """Whether the table is left out until its description changes or a command requests it."""
     due_at: float = 0.0
     failures: int = 0
     said: str | None = None
-    """Why it is not being read."""
+    """The reason why the table is not being read."""
     writers: tuple[str, set[str]] | None = None
-    """While it is to be opened: the digest of its shape, and the unfinished transactions that were changing it."""
+    """The digest of the table's shape, and the unfinished transactions that were changing the table. Set while we wait
+    for these transactions before the table is opened."""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -158,23 +160,23 @@ class TableReading:
     async def open(self, table: LoadingTable) -> Opened | None:
         """Find out how to read the table, and wait for transactions that are changing it.
 
-        Return None if it cannot be loaded.
+        Return None if the table cannot be loaded.
 
-        An unfinished transaction that has already changed the table may be missing from the snapshot and from the
-        stream. That is because the table may have been published, or this session may have begun, after that change.
+        The wait is necessary because the changes of such a transaction may be missing both from the snapshot and from
+        the stream. They are missing from the stream if the table was published, or this session began, after them.
         """
-        # The layout is read first, so it is no newer than the rows. Otherwise an alteration could remain unnoticed.
+        # Read the layout first, so that it is not newer than the rows. Otherwise an alteration could remain unnoticed.
         layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
         shape = await self._reader.shape(table.relation)
         if shape is None or layout is None:
-            return None  # it is gone, which the next look will show
+            return None  # the table does not exist or is not published any more, which the loader will notice
         policy = self._encoders.possible_policy(shape.relation)
         check_trusted(shape.relation, is_trusted=shape.is_trusted or self._encoders.names(shape.relation))
         if not shape.key:
             await self._check_size(shape)
         shape = replace(shape, where=self._requests.where(table.name) or ("" if policy is None else policy.where))
         load = self._begun.of(shape.relation.oid)
-        # Without a key, nobody knows which rows have been read.
+        # Without a key, it is not known which rows have been read.
         if load is not None and not (shape.key and load.shape == shape.read_digest):
             self._begun.drop(load.oid)
             load = None
@@ -196,7 +198,7 @@ class TableReading:
         return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
 
     async def _check_size(self, shape: Shape) -> None:
-        """Raise TableUnreadable if the table is too large to be read in one piece while all changes wait."""
+        """Raise TableUnreadable if the table is too large to be read as a whole while all changes wait."""
         size, limit = await self._reader.size(shape), self._options.without_key_max
         if size > limit:
             raise TableUnreadable(
@@ -208,9 +210,9 @@ class TableReading:
     async def _wait_for_writers(self, table: LoadingTable, shape: Shape) -> None:
         """Wait for the transactions that are changing the table.
 
-        Raise TableUnreadable if this takes long, so that other tables have their turn. The next try waits for the
-        same transactions, unless the table has changed. Later transactions need no wait, because the stream has their
-        changes.
+        Raise TableUnreadable if this takes long, so that other tables can be read meanwhile. The next try waits for the
+        same transactions, unless the table's shape has changed. It is not necessary to wait for later transactions,
+        because the stream has their changes.
         """
         if table.writers is None or table.writers[0] != shape.digest:
             table.writers = shape.digest, set(await self._reader.writers(shape))
@@ -226,7 +228,7 @@ class TableReading:
         table.writers = None
 
     async def _read_chunk(self, table: LoadingTable, opened: Opened) -> None:
-        """Read one chunk, and put it where it belongs."""
+        """Read one chunk, and insert it at its position in the stream."""
         async with self._round(opened.shape) as timestamp:
             load = self._begun.of(opened.oid)
             moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
@@ -243,7 +245,7 @@ class TableReading:
         self._note_fit(table, fits=lsn is not None)
 
     async def _read_whole(self, table: LoadingTable, opened: Opened) -> None:
-        """Read all rows at one snapshot, in portions. Everything that the snapshot does not see waits meanwhile."""
+        """Read all rows at one snapshot, in portions. Changes that the snapshot does not see wait meanwhile."""
         self._begun.drop(opened.oid)
         options, limit = self._options, 1
         async with self._round(opened.shape) as timestamp:
@@ -261,7 +263,7 @@ class TableReading:
 
     @asynccontextmanager
     async def _round(self, shape: Shape) -> AsyncIterator[int]:
-        """Lock the table, take a snapshot, and yield its time.
+        """Lock the table, take a snapshot, and yield the time of the snapshot.
 
         Changes that the snapshot does not see wait until the block ends.
         """
@@ -295,9 +297,9 @@ class TableReading:
         timestamp: int,
         moved: Sequence[tuple[str, ...]] = (),
     ) -> None:
-        """Put the chunk into the open cut. ``load`` is as it was when the chunk was read."""
+        """Put the chunk into the open cut. ``load`` is the state of the load when the chunk was read."""
         async with self._seams.pause():
-            # Meanwhile, the load may have been cancelled. Or it begins again, because too many rows have moved.
+            # Meanwhile, the load may have been cancelled, or has to begin again because too many rows got other keys.
             if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
                 self._seams.progress.on_received(lsn)
                 await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
@@ -317,12 +319,12 @@ class TableReading:
         self._metrics.snapshot_rounds.labels("placed" if fits else "no_place").inc()
         table.voids = 0 if fits else table.voids + 1
         if table.voids > VOIDS_MAX:
-            raise TableUnreadable("Its transactions become visible in another order than the order of their commits.")
+            raise TableUnreadable("The table's transactions become visible in another order than they commit.")
 
     async def _rows(
         self, table: LoadingTable, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]
     ) -> Chunk:
-        """Read the next rows of the table. If all rows have been read, read those that have ``moved``."""
+        """Read the next rows of the table. If all rows have been read, read the rows with the keys ``moved`` again."""
         options = self._options
         after = load.last if load is not None else ()
         limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
@@ -334,6 +336,6 @@ class TableReading:
             self._pace.on_timeout()
             raise
         except ValueRefused:
-            if not shape.where:  # so it is a key, for example one with an enum's label that was renamed
+            if not shape.where:  # so a value of the key was refused, for example the former label of an enum
                 self._begun.drop(shape.relation.oid)  # the next try reads the table from the beginning
             raise

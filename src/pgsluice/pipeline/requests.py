@@ -9,7 +9,7 @@ from pgsluice.pipeline.outbox import Outbox
 
 
 class Requests:
-    """The requests of one session. Change them only in a pause of the session's work."""
+    """The requests of one session. Change them only while the session's work is paused."""
 
     def __init__(self, outbox: Outbox, begun: Begun, state: CommandState, wake: Callable[[], None]) -> None:
         """``wake`` makes the session check whether its cut is due."""
@@ -23,24 +23,24 @@ class Requests:
         return self.state.of(name)
 
     def where(self, name: tuple[str, str]) -> str:
-        """Return the condition on the rows that are asked for. It is empty for all rows."""
+        """Return the condition that selects the requested rows. It is empty if all rows are requested."""
         request = self.state.of(name)
         return "" if request is None else request.where
 
     def become(self, state: CommandState, answers: Sequence[Answer] = (), loaded: Sequence[Loaded] = ()) -> None:
-        """Record ``state``, the effects of commands, in the open cut, with the ``answers`` to the commands."""
+        """Record the effects of commands in the open cut: the new ``state``, and the ``answers`` to the commands."""
         self.state = state
         self._outbox.note_commands(state, answers, self._begun.all(), loaded)
         self._wake()
 
     def note(self, name: tuple[str, str], detail: str) -> None:
-        """Tell the command that asked for the table why the table waits."""
+        """Answer the command that requested the table with the reason why the table waits."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state, [request.answer("waiting", detail)])
 
     def end(self, name: tuple[str, str], outcome: Outcome, detail: str = "", rows: int = 0) -> None:
-        """Tell the command that asked for the table its ``outcome``, and end the request."""
+        """Answer the command that requested the table with the ``outcome``, and end the request."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state.without(name), [request.answer(outcome, detail, rows)])

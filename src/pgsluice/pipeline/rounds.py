@@ -1,8 +1,8 @@
-"""Rounds: each takes a database snapshot between two transactions, and waits until the stream has reached it.
+"""Rounds: each takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
 
-From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass. The others wait for the end of the
-round. The rows that were read at the snapshot can join the open cut when the stream has passed everything that the
-snapshot sees.
+From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass, which means that the session
+processes them at once. The others wait for the end of the round. The rows that were read at the snapshot can join the
+open cut when all transactions that the snapshot sees have been received.
 """
 
 import asyncio
@@ -22,36 +22,38 @@ from pgsluice.transaction import Transaction
 from pgsluice.transactions import Transactions
 
 SEEN_S: Final = 0.1
-"""How long the stream waits for transactions that were sent before they became visible. With synchronous replication,
-they become visible when a standby has answered."""
+"""How long the stream waits until transactions that it has received become visible to other sessions of PostgreSQL.
+With synchronous replication, a transaction becomes visible only when a standby has answered."""
 
 SEEN_AGAIN_S: Final = 0.002
 
 TAKE_S: Final = 2.0
-"""How long the stream waits for a server that does not answer."""
+"""How long the stream waits for a snapshot if the server does not answer."""
 
 PAUSE_S: Final = 5.0
 """How long a table stays locked while we wait for the end of the transaction that is being received."""
 
 ASK_S: Final = 0.02
-"""How often the server is asked how far the stream has come, until its answer ends the wait."""
+"""How often the server is asked for the stream's position, until its answer ends the wait."""
 
 FLUSH_S: Final = 0.05
-"""When we write something to move the stream, because WAL of a transaction in progress may stay unflushed."""
+"""How long a round waits before it writes a message to the WAL. The message makes the server flush WAL and move the
+stream, because WAL of a transaction in progress may otherwise stay unflushed."""
 
 FLUSH_AGAIN_S: Final = 1.0
 
 ROUND_S: Final = 20.0
-"""How long a round may wait while the stream does not come nearer. The stream stops at transactions that wait for the
-round."""
+"""How long a round may wait while the stream makes no progress. During that time, the session may hold back
+transactions until the end of the round."""
 
 
 @dataclass(slots=True)
 class Seams:
-    """What the loader needs of the session.
+    """The parts of the session that the loader uses.
 
-    ``pause`` suspends the session's work at a moment at which no transaction is received in part. ``go_on`` processes
-    the transactions that were held, in a pause. ``wake`` makes the session check whether its cut is due.
+    ``pause`` suspends the session's work at a moment at which no transaction is partly received. ``go_on`` processes
+    the transactions that have waited for the round. Call it in such a pause. ``wake`` makes the session check whether
+    its cut is due.
     """
 
     transactions: Transactions
@@ -66,37 +68,38 @@ class Rounds:
     """The rounds of one session, one after the other."""
 
     def __init__(self, reader: Reader, stream: Stream, seams: Seams, count_held: Callable[[float], None]) -> None:
-        """``count_held`` is called with the seconds for which changes have waited until rows were read."""
+        """``count_held`` is called with the seconds for which changes have waited for rows to be read."""
         self._reader = reader
         self._stream = stream
         self._seams = seams
         self._count_held = count_held
         self._held_at: float | None = None
-        """Since when a transaction has waited for the end of the round."""
+        """The time since which a transaction has waited for the end of the round. None if no transaction waits."""
         self.held_s = 0.0
-        """How long a transaction has waited for the end of the last round."""
+        """How many seconds the first waiting transaction has waited for the end of the last round."""
         self._decided = asyncio.Event()
-        """Set as soon as it is certain where the rows belong, or that no position fits them."""
+        """Set as soon as the position of the rows is known, or it is known that no position fits them."""
         self._round: Round | None = None
         self._is_watching = False
         self._unseen: set[int] = set()
-        """Transactions that passed while we were watching, and that other sessions of PostgreSQL may not see yet."""
+        """The ids of transactions that have passed, and that other sessions of PostgreSQL may not see yet. They are
+        noted while ``_is_watching`` is set."""
 
     def watch(self, *, on: bool) -> None:
-        """Begin or end noting which transactions pass. Without tables to load, none are noted.
+        """Begin or end noting which transactions pass. This is necessary only while there are tables to load.
 
-        This misses no transaction that matters, because the loader waits for all transactions that are changing a table
-        before it reads the table.
+        Earlier transactions need not be noted, because before the loader reads a table, it waits for all transactions
+        that are changing the table.
         """
         self._is_watching = on
         if not on:
             self._unseen.clear()
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` passes. Every later snapshot has to see it.
+        """Note that ``transaction`` passes. Every later snapshot has to see this transaction.
 
-        A later snapshot sees everything that the snapshot of the round sees. While the stream is behind that snapshot,
-        this includes every transaction that passes, so none has to be noted.
+        If the snapshot of the present round sees the transaction, it need not be noted, because every later snapshot
+        sees it as well.
         """
         if self._is_watching and not (self._round is not None and self._round.sees(transaction)):
             self._unseen.add(transaction.xid)
@@ -124,7 +127,7 @@ class Rounds:
             self._decided.set()
 
     async def prune(self) -> None:
-        """Drop the transactions that have become visible."""
+        """Forget the transactions that have become visible."""
         if self._unseen:
             snapshot = await self._reader.look()
             self._unseen = {xid for xid in self._unseen if not snapshot.is_visible(xid)}
@@ -156,7 +159,7 @@ class Rounds:
         self._count_held(time.monotonic() - since)
 
     async def _see_all(self) -> None:
-        """Wait until all transactions that passed are visible to others."""
+        """Wait until all transactions that have passed are visible to other sessions of PostgreSQL."""
         give_up_at = time.monotonic() + SEEN_S
         await self.prune()
         while self._unseen:
@@ -166,11 +169,11 @@ class Rounds:
             await self.prune()
 
     async def wait_complete(self, *, is_locked: bool = False) -> int | None:
-        """Wait until the stream has reached the position where the rows belong, and return that position.
+        """Wait until the position where the rows belong is certain, and return that position.
 
-        Write something if the stream does not move by itself. Return None if no position fits the rows, because a
-        transaction that the snapshot sees came after one that it does not see. If the table ``is_locked``, wait only
-        ROUND_S in all, however far the stream is behind.
+        If the stream does not move by itself, write a message to the WAL. Return None if no position fits the rows,
+        because a transaction that the snapshot sees came after one that it does not see. Raise TableUnreadable if the
+        stream makes no progress for ROUND_S. If the table ``is_locked``, wait at most ROUND_S in all.
         """
         progress, received = self._seams.progress, -1
         since = time.monotonic()
@@ -180,7 +183,7 @@ class Rounds:
             if progress.received > received and not is_locked:
                 received, since = progress.received, now
             if now - since > ROUND_S:
-                raise TableUnreadable(f"The stream has not come to the snapshot within {ROUND_S:g} s.")
+                raise TableUnreadable(f"The stream has not reached the snapshot within {ROUND_S:g} s.")
             if now >= flush_at:
                 await self._reader.flush()
                 flush_at = now + FLUSH_AGAIN_S
@@ -192,7 +195,7 @@ class Rounds:
         return None if self._current.is_void else self._current.lsn
 
     async def end(self) -> None:
-        """Release the transactions that have waited. Call it in a pause."""
+        """Release the transactions that have waited. Call it while the session's work is paused."""
         seams = self._seams
         self._round = seams.transactions.gate = None
         beyond = seams.progress.lift_limit()

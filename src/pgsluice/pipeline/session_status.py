@@ -1,4 +1,4 @@
-"""The status of a session: its positions, the waiting transactions, and the reason if nothing moves.
+"""The status of a session: its positions, the waiting transactions, and the reason if it makes no progress.
 
 ``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
 """
@@ -15,8 +15,8 @@ from pgsluice.transaction import Prepared, Transaction
 from pgsluice.transactions import Transactions
 
 STALL_S: Final = 10.0
-"""A cut takes milliseconds. After this time, Kafka is away, or too slow for us to be ready. The same holds for work
-without signs of life."""
+"""How long a call to Kafka may take, or the work may give no signs of life, before the session counts as stalled. A cut
+takes only milliseconds, so after this time Kafka is unavailable, or too slow for pgsluice to report itself as ready."""
 
 _MICROSECONDS: Final = 1_000_000
 _POSTGRES_EPOCH_S: Final = 946_684_800
@@ -36,9 +36,9 @@ class SessionStatus:
     ) -> None:
         """``checkpoint`` is the one that the session resumed from."""
         self.server_lsn = checkpoint.end_lsn
-        """How far the server's WAL goes, as far as we know."""
+        """The last known end of the server's WAL."""
         self.heard_at: float | None = None
-        """When the server last reported how far its WAL goes, by the monotonic clock."""
+        """When the server last reported the end of its WAL, by the monotonic clock."""
         self._resumed_from = checkpoint
         self._progress = progress
         self._transactions = transactions
@@ -47,7 +47,7 @@ class SessionStatus:
         self._vitals = vitals
 
     def hear_of(self, *positions: int) -> None:
-        """Note that the server's WAL goes as far as these positions."""
+        """Note that the server's WAL reaches at least to these positions."""
         self.server_lsn, self.heard_at = max(self.server_lsn, *positions), time.monotonic()
 
     @property
@@ -57,9 +57,9 @@ class SessionStatus:
 
     @property
     def stall(self) -> str | None:
-        """Return why nothing moves, if this has lasted for a long time."""
+        """Return why the session has made no progress for a long time, or None if it makes progress."""
         if self.is_stalled:
-            return "Kafka does not take what it is given"
+            return "Kafka does not accept what pgsluice sends"
         if self._vitals.silent_s <= STALL_S:
             return None
         if self._spool.busy_s > STALL_S / 2:  # for most of that time, so it is the reason
@@ -68,7 +68,7 @@ class SessionStatus:
 
     @property
     def prepared(self) -> list[Prepared]:
-        """Return the transactions that are prepared and not yet ended, oldest first."""
+        """Return the prepared transactions that have not ended, oldest first."""
         return sorted(self._transactions.prepared.values(), key=lambda one: one.prepare_lsn)
 
     @property
@@ -83,7 +83,10 @@ class SessionStatus:
 
     @property
     def own(self) -> tuple[Transaction, int, float] | None:
-        """Return the transaction that is being written in a Kafka transaction of its own, its bytes and seconds."""
+        """Return the transaction that is being written in its own Kafka transaction.
+
+        Also return how many of its bytes are written, and for how many seconds it has been written.
+        """
         transaction = self._outbox.own_transaction
         return None if transaction is None else (transaction, *self._outbox.own_written)
 
@@ -94,7 +97,7 @@ class SessionStatus:
 
     @property
     def waiting_bytes(self) -> tuple[int, int]:
-        """Return how many bytes their rows take in memory and on disk."""
+        """Return how many bytes the rows of waiting transactions take in memory and on disk."""
         return self._spool.memory, self._spool.spilled
 
     @property
@@ -114,14 +117,14 @@ class SessionStatus:
         return max(self._progress.received, delivered) if self._outbox.is_empty else delivered
 
     def oldest_commit_age_s(self) -> float:
-        """Return the age of the oldest commit that was received and is not durable yet, or 0."""
+        """Return the age of the oldest commit that was received and is not durable yet. Return 0 if there is none."""
         oldest = self._outbox.own_transaction or self._outbox.oldest
         if oldest is None:
             return 0.0
         return age_s(oldest.commit_ts)
 
     def positions(self) -> dict[str, int]:
-        """Return the positions, by their names in the metrics."""
+        """Return the positions by their names in the metrics."""
         return {
             "server": self.server_lsn,
             "received": self._progress.received,

@@ -1,7 +1,7 @@
-"""The shortcut of small transactions: many of them are encoded and committed at once.
+"""The shortcut for small transactions, which encodes and commits many of them at once.
 
-Without it, a transaction of one row costs ten times as much as its row, because the session handles Begin and Commit as
-events. The result is the same, so the session handles every transaction that does not fit.
+Without the shortcut, a transaction of one row costs ten times as much as its row, because the session handles Begin and
+Commit as events. Both ways give the same result, so the session handles every transaction that the shortcut cannot.
 
 ``tests/unit/pipeline/test_session.py`` covers it.
 """
@@ -17,9 +17,9 @@ from pgsluice.transactions import Transactions
 
 
 class Shortcut:
-    """Takes whole transactions of one session past :class:`Transactions`, which does not see them."""
+    """Handles whole transactions of one session without passing their messages to :class:`Transactions`."""
 
-    def __init__(  # noqa: PLR0913 - everything that a Commit tells something
+    def __init__(  # noqa: PLR0913 - everything that has to know of a Commit
         self,
         transactions: Transactions,
         encoders: Encoders,
@@ -39,9 +39,9 @@ class Shortcut:
         self._commit_timestamps = commit_timestamps
 
     async def take(self, frames: Sequence[XLogData | Keepalive], at: int) -> int:
-        """Encode and commit the transactions from ``frames[at]`` on that fit. Return the index of the next frame.
+        """Encode and commit transactions from ``frames[at]`` on, up to the first one that needs more work.
 
-        Call it only between transactions.
+        Return the index of the next frame. Call it only between transactions.
         """
         passes_from = self._transactions.passes_from
         if passes_from is None or not self._is_simple:
@@ -62,5 +62,5 @@ class Shortcut:
 
     @property
     def _is_simple(self) -> bool:
-        """Return whether nobody has to note every transaction."""
+        """Return whether nothing has to be noted for each single transaction."""
         return self._progress.is_simple and (self._loader is None or self._loader.ignores_commits)

@@ -1,4 +1,4 @@
-"""Recognises a server that shuts down, by the requests for replies that its walsender sends.
+"""Recognises that a server shuts down from the requests for replies that its walsender sends.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -7,21 +7,21 @@ import time
 from typing import Final
 
 SIGN_S: Final = 1.0
-"""How quickly requests for replies follow one another when the server shuts down. It asks again as soon as it has our
-reply, so our replies set the pace: five a second (the stream's MIN_STATUS_GAP_S), or fewer on a busy machine. At other
-times, the server asks only after it has heard nothing for half of wal_sender_timeout, and we write to it three times as
-often."""
+"""The longest time between two requests for replies that shows a shutdown. A server that shuts down asks again as soon
+as it has our reply, so our replies set the rate: five per second (the stream's MIN_STATUS_GAP_S), or fewer on a busy
+machine. At other times, the server asks only if it has received nothing for half of wal_sender_timeout. This does not
+happen, because we write three times as often."""
 
 PATIENCE_S: Final = 1.0
-"""How long we have to write a checkpoint of the server's last position. After that we let the server go without one,
-because otherwise it would wait for us without limit."""
+"""How much time the session has to write a checkpoint of the server's last position. After that, we let the server shut
+down without a checkpoint, because otherwise it would wait for us without limit."""
 
 LOOK_S: Final = 0.1
 """How often to check during that time whether the checkpoint is written."""
 
 
 class ShutdownWatch:
-    """Recognises a server that shuts down, because it asks for replies again and again at the same position."""
+    """Recognises that a server shuts down, because it asks for replies again and again at the same position."""
 
     def __init__(self) -> None:
         self.wal_end = 0

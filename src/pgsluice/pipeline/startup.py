@@ -1,8 +1,8 @@
-"""The start of a session: it takes the slot and the topics, and finds out where to continue.
+"""The start of a session, which takes over the slot and the topics, and finds out where to continue.
 
-PostgreSQL decides which process runs, so replication starts first. Then other processes are kept from writing to the
-topics. Only then does this process read where to continue, because no other process can change that any more. The
-decision itself is a pure function, :func:`pgsluice.history.resume`.
+PostgreSQL decides which process runs, so replication starts first. Then the sink fences other processes, so that they
+cannot write to the topics. Only then does this process read the last checkpoint, because no other process can change it
+any more. A pure function, :func:`pgsluice.history.resume`, decides where to continue.
 
 ``tests/unit/pipeline/test_pipeline.py`` covers it.
 """
@@ -50,8 +50,8 @@ _DATA: Final = ("Envelope", "Message")
 class Start:
     """Where a session begins.
 
-    ``found`` is the last checkpoint in Kafka, and ``slot_lsn`` is the slot's position. ``loaded`` are the tables that
-    need not be loaded any more.
+    ``found`` is the last checkpoint in Kafka. ``checkpoint`` is the one from which the session continues. ``slot_lsn``
+    is the slot's position. ``loaded`` are the tables that need not be loaded any more.
     """
 
     found: Checkpoint | None
@@ -64,7 +64,7 @@ class Start:
 class Past:
     """The records of earlier sessions in Kafka, as far as they can be read without fencing.
 
-    ``is_atomic``: the records and the checkpoint of a cut are committed together (exactly once).
+    ``is_atomic`` says that the records and the checkpoint of a cut are committed together (exactly once).
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -82,7 +82,7 @@ class Startup:
         vitals: Vitals,
         open_dead_letters: Callable[[], Awaitable[None]],
     ) -> None:
-        """``open_dead_letters`` is called when schemas can have ids, and nobody else writes to the topics."""
+        """``open_dead_letters`` is called as soon as schemas can be registered and nobody else writes to the topics."""
         self._options = options
         self._registry = registry
         self._vitals = vitals
@@ -90,7 +90,10 @@ class Startup:
         self._adopt = False
 
     async def start(self, source: Source, sink: Sink, *, adopt: bool) -> tuple[Stream, Start]:
-        """Take the slot, then the topics, and find out where to continue: with ``adopt``, at the slot's position."""
+        """Take over the slot, then the topics, and find out where to continue.
+
+        With ``adopt``, continue at the slot's position.
+        """
         self._adopt = adopt
         await source.slot_position()  # a standby stops here
         await self._vitals.wait(sink.prepare())
@@ -100,16 +103,16 @@ class Startup:
             await self._vitals.wait(self._create_slot(source, sink, server))
         self._vitals.beat()
         stream = await source.start()
-        # The requests to PostgreSQL in between have time-outs of their own.
+        # The requests to PostgreSQL in this step have their own time-outs.
         finding = self._vitals.wait(self._find_start(source, sink, server, switches))
         return stream, await while_served(source, stream, finding)
 
     async def _find_start(
         self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
     ) -> Start:
-        """Keep all others from writing to the topics, and return where the session begins."""
+        """Keep other processes from writing to the topics, and return where the session begins."""
         await sink.fence()
-        # Read the schemas only now, because another owner may have registered some until a moment ago.
+        # Read the schemas only now, because until the fence another owner may have registered some.
         await self._registry.start()
         await self._open_dead_letters()
         facts = await self._gather(source, sink, server, switches)
@@ -140,7 +143,7 @@ class Startup:
     async def _gather(
         self, source: Source, sink: Sink, server: ServerIdentity, switches: Sequence[TimelineSwitch]
     ) -> Facts:
-        """Return the facts that the decision needs."""
+        """Return the facts that decide where to continue."""
         checkpoints = await sink.checkpoints()
         slot_lsn = await source.slot_position()
         if slot_lsn is None:
@@ -149,7 +152,7 @@ class Startup:
         server = replace(server, xlogpos=await source.flushed_lsn())
         recorded = await sink.recorded()
         facts = Facts(checkpoints, recorded, slot_lsn, server, switches, is_standby)
-        # If the facts contradict each other, this may be the work of another owner, who has just fenced us.
+        # If the facts contradict each other, the reason may be that another owner has just fenced us and has written.
         fits = not (is_outrun(facts.checkpoint, recorded) or is_contradicted(facts.checkpoint, recorded))
         if not fits and last_checkpoint(await sink.checkpoints()) != facts.checkpoint:
             raise Fenced("Another process has taken over while this one was starting.")
@@ -160,7 +163,7 @@ class Startup:
         return Identity(options.name, options.slot, options.selection, is_atomic=sink.is_atomic, adopt=self._adopt)
 
     async def refuse(self, sink: Sink, last: Checkpoint, error: Diverged) -> None:
-        """Record with the last checkpoint that the server has another history, so that every later start sees it."""
+        """Record in the last checkpoint that the server has another history, so that every later start knows it."""
         await sink.refuse(replace(last, refused=str(error)))
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
@@ -171,8 +174,8 @@ class Startup:
                 f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
                 "create`, or set postgres.create_slot = true."
             )
-        # We may be connected to a server without our slot, while the owner works on another server. So check this
-        # before we fence the owner.
+        # We may be connected to a server without our slot, while the owner streams from another server. So make this
+        # check before we fence the owner.
         await self._check_delivered_from(await sink.present_checkpoint(), source)
         await sink.fence()
         last = last_checkpoint(await sink.checkpoints())
@@ -183,7 +186,7 @@ class Startup:
         log.info("slot created", slot=slot, consistent_point_lsn=point)
 
     async def _check_delivered_from(self, last: Checkpoint | None, source: Source) -> None:
-        """Raise the error that follows from ``last`` if there is no slot. Return if the slot may be created."""
+        """Raise an error unless the slot may be created. ``last`` is the last checkpoint."""
         if await source.slot_position() is not None:
             raise SlotInUse(f"Slot {self._options.slot!r} was created by another process just now.")
         await _check_may_create(self._options, last, source, adopt=self._adopt)
@@ -194,7 +197,7 @@ class Startup:
         for topic in self._described_topics():
             if self._registry.record_name(topic + _VALUE) in _DATA:
                 known.append(topic)
-            await asyncio.sleep(0)  # there may be thousands, with large schemas
+            await asyncio.sleep(0)  # there may be thousands of topics, with large schemas
         return known
 
     def _described_topics(self) -> list[str]:
@@ -205,8 +208,8 @@ class Startup:
 async def examine(options: PipelineOptions, source: Source, past: Past) -> Checkpoint | None:
     """Return the checkpoint from which a start would continue, or None if it would create the slot.
 
-    Raise the error with which a start would stop or wait, as far as the history decides that. This changes nothing, and
-    disturbs no owner at work.
+    If the history would make a start stop or wait, raise the same error as the start. This changes nothing, and does
+    not disturb a running owner.
     """
     server = await source.identify()
     switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
@@ -220,14 +223,14 @@ async def examine(options: PipelineOptions, source: Source, past: Past) -> Check
 
 
 async def _check_may_create(options: PipelineOptions, last: Checkpoint | None, source: Source, *, adopt: bool) -> None:
-    """Raise the error that follows from ``last``, the last checkpoint, if the slot does not exist."""
+    """Raise an error unless a missing slot may be created. ``last`` is the last checkpoint."""
     slot = options.slot
     if last is not None:
         check_pipeline(last, options.name)
     if last is None or last.is_announcement or adopt:
         return
     check_slot_name(last, slot)
-    if await source.is_standby():  # it may be behind, or be the wrong server for a moment
+    if await source.is_standby():  # it may lag behind, or for a moment be the wrong server
         raise SourceUnavailable(
             "The server is a standby, and it does not have the slot. pgsluice waits for the standby, or for the "
             "primary."

@@ -1,4 +1,4 @@
-"""Tasks that end early, because PostgreSQL goes away or because a stop takes too long."""
+"""Waits that end early because PostgreSQL is lost or because a stop takes too long."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -15,10 +15,10 @@ NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirmed
 
 
 async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
-    """Wait for ``step``. Raise an error if PostgreSQL goes away meanwhile.
+    """Wait for ``step``. If the connection to PostgreSQL is lost meanwhile, cancel it and raise the error.
 
-    Kafka may delay ``step`` before anybody reads the stream. A server that shuts down would wait for its walsender all
-    that time.
+    Kafka may delay ``step``, and nobody reads the stream yet. Without this, a server that shuts down would wait for its
+    walsender during that time.
     """
     waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
     try:
@@ -32,7 +32,7 @@ async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any,
 
 
 async def close_when_lost(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``step``. If PostgreSQL goes away meanwhile, close its connections, because it waits for them."""
+    """Wait for ``step``. If PostgreSQL shuts down or is lost meanwhile, close the connections that it may wait for."""
     waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
     try:
         await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)
@@ -44,7 +44,7 @@ async def close_when_lost(source: Source, stream: Stream, step: Coroutine[Any, A
 
 
 def _watches(source: Source, stream: Stream) -> list[asyncio.Task[None]]:
-    """Return tasks that raise an error if PostgreSQL goes away."""
+    """Return tasks that raise an error if the connection to PostgreSQL is lost."""
     return [asyncio.create_task(stream.wait_ended()), asyncio.create_task(_watch(source))]
 
 
@@ -56,7 +56,7 @@ async def _watch(source: Source) -> None:
 
 @asynccontextmanager
 async def drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Give the block ``seconds`` from the moment when ``stop`` is set. Raise DrainTimeout if it takes longer."""
+    """Limit the block to ``seconds`` after ``stop`` is set. Raise DrainTimeout if it takes longer."""
     try:
         async with asyncio.timeout(None) as limit:
             watch = asyncio.create_task(_arm(stop, limit, seconds))
@@ -68,7 +68,7 @@ async def drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[N
         if not limit.expired():
             raise
         raise DrainTimeout(
-            f"What was in flight could not be delivered within shutdown.drain_timeout ({seconds:g} s). {NOTHING_LOST}"
+            f"Changes in flight could not be delivered within shutdown.drain_timeout ({seconds:g} s). {NOTHING_LOST}"
         ) from error
 
 
@@ -78,7 +78,7 @@ async def _arm(stop: asyncio.Event, limit: asyncio.Timeout, seconds: float) -> N
 
 
 async def cancel(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel these tasks and wait for their end. Ignore what they raise."""
+    """Cancel these tasks and wait for their end. Ignore their exceptions."""
     for task in tasks:
         if task is not None and not task.done():
             task.cancel()

@@ -1,4 +1,4 @@
-"""The tables that pgsluice may read. Reading a table can run functions of its owner with the reader's rights."""
+"""Decides which tables pgsluice may read, because reading a table can run its owner's functions with our rights."""
 
 from pgsluice.errors import TableUnreadable
 from pgsluice.printable import quoted

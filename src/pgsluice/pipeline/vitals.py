@@ -1,7 +1,7 @@
-"""Signs of life: whether the work of a pipeline makes progress.
+"""Signs of life, which show whether the work of a pipeline makes progress.
 
-The session and the pipeline give them. The daemon evaluates them for ``/livez`` and ``/readyz``. It is not enough that
-the event loop runs, because the one task that does the work may wait for something that never comes.
+The session and the pipeline give these signs. The daemon evaluates them for ``/livez`` and ``/readyz``. A running event
+loop would not be proof enough, because the one task that does the work may wait for something that never comes.
 """
 
 import time
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Vitals:
-    """Knows when the work last made progress. One task at a time does the work."""
+    """Records when the work last made progress. One task at a time does the work."""
 
     def __init__(self) -> None:
         self._beat_at = time.monotonic()
@@ -25,9 +25,9 @@ class Vitals:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait in this block for others, for example for Kafka or for the end of transactions in PostgreSQL.
+        """Mark this block as a wait for others, for example for Kafka or for the end of transactions in PostgreSQL.
 
-        Such a wait may take any time and does not count as silence. It is reported by other means, and a restart of the
+        Such a wait may take any time and does not count as silence, because other means report it, and a restart of the
         process would not help.
         """
         self._waits += 1

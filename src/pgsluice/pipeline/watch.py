@@ -1,4 +1,4 @@
-"""Watches a session from outside: it asks for the end of the server's WAL, and warns if nothing moves.
+"""Watches a session: asks for the end of the server's WAL, and warns if the session makes no progress.
 
 ``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
 """
@@ -21,11 +21,11 @@ WATCH_S: Final = 2.0
 """How often the server is asked for its position."""
 
 PAUSED_AGAIN_S: Final = 600.0
-"""How often the log says that the pipeline is paused."""
+"""How often the log repeats that the pipeline is paused."""
 
 PREPARED_LONG_S: Final = 60.0
 PREPARED_AGAIN_S: Final = 300.0
-"""When a prepared transaction is old enough for a warning, and how often the warning comes again."""
+"""How old a prepared transaction has to be for a warning, and how often the warning is repeated."""
 
 
 class SessionWatch:
@@ -41,16 +41,16 @@ class SessionWatch:
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Note that the session reads the stream, so it learns what ends the stream."""
+        """Note that the session reads the stream now, so it notices if the stream ends."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:
-        """Ask again and again how far the server's WAL goes.
+        """Ask regularly for the end of the server's WAL.
 
-        Raise the error if nothing else shows that the server is gone.
+        If a request fails while nobody reads the stream, raise its error.
 
         A server that shuts down ends ordinary connections at once, and then waits for its walsenders. If nobody reads
-        the stream at that time, a failed request is the only sign of it.
+        the stream at that time, a failed request is the only sign of the shutdown.
         """
         said = None
         while True:
@@ -65,14 +65,14 @@ class SessionWatch:
                     raise
 
     def _warn_of_stall(self, said: str | None) -> str | None:
-        """Log once why nothing moves. Return the reason, or None if something moves again."""
+        """Log once why the session makes no progress. Return the reason, or None if it makes progress."""
         reason = self._status.stall
         if reason is not None and said is None:
             log.warning("nothing moves", reason=reason)
         return reason
 
     def _say_pause(self) -> None:
-        """Log that the pipeline is paused, once and then from time to time, and log when it continues."""
+        """Log that the pipeline is paused, repeat this from time to time, and log when the pipeline continues."""
         now, said_at, status = time.monotonic(), self._said_paused_at, self._status
         if self._is_paused():
             if said_at is None or now - said_at >= PAUSED_AGAIN_S:
@@ -85,7 +85,7 @@ class SessionWatch:
                 )
         elif said_at is not None:
             self._said_paused_at = None
-            log.info("the pipeline goes on after a pause")
+            log.info("the pipeline continues after a pause")
 
     def _warn_of_prepares(self) -> None:
         """Log from time to time which prepared transaction keeps the slot from moving."""
@@ -103,7 +103,7 @@ class SessionWatch:
 
 
 def warn_of_bare_commit(transaction: Transaction) -> None:
-    """Warn that the commit of a prepared transaction came, but the transaction itself never did."""
+    """Warn that the commit of a prepared transaction arrived, but its rows never did."""
     log.warning(
         "COMMIT PREPARED of a transaction that was not received: it had no changes, or somebody else acknowledged its "
         "PREPARE",

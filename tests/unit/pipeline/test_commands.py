@@ -215,8 +215,8 @@ async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_its
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (command("start", "public.numbers", seconds=-1), "It came too late"),
-        (command("start"), "It names 0 tables"),
+        (command("start", "public.numbers", seconds=-1), "The command expired"),
+        (command("start"), "The command names 0 tables"),
         (command("start", *["public.numbers"] * (TABLES_MAX + 1)), f"and at most {TABLES_MAX}"),
         (command("start", "numbers"), "'numbers' must be a pattern of schema and table"),
         (command("start", "public.none"), "No published table matches public.none."),
@@ -390,7 +390,7 @@ class TestAPauseOfThePipeline:
             assert not session.is_paused
         assert [one.detail for one in answers(world)] == [
             "The pipeline is paused. PostgreSQL keeps its WAL until `pgsluice resume`.",
-            "The pipeline goes on.",
+            "The pipeline continues.",
         ]
 
     async def test_twice_and_its_end_without_it_are_answered_with_a_sentence(self) -> None:
@@ -461,7 +461,7 @@ class TestAPauseOfThePipeline:
                 await asyncio.sleep(0.2)
             await until(lambda: outcomes(world))
             assert not session.is_paused
-        assert answers(world) == [Answer("a", "refused", "It came too late: it had expired.")]
+        assert answers(world) == [Answer("a", "refused", "The command expired before it was carried out.")]
 
     async def test_is_logged_again_and_again_until_it_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.005)
@@ -474,7 +474,7 @@ class TestAPauseOfThePipeline:
                 monkeypatch.setattr(watch, "PAUSED_AGAIN_S", 0.0)
                 await until(lambda: len(_events(log)) > 1)
                 world.commands.append(command("resume_pipeline").to_json())
-                await until(lambda: "the pipeline goes on after a pause" in _events(log))
+                await until(lambda: "the pipeline continues after a pause" in _events(log))
         assert (log[0]["log_level"], log[0]["confirmed_lsn"]) == ("warning", 10_000)
 
 

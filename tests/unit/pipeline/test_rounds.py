@@ -250,7 +250,7 @@ class TestThePlaceOfTheRows:
     ) -> None:
         monkeypatch.setattr(module, "ROUND_S", 0.01)
         await stage.rounds.take()
-        with pytest.raises(TableUnreadable, match="has not come to the snapshot"):
+        with pytest.raises(TableUnreadable, match="has not reached the snapshot"):
             await stage.rounds.wait_complete()
 
     @pytest.mark.parametrize("is_locked", [False, True])
@@ -266,7 +266,7 @@ class TestThePlaceOfTheRows:
         assert waiting.done() == is_locked
         stage.rounds.on_position(END)
         if is_locked:
-            with pytest.raises(TableUnreadable, match="has not come to the snapshot"):
+            with pytest.raises(TableUnreadable, match="has not reached the snapshot"):
                 await waiting
         else:
             assert await waiting == END
