@@ -55,7 +55,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
         ({"user": "ready", "dbname": "nowhere"}, ConfigError, "correct dbname"),
         ({"user": "ready", "options": "-c no.such=1 -c nonsense=1"}, ConfigError, "correct the options"),
         ({"user": "ready", "options": "-c log_min_messages=debug1"}, PermissionDenied, "only a superuser"),
-        ({"user": "ready", "sslmode": "require"}, ConfigError, "switch ssl on at the server"),
+        ({"user": "ready", "sslmode": "require"}, ConfigError, "set ssl = on at the server"),
         ({"user": "ready", "sslmode": "nonsense"}, ConfigError, "correct the connection parameter"),
         ({"user": "ready", "connect_timeout": "soon"}, ConfigError, "correct the connection parameter"),
         ({"user": "ready", "host": "a,b,c", "port": "1,2"}, ConfigError, "correct the connection parameter"),

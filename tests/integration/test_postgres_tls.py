@@ -155,7 +155,7 @@ class TestRefused:
     async def test_a_client_of_another_name(self, scene: Scene) -> None:
         parameters = scene.client(scene.authority, "somebody")
         words = await refused(scene, parameters, PermissionDenied)
-        assert "made out to the role (CN)" in words
+        assert "client certificate whose CN is the role" in words
 
     async def test_a_key_of_another_certificate(self, scene: Scene) -> None:
         _, other_key = scene.authority.issue("another")

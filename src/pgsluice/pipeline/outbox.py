@@ -1,8 +1,8 @@
-"""Encoded records in flight: the open cut, the cut that is being committed, and waiting records.
+"""Encoded records in flight: the open cut, the cut that is being committed, and the records of an open transaction.
 
-While one cut is being committed, the next one is filled. A transaction larger than ``cut_bytes`` gets a Kafka
-transaction of its own and is produced while it arrives. That Kafka transaction has nothing else in it, so it can be
-aborted without tearing another PostgreSQL transaction apart.
+While one cut is being committed, the next one is filled. A transaction larger than ``cut_bytes`` gets its own Kafka
+transaction and is produced while it arrives. This Kafka transaction contains nothing else, so it can be aborted without
+losing a part of another PostgreSQL transaction.
 
 ``tests/unit/pipeline/test_session.py`` covers it.
 """
@@ -25,16 +25,17 @@ from pgsluice.record import Pending, held_bytes
 from pgsluice.transaction import Transaction, WholeTransactions
 
 CHUNK_BYTES = 1024 * 1024
-"""A large transaction is handed to the producer in batches of this size. Each batch costs one switch of threads."""
+"""A large transaction is passed to the producer in batches of this size. Each batch costs one switch of threads."""
 
 MANY_EVENTS = 1000
 """A commit with fewer events takes hardly longer than a commit with a single event."""
 
 CLOSING_S = 0.001
-"""How long the session has to begin the next cut."""
+"""How long to wait after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""How often a cut is written while nothing happens. With every cut, pgsluice compares its topics with the cluster."""
+"""How often a cut is written while the position does not change. With every cut, pgsluice compares its topics with the
+cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Outbox:
         vitals: Vitals,
     ) -> None:
         self.checkpoint = self.attempted = checkpoint
-        """The last checkpoint that was committed, and the last one that was tried. The outcome of the latter may be
-        unknown."""
+        """The last checkpoint that was committed, and the last one that the session tried to commit. The outcome of the
+        last try may be unknown."""
         self.committing: asyncio.Task[None] | None = None
         self._sink = sink
         self._progress = progress
@@ -78,7 +79,7 @@ class Outbox:
         self._own_since = 0.0
         self._busy_since: float | None = None
         self.own_transaction: Transaction | None = None
-        """The transaction that is being written in a Kafka transaction of its own."""
+        """The transaction that is being written in its own Kafka transaction."""
 
     @property
     def size(self) -> int:
@@ -92,7 +93,7 @@ class Outbox:
 
     @property
     def own_written(self) -> tuple[int, float]:
-        """Return how many bytes of the own transaction the producer has taken, and the seconds since it began."""
+        """Return how many bytes of :attr:`own_transaction` the producer has, and for how many seconds it is written."""
         return (0, 0.0) if self._own is None else (self._own.size, time.monotonic() - self._own_since)
 
     @property
@@ -113,10 +114,10 @@ class Outbox:
         return self.size >= self._limits.inflight_max and self.committing is not None
 
     async def until_closed(self) -> None:
-        """Wait until the open cut has few records, or need not wait for the end of another commit any more.
+        """Wait until the open cut has few records, or does not have to wait for the end of another commit.
 
-        Call it before you add records that nobody waits for. A cut that has grown during another commit takes a long
-        time, and the changes in it have to wait with the rest.
+        Call it before you add records that nobody waits for. If a cut has grown large during another commit, its own
+        commit takes long, and the changes in this cut are delayed.
         """
         cut = self._open
         while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:
@@ -124,9 +125,9 @@ class Outbox:
             await asyncio.sleep(CLOSING_S)
 
     async def overflow(self, transaction: Transaction) -> None:
-        """Produce the records so far of the transaction in progress, in a Kafka transaction of its own.
+        """Produce the pending records of the transaction in progress, in a Kafka transaction that has nothing else.
 
-        All cuts before it are delivered first, because cuts are committed in the order of the WAL.
+        All earlier cuts are delivered first, because cuts are committed in the order of the WAL.
         """
         if self._own is None:
             await self.drain()
@@ -140,7 +141,7 @@ class Outbox:
         self.pending.clear()
 
     async def commit(self, transaction: Transaction, end_lsn: int) -> None:
-        """End the transaction in progress. Its records join the open cut, or its own cut is committed."""
+        """End the transaction in progress. Add its records to the open cut, or commit its own cut if it has one."""
         if self._own is not None:
             await self._commit_own(transaction, end_lsn)
         elif self.pending.records:
@@ -153,14 +154,14 @@ class Outbox:
     def room(self) -> int:
         """Return how many bytes of whole transactions may be added before :meth:`commit_whole` has to be called.
 
-        No cut is closed before that, however many transactions are committed.
+        The cut is not closed between these transactions.
         """
         room = self._limits.cut_bytes - _held(self._open)
         is_occupied = self.committing is not None and not self.committing.done()
         return max(room, self._limits.inflight_max - self.size) if is_occupied else room
 
     async def commit_whole(self, whole: WholeTransactions) -> None:
-        """End transactions of which nothing was produced yet. Their records join the open cut."""
+        """End whole transactions, whose records are pending, and add these records to the open cut."""
         if whole.count:
             self.join()
             self._open.add_whole(whole)
@@ -168,12 +169,12 @@ class Outbox:
                 await self._close_large()
 
     async def _close_large(self) -> None:
-        """Begin to commit the open cut, which is large enough.
+        """Begin to commit the open cut, because it has reached its size.
 
-        If there is no room for another one, wait for the previous commit.
+        If there is no room for another cut, wait for the previous commit first.
 
-        A single read can bring the commits of many transactions whose rows have waited. So this cannot be left to the
-        end of the read.
+        This cannot wait until all frames of a read are processed, because they may contain the commits of many
+        transactions whose rows have waited.
         """
         if self.committing is not None and (self.full or self.committing.done()):
             await self.settle()
@@ -195,7 +196,7 @@ class Outbox:
     async def join_load(
         self, loads: Sequence[Load], load_position: LoadPosition, marks: Sequence[LoadMark], loaded: Sequence[Loaded]
     ) -> None:
-        """Add the pending rows of tables to the open cut, and record how far their loads have come.
+        """Add the pending rows of tables to the open cut, and record the progress of their loads.
 
         The caller has made sure that no transaction is in progress.
         """
@@ -205,7 +206,7 @@ class Outbox:
             await self._close_large()
 
     def note_loads(self, loads: Sequence[Load]) -> None:
-        """Record how far loads have come, in the same cut as the transaction that is about to be committed."""
+        """Record the progress of loads in the same cut as the transaction that is about to be committed."""
         (self._own or self._open).loads = loads
 
     def note_commands(
@@ -221,7 +222,7 @@ class Outbox:
         self._open.opens_commands |= commands.topic_id != self.checkpoint.commands.topic_id
 
     def note_assumed(self, assumed: Sequence[Loaded]) -> None:
-        """Record in the open cut that these tables count as loaded. The caller is in a pause."""
+        """Record in the open cut that these tables count as loaded. Call it while the session's work is paused."""
         if self._open.is_empty:
             self._opened_at = time.monotonic()
         self._open.add_assumed(assumed)
@@ -242,8 +243,8 @@ class Outbox:
     def close_if_due(self, *, idle: bool, at_once: bool = False) -> None:
         """Begin to commit the open cut, or a heartbeat, if it is due.
 
-        The stream is ``idle`` if there is nothing more to read now. With ``at_once``, do not wait for the heartbeat
-        either.
+        ``idle`` says that there is nothing more to read now. With ``at_once``, a heartbeat is due at once if the
+        position has changed.
         """
         if self.committing is not None or self._own is not None:
             return
@@ -256,7 +257,7 @@ class Outbox:
             self._close(now)
 
     def seconds_until_due(self) -> float:
-        """Return how long nothing becomes due, unless something arrives or a commit ends."""
+        """Return in how many seconds the next cut becomes due, if nothing arrives and no commit ends before."""
         now = time.monotonic()
         if self.committing is None and self._own is None:
             if not self._open.is_empty:
@@ -271,9 +272,9 @@ class Outbox:
         return math.inf if self._progress.awaits_resent else QUIET_S
 
     async def drain(self) -> None:
-        """Deliver everything that PostgreSQL has committed so far.
+        """Deliver all transactions that have been received completely.
 
-        If a transaction is abandoned in the middle, everything after it is abandoned as well.
+        Records of a transaction that is being received are not delivered.
         """
         await self.settle()
         if self._own is None and not self._open.is_empty:
@@ -302,12 +303,12 @@ class Outbox:
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     async def _wait(self, call: Awaitable[None]) -> None:
-        """Wait for the sink while nothing else is done. This does not count as our silence."""
+        """Wait for the sink while the session does nothing else. This wait does not count as silence."""
         with self._vitals.waiting():
             await self._busy(call)
 
     async def _busy(self, call: Awaitable[None]) -> None:
-        """Wait for the sink, and note since when."""
+        """Wait for the sink, and note when the call began."""
         self._busy_since = time.monotonic()
         await call
         self._busy_since = None

@@ -1,6 +1,6 @@
 """Runs one session after the other. Each session continues without a gap where the previous one ended.
 
-The error that ends a session decides the next step: another try, waiting as a standby, or the end of the process.
+The error that ends a session decides what happens next: another try, waiting as a standby, or the end of the process.
 """
 
 import asyncio
@@ -57,26 +57,26 @@ CHECK_TYPES_S = 15.0
 """How long a start may take to check the types of columns."""
 
 _DOUBLINGS = 6
-"""After this many doublings, the first pause has grown beyond the longest one."""
+"""After this many doublings, the pause exceeds BACKOFF_MAX_S."""
 
 MIB = 1024 * 1024
 
 DESCRIBED_ANEW_MAX = 10
-"""How many sessions may end because a type has changed, before values are asked for in text format. Without a limit,
+"""How many sessions may end because a type has changed before pgsluice switches to text format. Without a limit,
 everybody who may alter a type could end sessions again and again."""
 
 SAY_AGAIN_S = 300.0
-"""How often a lasting state is logged."""
+"""How often the log repeats a state that lasts."""
 
 RELEASE_S = 0.2
-"""How long a walsender needs to notice that we have left. The slot would be in use if we continued at once."""
+"""How long a walsender needs to notice that we have closed the connection. Until then, the slot is still in use."""
 
 STANDBY_S = 1.0
 """How often a standby checks whether the slot is free. It takes over within that time."""
 
 
 class State(StrEnum):
-    """What a pipeline is doing."""
+    """The present activity of a pipeline."""
 
     STARTING = "starting"
     STANDBY = "standby"
@@ -120,7 +120,7 @@ class Pipeline:
         self._said: str | None = None
         self._said_at = 0.0
         self.vitals = Vitals()
-        """Signs of life, from now to the end of the process."""
+        """The signs of life of all sessions."""
         self._startup = Startup(options, registry, self.vitals, self._open_dead_letters)
         self.state = State.STARTING
         self.session: Session | None = None
@@ -132,7 +132,7 @@ class Pipeline:
         return self._types.binary
 
     def stop(self) -> None:
-        """Ask for an orderly end, which first delivers and confirms what is complete."""
+        """Request an orderly end, in which all complete transactions are first delivered and confirmed."""
         self._stop.set()
 
     async def stopped(self) -> None:
@@ -177,7 +177,7 @@ class Pipeline:
         self._failures += 1
 
     def _replace(self, error: Refused) -> None:
-        """Have the next session write dead letters for refused records. Raise the error if that does not help."""
+        """Make the next session write dead letters for the refused records. Raise the error if that is not possible."""
         dead_letters, self.session = self._dead_letters, None
         if dead_letters is None or not dead_letters.expect(error.letters):
             raise error
@@ -187,7 +187,7 @@ class Pipeline:
         self.last_error = str(error)
 
     def _give_up_if_missed_before(self, error: DeadlineMissed, session: Session) -> None:
-        """Raise UnavailableError if the same transaction has missed the deadline of its Kafka transaction twice."""
+        """Raise UnavailableError if the same transaction has missed the deadline of its Kafka transaction before."""
         transaction, (size, seconds) = session.own_transaction, session.own_written
         if transaction is None:
             return
@@ -201,7 +201,7 @@ class Pipeline:
         self._missed = transaction.commit_lsn
 
     def _go_on_in_text_if_described_since(self, error: TypeChanged, session: Session) -> None:
-        """Continue in text format if a new description of the type did not help, or was necessary too often."""
+        """Continue in text format if reading the type's description again did not help, or was necessary too often."""
         self._described_anew += 1
         place = str(error), session.checkpoint.end_lsn
         if place == self._unread or self._described_anew > DESCRIBED_ANEW_MAX:
@@ -209,14 +209,14 @@ class Pipeline:
         self._unread = place
 
     def _go_on_in_text(self, error: RetryableError) -> None:
-        """Ask for values in text format from the next session on, because every value can be sent and read in it.
+        """Request values in text format from the next session on, because every value has a text format.
 
-        Both formats lead to the same records. So a table with such a value costs the pipeline some speed, but cannot
+        Both formats lead to the same records. So a value without a binary format makes the pipeline slower, but cannot
         stop it.
         """
         log.warning(
-            "values come in text format until the next start, although postgres.binary is set: what is published is "
-            "the same, but takes longer. If the table is to stay, set postgres.binary = false",
+            "values come in text format until the next start, although postgres.binary is set: the published records "
+            "are the same, but take longer. If you keep the table, set postgres.binary = false",
             reason=str(error),
         )
         self._types = replace(self._types, binary=False)
@@ -230,14 +230,14 @@ class Pipeline:
         if delivered == self._crowded:
             raise UnavailableError(
                 f"{error} But it happened twice in a row, and nothing after {format_lsn(delivered)} was delivered in "
-                "between: a single transaction there writes to so many tables, or the transactions behind a prepared "
+                "between: a single transaction there writes to so many tables, or the transactions after a prepared "
                 "one that has not ended do. End old prepared transactions (pg_prepared_xacts). If there are none, "
                 f"drop the slot, start a new history with --adopt-slot, then {LOAD_AGAIN}"
             ) from error
         self._crowded = delivered
 
     def _wait_because(self, error: RetryableError, state: State) -> None:
-        """Log why nothing is streamed: once, and again from time to time while it lasts."""
+        """Log why nothing is streamed, and repeat this from time to time while it lasts."""
         self._metrics.active.set(0)
         now, sentence = time.monotonic(), str(error)
         if (state, sentence) != (self.state, self._said) or now - self._said_at > SAY_AGAIN_S:
@@ -291,9 +291,11 @@ class Pipeline:
 
         Check this once, before anything is created.
 
-        If such tables go into quarantine, only log it, because the quarantine begins with the first change of a table.
-        The first change would show the same error. So the pipeline starts without this check if the catalog takes too
-        long to read.
+        If tables can go into quarantine, only log the error, because the quarantine of a table begins with its first
+        change.
+
+        If the check takes too long, the pipeline starts without it, because the first change of such a table shows the
+        same error.
         """
         if self._types_checked:
             return
@@ -304,7 +306,7 @@ class Pipeline:
                 asking = source.published_relations, source.describe_types
                 found = await refusals(options.tables, options.types, names, *asking)
         except (SourceUnavailable, TimeoutError) as error:
-            reason = str(error) or f"It takes more than {CHECK_TYPES_S:.0f} s, because there are so many."
+            reason = str(error) or f"There are so many columns that the check takes more than {CHECK_TYPES_S:.0f} s."
             log.warning("the types of the published columns were not checked", reason=reason)
             return
         for refused in found:
@@ -314,9 +316,9 @@ class Pipeline:
         self._types_checked = True
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
-        """Raise UnavailableError if the slot is still ours, but another process, on another server, writes.
+        """Raise UnavailableError if we still have the slot, but a process with a slot on another server writes.
 
-        A process that lost the slot while it was starting also fences the new owner, but it writes nothing.
+        A process that lost our slot while it was starting also fences us, but writes no checkpoint of its own.
         """
         try:
             await source.slot_position()
@@ -331,7 +333,10 @@ class Pipeline:
         ) from error
 
     async def _unless_stopped(self, step: Awaitable[T]) -> T:
-        """Wait for ``step``, unless the pipeline is stopped meanwhile. Nothing was read by then, so nothing is lost."""
+        """Wait for ``step``, or raise _Stopped if the pipeline is stopped meanwhile.
+
+        Use it only while the session streams nothing, so that nothing can be lost.
+        """
         task = asyncio.ensure_future(step)
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -387,14 +392,14 @@ class Pipeline:
 def _later(found: Checkpoint | None, reached: Checkpoint) -> Checkpoint:
     """Return the later of two checkpoints: the one that a session ``found`` in Kafka, and the one it has ``reached``.
 
-    The session may have continued from the checkpoint before the one that it found. Until it commits, the found one
-    stays the last one.
+    The session may have continued from the checkpoint before ``found``. Then ``found`` is the last checkpoint in Kafka
+    until the session commits one.
     """
     return found if found is not None and found.cut > reached.cut else reached
 
 
 def _say(letter: DeadLetter) -> None:
-    """Log a dead letter. The log limits such lines to one of a kind every ten seconds."""
+    """Log a dead letter. The log writes at most one such line of each kind every ten seconds."""
     origin = letter.origin
     log.warning(
         "dead letter",

@@ -1,7 +1,7 @@
 """One session: from START_REPLICATION to the end of the connection, or of the producer.
 
-Everything here ends with the session: decoder, relations, encoders, and records that are not delivered. Only what is in
-Kafka survives, and the next session reads it from there.
+All state here ends with the session: the decoder, the relations, the encoders, and the records that are not delivered.
+The next session reads the last state from Kafka.
 """
 
 import asyncio
@@ -55,16 +55,16 @@ from pgsluice.transaction import (
 from pgsluice.transactions import Transactions
 
 FULL_BATCH = 256
-"""If a read returns fewer frames, it has emptied the socket. The stream is idle then, so a cut need not wait."""
+"""If a read returns fewer frames, it has emptied the socket. Then the stream is idle, so the cut need not wait."""
 
 FULL_BATCH_BYTES = 512 * 1024
-"""The same for large rows, because a read also ends at 1 MiB."""
+"""The corresponding limit in bytes. It is for large rows, because a read also ends at 1 MiB."""
 
 TURN = 1000
-"""After this many changes, other tasks on the event loop have a turn. A late commit may bring millions of changes."""
+"""After this many changes, other tasks on the event loop may run. A single commit may release millions of changes."""
 
 PAUSE_AGAIN_S = 0.005
-"""How often a task that needs a pause checks whether the current transaction has been received completely."""
+"""How often a task that needs a pause of the session's work checks whether the current transaction has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Ends:
 
 
 class Session:
-    """Carries changes from the stream through the encoders into the sink, until an error or a stop."""
+    """Delivers the changes of the stream through the encoders to the sink, until an error or a stop."""
 
     def __init__(  # noqa: PLR0913 - the ends, and the state of former sessions
         self,
@@ -131,7 +131,7 @@ class Session:
         """How many changes came outside of runs."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held by the task that works on what was received."""
+        """Held by the task that processes what was received, or that has paused this work."""
         self._nudge = asyncio.Event()
         self._loader: Loader | None = None
         self._commands: Commands | None = None
@@ -160,7 +160,7 @@ class Session:
 
     @property
     def load_report(self) -> LoadReport | None:
-        """Return how far loads have come. None means that this is not known yet, or that tables are not loaded."""
+        """Return the progress of the loads, or None if it is not known yet, or if tables are not loaded."""
         return None if self._loader is None else self._loader.report
 
     @property
@@ -180,15 +180,15 @@ class Session:
 
     @property
     def own_written(self) -> tuple[int, float]:
-        """Return how many bytes of that transaction are written, and in how many seconds."""
+        """Return how many bytes of :attr:`own_transaction` are written, and in how many seconds."""
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether ``checkpoint``, which was read just now, can be the work of this session.
+        """Return whether ``checkpoint``, which was read just now, can come from this session or from before it.
 
-        That is so if the session found it, resumed from it, committed it, or tried to commit it. It may be marked as
-        refused by now, because a process that had the slot while it was starting has recorded a refusal. If there is no
-        checkpoint, or an older one than our own last one, then only because the broker that answered is outdated.
+        The session began with the checkpoint that it found or resumed from, and wrote those that it committed or tried
+        to commit. A process that had the slot for a moment may since have marked the checkpoint as refused. If there is
+        no checkpoint, or one that is older than our last one, the broker that answered is outdated.
         """
         own = self._outbox.checkpoint
         if checkpoint is None or checkpoint.cut < own.cut:
@@ -201,9 +201,9 @@ class Session:
         return self.checkpoint is not self._resumed_from
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set, then deliver what is complete.
+        """Run until ``stop`` is set, then deliver all complete transactions.
 
-        Raise the error that ends the session before that.
+        If the session ends before that, raise the error that ended it.
         """
         self._stop = stop
         tasks = [
@@ -249,7 +249,8 @@ class Session:
                 await self._outbox.drain()
             self._report()
         except Diverged:
-            await self._outbox.settle()  # its checkpoint has to be the last one before the refusal is recorded
+            # The refusal is recorded in the last checkpoint, so wait for the checkpoint of the cut that is committed.
+            await self._outbox.settle()
             raise
         finally:
             await intake.close()
@@ -269,9 +270,10 @@ class Session:
         await self._take_events(self._transactions.release())
 
     async def _received(self, reading: Read) -> list[XLogData | Keepalive]:
-        """Return what was read. Deliver everything that came before a StopError, and then raise the error.
+        """Return the frames of a read. If it raised a StopError, deliver everything before it, then raise the error.
 
-        The ways to get past such an error, a new slot or an advanced one, skip what is not in Kafka by then.
+        To continue after such an error, people create a new slot or advance the slot. This skips everything that is not
+        in Kafka by then.
         """
         try:
             return reading.result()
@@ -305,7 +307,7 @@ class Session:
                     await self._take_events(transactions.receive(frame[MESSAGE_AT:]))
                 at += 1
             if stop.is_set() and self.own_transaction is not None:
-                return  # in the middle of a large transaction, which will be aborted
+                return  # a large transaction is incomplete, and will be aborted
         data = [frame for frame in frames if isinstance(frame, bytes)]
         size = sum(map(len, data)) - MESSAGE_AT * len(data)
         self._idle = len(frames) < FULL_BATCH and size < FULL_BATCH_BYTES
@@ -338,10 +340,10 @@ class Session:
             else:
                 await self._take_other(event)
             if self._stop.is_set() and self.own_transaction is not None:
-                return  # in the middle of a large transaction, which will be aborted
+                return  # a large transaction is incomplete, and will be aborted
 
     def _judge(self, change: Change | Emitted) -> None:
-        """Raise Diverged if the change would be delivered, because it was not in this part of the WAL before."""
+        """Raise Diverged if ``change`` would be delivered, because this part of the WAL had no such change before."""
         if _is_ours(change):
             return
         if isinstance(change, Emitted) or self._encoders.delivers(change):
@@ -444,5 +446,5 @@ class Session:
 
 
 def _is_ours(change: Change | Emitted) -> bool:
-    """Return whether this is a message that pgsluice itself has written in order to move the stream."""
+    """Return whether this is a message that pgsluice itself wrote to the WAL in order to move the stream."""
     return isinstance(change, Emitted) and change.message.prefix == FLUSH_PREFIX

@@ -1,6 +1,6 @@
-"""libpq without blocking: it waits for libpq's socket under asyncio, and runs queries of the simple protocol.
+"""Uses libpq without blocking: waits for libpq's socket under asyncio, and runs queries of the simple protocol.
 
-The replication connection, its stream and the reader of chunks use it. Nothing else touches their ``PGconn``.
+The replication connection, its stream and the reader of chunks use this module. No other code uses their ``PGconn``.
 
 https://www.postgresql.org/docs/current/libpq-async.html
 """
@@ -17,8 +17,8 @@ from psycopg import pq
 from pgsluice.postgres.failures import ServerError
 
 ANSWER_TIMEOUT_S = 30.0
-"""The limit for a command that takes milliseconds. If a device on the way keeps TCP alive but forwards nothing, only
-the missing answer shows it."""
+"""The time limit for a command that usually takes milliseconds. If a device in the network keeps TCP alive but forwards
+nothing, only the missing answer shows the problem."""
 
 _COPY = frozenset({pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT})
 
@@ -32,7 +32,7 @@ class Wire:
         self._results: list[pq.abc.PGresult] = []
 
     async def readable(self) -> None:
-        """Return when the socket has something to read. Cancelling this loses nothing, because it reads nothing."""
+        """Wait until the socket has something to read. This reads nothing, so no data is lost if it is cancelled."""
         loop = asyncio.get_running_loop()
         descriptor = self.pgconn.socket
         self._waiter = loop.create_future()
@@ -44,15 +44,15 @@ class Wire:
             self._waiter = None
 
     def interrupt(self, error: Exception) -> None:
-        """End the current wait, if there is one, with ``error``."""
+        """Make the current wait, if there is one, raise ``error``."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
     async def query(self, sql: str, *, patient: bool = False) -> list[pq.abc.PGresult]:
-        """Run ``sql`` in the simple protocol. Return the results. The last one may open a COPY.
+        """Run ``sql`` in the simple protocol. Return the results. The last result may open a COPY.
 
-        Raise ServerError if the server refuses it. Raise psycopg.OperationalError if the connection is lost, or if the
-        answer does not come in time. With ``patient``, there is no limit, because the command may take hours.
+        Raise ServerError if the server refuses ``sql``. Raise psycopg.OperationalError if the connection is lost, or if
+        the answer does not arrive in time. A ``patient`` command may take hours, so it has no time limit.
         """
         self.pgconn.send_query(sql.encode())
         with nullcontext() if patient else answered_within(self.pgconn, ANSWER_TIMEOUT_S):
@@ -63,9 +63,9 @@ class Wire:
         return results
 
     async def results(self) -> list[pq.abc.PGresult]:
-        """Collect the results of the current command, up to its end or to the COPY that it opens.
+        """Return the results of the current command, up to its end or to the COPY that it opens.
 
-        If this is cancelled, the next call returns the results as well.
+        If this call is cancelled, no result is lost, because the next call returns all of them.
         """
         while (result := await self._next_result()) is not None:
             self._results.append(result)
@@ -76,7 +76,7 @@ class Wire:
 
     async def _next_result(self) -> pq.abc.PGresult | None:
         while self.pgconn.is_busy():
-            self.pgconn.flush()  # the rest is sent in the next turn, and no answer comes before that
+            self.pgconn.flush()  # this may send only a part of the command; the next iteration sends the rest
             await self.readable()
             self.pgconn.consume_input()
         return self.pgconn.get_result()
@@ -84,10 +84,10 @@ class Wire:
 
 @contextmanager
 def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
-    """Break the connection if the block takes longer. Every wait in the block then fails as if the server had gone.
+    """Break the connection if the block takes longer than ``timeout_s``, so that every wait in the block fails.
 
-    Cancelling the wait would not help, because psycopg then asks the server to cancel and waits for an answer that
-    never comes.
+    Cancelling the wait would not help, because psycopg would then ask the server to cancel the command, and wait for an
+    answer that never comes.
     """
     loop = asyncio.get_running_loop()
     watchdog = loop.call_later(timeout_s, break_off, pgconn)
@@ -102,7 +102,7 @@ def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
 
 
 def break_off(pgconn: pq.abc.PGconn) -> None:
-    """Break the connection. A call that waits for an answer fails at once, as if the server had gone."""
+    """Break the connection, so that a call that waits for an answer fails at once."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(pgconn.socket)) as connected:
         connected.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,7 @@
-"""Queries of the system catalog, for facts about slot, publications and tables that the protocol does not send.
+"""Reads facts about the slot, publications and tables that the protocol does not send from the system catalog.
 
-Sessions and checks use it, on an ordinary connection beside the replication connection. It only reads pg_catalog, which
-every role may do. So a role with LOGIN and REPLICATION is enough.
+Sessions and checks use this module. It has its own ordinary connection, besides the replication connection. It only
+reads pg_catalog, which every role may read, so LOGIN and REPLICATION are enough for the role.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -28,17 +28,17 @@ from pgsluice.relation import Column, PgType, PublishedName, Relation, in_portio
 from pgsluice.snapshot import TableSize
 
 STATEMENT_TIMEOUT_MS = 10_000
-"""The limit for one query. Queries take milliseconds, unless somebody locks system tables."""
+"""The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The limit for an answer. If none comes within this time, the network is broken, and the server is not just slow."""
+"""The time limit for an answer. A slow server ends the query earlier, so after this time the network is broken."""
 
 TYPES_AT_ONCE = 50
 """How many types one query asks for. A composite can have 1,600 attributes."""
 
 PARTS_MAX = 100_000
-"""How many parts the types of one table may have, including parts of parts. Everybody may create types with many
-parts."""
+"""How many parts the types of one table may have, including parts of parts. There is a limit because every user may
+create types with many parts."""
 
 STATISTICS_SINCE = 14_00_00
 """The first version with pg_stat_replication_slots."""
@@ -50,10 +50,10 @@ _SESSION_SETTINGS = {"default_transaction_read_only": "on", "statement_timeout":
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server, as seen by the session."""
+    """The server's properties, and the role and database of the session."""
 
     version: int
-    """As PostgreSQL numbers it: 170010 is 17.10."""
+    """The version as PostgreSQL numbers it: 170010 is 17.10."""
     database: str
     user: str
     encoding: str
@@ -97,9 +97,9 @@ class PublishedTable:
     replica_identity: str
     """``d``, ``n``, ``f`` or ``i``, as in pg_class."""
     has_identity: bool
-    """Whether its identity identifies rows. If not, PostgreSQL refuses updates and deletes while it is published."""
+    """Whether its replica identity identifies rows. If not, PostgreSQL refuses published updates and deletes."""
     publishes_old_rows: bool
-    """Whether updates or deletes are published, which need an identity."""
+    """Whether updates or deletes are published. These need a replica identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ class LoadableTable:
 
 @dataclass(frozen=True, slots=True)
 class NamedTable:
-    """A table that somebody has named, whether it is published or not, or one of its partitions.
+    """A table that somebody has named, or one of its partitions. The table need not be published.
 
-    ``asked``: schema and name of the table that was named. ``has_rows``: the table is not a partition root.
-    ``has_usage`` and ``has_select``: whether the role has USAGE on its schema, and SELECT on the table.
+    ``asked`` has the schema and the name of the table that was named. ``has_rows`` is false for a partition root.
+    ``has_usage`` and ``has_select`` say whether the role has USAGE on the schema, and SELECT on the table.
     """
 
     asked: tuple[str, str]
@@ -138,7 +138,7 @@ class NamedTable:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The replica identity of a table. ``kind``: pg_class.relreplident. ``key``: its columns, if any."""
+    """The replica identity of a table. ``kind`` is pg_class.relreplident. ``key`` has its columns, if any."""
 
     schema: str
     table: str
@@ -160,7 +160,7 @@ class IdentityConflict:
 
 
 class Catalog:
-    """Answers questions about the server. It connects for the first question, and again after the connection was lost.
+    """Queries the server's catalog. It connects for the first query, and again after the connection was lost.
 
     No query waits for a locked table. Methods raise SourceUnavailable, PermissionDenied or ConfigError, as
     :mod:`pgsluice.postgres.failures` decides.
@@ -211,7 +211,7 @@ class Catalog:
         return None if not rows or rows[0][0] is None else int(rows[0][0])
 
     async def slot_statistics(self, name: str) -> SlotStatistics | None:
-        """Return what the server has decoded for the slot, or None if it has no statistics of it."""
+        """Return the server's statistics of the slot, or None if there are none."""
         if await self._version() < STATISTICS_SINCE:
             return None
         rows = await self._rows(queries.SLOT_STATISTICS, [name])
@@ -228,14 +228,14 @@ class Catalog:
         return int(count)
 
     async def slot_creation_blockers(self, backend_pid: int) -> list[str]:
-        """Return what the creation of a slot in backend ``backend_pid`` is waiting for now."""
+        """Return descriptions of what the creation of a slot in backend ``backend_pid`` is waiting for now."""
         blockers = [_blocker(*row) for row in await self._rows(queries.SLOT_CREATION_BLOCKERS, [backend_pid])]
         if not blockers and (await self.server()).in_recovery:
-            return ["the primary to log its running transactions: SELECT pg_log_standby_snapshot() there does it"]
+            return ["the primary to log its running transactions: run SELECT pg_log_standby_snapshot() there"]
         return blockers
 
     async def prepared_transactions(self) -> list[str]:
-        """Return the prepared transactions of the whole cluster. The creation of a slot waits for all of them."""
+        """Return descriptions of all prepared transactions in the cluster. The creation of a slot waits for them."""
         return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
 
     async def current_wal_lsn(self) -> int:
@@ -249,24 +249,24 @@ class Catalog:
         return None if lsn is None else parse_lsn(lsn)
 
     async def has_process(self, backend_pid: int) -> bool:
-        """Return whether this server has such a process."""
+        """Return whether the server has a backend with this PID."""
         return bool(await self._rows(queries.PROCESS, [backend_pid]))
 
     async def wants_to_end(self, backend_pid: int) -> bool:
         """Return whether a walsender has to end but cannot, because its client does not read the error message.
 
-        As long as it cannot end, it delays the process that terminates it. This is the checkpointer if the slot is
-        being invalidated.
+        Until the walsender ends, the process that terminates it has to wait. If the slot is being invalidated, this
+        process is the checkpointer.
         """
         rows = await self._rows(queries.BLOCKED_BY_CLIENT, [backend_pid])
         return rows == [(True,)]
 
     async def publications(self, names: Sequence[str]) -> list[Publication]:
-        """Return the ``names`` that exist in this database."""
+        """Return the publications of these ``names`` that exist in this database."""
         return [Publication(*row) for row in await self._rows(published_queries.PUBLICATIONS, [list(names)])]
 
     async def missing_publications(self, names: Sequence[str]) -> list[str]:
-        """Return the ``names`` that do not exist in this database."""
+        """Return those of the ``names`` that are not publications in this database."""
         found = {publication.name for publication in await self.publications(names)}
         return [name for name in names if name not in found]
 
@@ -298,7 +298,7 @@ class Catalog:
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return the identity of each root that rows are sent under, with the identity of each of its partitions."""
+        """Return the identity of each root under whose name rows are sent, paired with that of each partition."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]
@@ -318,7 +318,7 @@ class Catalog:
     ) -> AsyncIterator[Relation]:
         """Yield these tables as Relation messages would describe them now, but without their keys.
 
-        Leave out those that are gone.
+        Leave out tables that do not exist any more.
         """
         sql = published_queries.published_columns(await self._version())
         for some in in_portions(tables):
@@ -331,7 +331,7 @@ class Catalog:
                 yield Relation(oid, schema, table, identity, described)
 
     async def layouts(self, oids: Sequence[int], publications: Sequence[str]) -> dict[int, Layout]:
-        """Return the layouts of these tables, with all columns, by oid. Leave out those that are gone."""
+        """Return the layouts of these tables, with all columns, by oid. Leave out tables that do not exist any more."""
         asked = {"oids": list(oids), "publications": list(publications)}
         rows = await self._rows(queries.layouts(await self._version()), asked)
         return {
@@ -352,19 +352,19 @@ class Catalog:
         return {oid: TableSize(rows, size) for oid, rows, size in await self._rows(queries.TABLE_SIZES, [list(oids)])}
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
-        """Return the primary key's columns in key order, empty without a key. Return None if there is no such table."""
+        """Return the primary key's columns in order, or () without a key. None means that there is no such table."""
         rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions. Return True as well if it is gone, because it may have had some."""
+        """Return whether the table has partitions, or does not exist any more, so that it may have had partitions."""
         return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
-        """Return these types and all types that they consist of, without built-in ones.
+        """Return these types and all types that they consist of, without built-in types.
 
-        If types are nested too deeply, the result has one level more than ``LEVELS_MAX``, which shows the problem.
-        Raise TableRefused if there are too many parts.
+        If types are nested too deeply, the result has one level more than ``LEVELS_MAX``, so that the caller notices
+        the problem. Raise TableRefused if there are too many parts.
         """
         sql = queries.TYPES_SINCE_14 if await self._version() >= queries.MULTIRANGES_SINCE else queries.TYPES
         described: dict[int, TypeDescription] = {}
@@ -388,7 +388,7 @@ class Catalog:
             return (await self._connected()).info.server_version
 
     async def _rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
-        """Run a query. If the connection turns out to be lost, run it once more on a new one."""
+        """Run a query. If the connection turns out to be lost, run the query once more on a new connection."""
         async with self._lock:
             was_open = self._is_open()
             try:

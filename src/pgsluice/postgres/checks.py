@@ -1,6 +1,6 @@
-"""The checks of ``pgsluice check`` in PostgreSQL: everything that would stop ``run``, or harm it later.
+"""The checks of ``pgsluice check`` in PostgreSQL, for everything that would stop ``run`` or cause problems later.
 
-It changes nothing at the server, and needs only the rights of the role of ``run``: LOGIN and REPLICATION.
+They change nothing at the server, and need only the rights that ``run`` needs: LOGIN and REPLICATION.
 
 https://www.postgresql.org/docs/current/logical-replication-config.html
 """
@@ -19,7 +19,7 @@ from pgsluice.postgres.slot import SlotState
 from pgsluice.printable import quoted, sql_identifier
 
 TABLES_NAMED_MAX = 20
-"""How many tables a finding names. It only counts the others."""
+"""How many tables a finding names. Of further tables, it only gives the number."""
 
 _LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-MAX-SLOT-WAL-KEEP-SIZE"
 
@@ -29,8 +29,8 @@ _STANDBYS_DECODE_SINCE = 16_00_00
 
 _OLDEST_MAINTAINED_MAJOR = 14
 
-# major version -> the first minor release without the bug. Majors that are not named never had the bug, or got the fix
-# before their first release. Those before _OLDEST_MAINTAINED_MAJOR that are not named never got the fix.
+# major version -> the first minor release without the bug. Later majors than these never had the bug, because it was
+# fixed before their first release. Earlier majors than these never got the fix.
 _KNOWN_BUGS = (
     (
         "ALTER PUBLICATION and ALTER TYPE, run beside open transactions, can lose changes or exhaust memory",
@@ -65,7 +65,7 @@ async def check(
     *,
     create_slot: bool = True,
 ) -> list[Finding]:
-    """Return the findings, good and bad. This opens a replication connection, but uses neither slot nor stream."""
+    """Return the findings, good and bad. This opens a replication connection, but does not stream from the slot."""
     async with Catalog(options) as catalog:
         try:
             server = await catalog.server()
@@ -125,7 +125,7 @@ async def _options(around: _Surroundings) -> list[Finding]:
 
 
 async def _replication(around: _Surroundings) -> list[Finding]:
-    """Open a replication connection as ``run`` does, because pg_hba.conf also decides whether a role may."""
+    """Open a replication connection as ``run`` does, because pg_hba.conf has its own rules for these connections."""
     connection = await ReplicationConnection.open(around.options)
     try:
         identity = await connection.identify_system()
@@ -236,19 +236,19 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
 
 
 async def _partitions(around: _Surroundings) -> list[Finding]:
-    """Name the partitions whose old rows have other columns than those that the root's identity promises."""
+    """Return a finding if a partition's old rows have other columns than the root's replica identity says."""
     found = await around.catalog.partition_identities(around.publications)
     differing = [(root, one) for root, one in found if not one.is_like(root)]
     if not differing:
         return []
     names = [f"{quoted(one.schema, one.table)} (of {quoted(root.schema, root.table)})" for root, one in differing]
     detail = (
-        "they are published as their root, but have another replica identity, which decides what PostgreSQL sends of "
-        f"old rows: {listed(names)}"
+        "they are published as their root, but have another replica identity, which decides which columns of old rows "
+        f"PostgreSQL sends: {listed(names)}"
     )
     remedy = (
-        "ALTER TABLE ... REPLICA IDENTITY for the root and for each partition, with the same kind. PostgreSQL does not "
-        "pass it on to partitions."
+        "ALTER TABLE ... REPLICA IDENTITY for the root and for each partition, with the same kind. Partitions do not "
+        "inherit the root's replica identity."
     )
     return [Finding("identity of partitions", Verdict.WARN, detail, remedy)]
 
@@ -262,14 +262,14 @@ async def _column_conflicts(around: _Surroundings) -> list[Finding]:
         findings.append(Finding("row filters and column lists", Verdict.WARN, detail, remedy))
     if differing := await around.catalog.differing_columns(around.publications):
         tables = [quoted(schema, name) for schema, name in differing]
-        detail = f"the publications disagree about the columns of {listed(tables)}: the stream would end there"
+        detail = f"the publications send different columns of {listed(tables)}: the first such change ends the stream"
         remedy = "Give a table the same columns in all publications of a pipeline, or use one pipeline for each."
         findings.append(Finding("column lists", Verdict.FAIL, detail, remedy))
     return findings
 
 
 async def _retention(around: _Surroundings) -> list[Finding]:
-    """Return how the server limits the WAL that it keeps while pgsluice is stopped."""
+    """Return findings on the limits of the WAL that the server keeps while pgsluice is stopped."""
     findings = []
     limit = await around.catalog.setting("max_slot_wal_keep_size")
     if limit == "-1":
@@ -306,6 +306,6 @@ _LOOKS: dict[str, _Look] = {
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names for a finding: the first ones, and how many more there are."""
+    """Return a list of names for a finding: the first names, and the number of the others."""
     more = len(names) - TABLES_NAMED_MAX
     return ", ".join(names[:TABLES_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

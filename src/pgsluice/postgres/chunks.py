@@ -1,7 +1,7 @@
-"""Rows of tables, read in chunks at a database snapshot, on connections beside the replication connection.
+"""Reads rows of tables in chunks at a database snapshot, on ordinary connections.
 
-``ChunkReader`` is the pipeline's ``ends.Reader``. Each chunk is read in its own short transaction, so no lock lasts for
-long, and VACUUM is not held up.
+``ChunkReader`` implements ``pipeline.ends.Reader``. Each chunk is read in its own short transaction, so that locks are
+short, and VACUUM is not delayed.
 
 ``tests/integration/test_snapshots.py`` covers it.
 
@@ -46,16 +46,16 @@ else:
     from pgsluice.native.copy import row_frame
 
 STATEMENT_TIMEOUT_MS: Final = 30_000
-"""The limit for one chunk, which usually takes some ten milliseconds."""
+"""The time limit for one chunk, which usually takes some ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""The limit for waiting for the lock that readers take. Every session that queues behind us waits as long."""
+"""The time limit for waiting for a table's lock. Sessions that wait in the queue after us have to wait as long."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
-"""After this time, the server ends a transaction of ours that is idle, because it holds up VACUUM and ALTER TABLE."""
+"""The time after which the server ends our transaction if it is idle, because it delays VACUUM and ALTER TABLE."""
 
 WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
-"""The same limit while a table is read in one piece, portion by portion."""
+"""The corresponding time while a table is read as a whole, in portions."""
 
 _CURSOR: Final = "pgsluice_rows"
 _STATEMENT: Final = "pgsluice_shape"
@@ -64,14 +64,14 @@ _SESSION_SETTINGS: Final = {
     "statement_timeout": str(STATEMENT_TIMEOUT_MS),
     "lock_timeout": str(LOCK_TIMEOUT_MS),
     "idle_in_transaction_session_timeout": str(IDLE_TIMEOUT_MS),
-    "row_security": "off",  # makes it an error if a policy hides rows; otherwise they would be missing silently
-    "synchronous_commit": "local",  # for the message that moves the stream
+    "row_security": "off",  # raises an error if a policy hides rows; otherwise they would be missing silently
+    "synchronous_commit": "local",  # so that flush() does not wait for a synchronous standby
 }
 
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""The limit for the bytes of rows that are read by their keys, because these are few."""
+"""The size limit for rows that are read again by their keys, which are only few."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
@@ -81,28 +81,28 @@ _REFUSALS: Final[Mapping[str, type[TableUnreadable]]] = {_CANCELLED: ReadTooSlow
 class ChunkReader:
     """Reads rows and moves the stream, on connections that are opened when they are first needed.
 
-    There are two connections. One has the transaction with the snapshot, and is busy while it reads rows. Meanwhile,
-    the other one finds out which transactions are visible, and writes the messages that move the stream.
+    There are two connections. The first one has the transaction with the snapshot, and is busy while it reads rows.
+    Meanwhile, the second one finds out which transactions are visible, and writes the messages that move the stream.
     """
 
     def __init__(self, options: ConnectionOptions, publications: Sequence[str], primary: Primary | None = None) -> None:
-        """``primary``: the properties that the server must have. None means that it is the server of the stream."""
+        """``primary`` identifies the server from which rows must be read. None means the server of the stream."""
         self._options = options
         self._publications = publications
         self._primary = primary
         self._connection: _Connection | None = None
         self._side: _Connection | None = None
-        """The connection for queries while the other one reads."""
+        """The connection for queries while ``_connection`` reads rows."""
 
     async def shape(self, table: TableId) -> Shape | None:
-        """Return the present shape of the table, or None if it is gone or not published any more."""
+        """Return the present shape of the table, or None if it does not exist or is not published any more."""
         connection = await self._reading()
         sql = published_queries.shape(connection.version, table.oid, _array(self._publications))
         rows = await connection.query_again(sql, table)
         return _shape(table.oid, str(rows[0][0])) if rows else None
 
     async def writers(self, shape: Shape) -> Collection[str]:
-        """Return the unfinished transactions that may have changed the table, under arbitrary names."""
+        """Return an identifier of each unfinished transaction that may have changed the table."""
         connection = await self._reading()
         rows = await connection.query(queries.WRITERS.format(oid=shape.relation.oid), shape.relation)
         return {str(name) for (name,) in rows}
@@ -110,14 +110,14 @@ class ChunkReader:
     async def begin(self, shape: Shape) -> None:
         """Begin a transaction and lock the table.
 
-        Neither takes a snapshot. So the later snapshot sees everything that the lock waited for.
+        This takes no snapshot yet. So the later snapshot sees all transactions that had to end before we got the lock.
         """
         connection = await self._reading()
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
         await connection.query(f"{begin}; LOCK TABLE {_table(shape)} IN ACCESS SHARE MODE", shape.relation)
 
     async def look(self) -> Snapshot:
-        """Return a snapshot of what is visible now."""
+        """Return a snapshot that says which transactions are visible now."""
         return (await _taken(await self._beside())).snapshot
 
     async def take(self) -> Taken:
@@ -128,8 +128,8 @@ class ChunkReader:
         """Return the rows that follow the key ``after``, in the order of the key.
 
         Return at most ``limit`` rows, and stop once they have ``size`` bytes. Raise TableUnreadable if the table does
-        not have this ``shape`` any more. The table was locked after its shape was read, so it may have changed in
-        between. Raise ValueRefused if ``after`` is no longer a valid key.
+        not have this ``shape`` any more, because its shape was read before the table was locked. Raise ValueRefused if
+        ``after`` is not a valid key any more.
         """
         await self._check_shape(shape)
         connection = await self._reading()
@@ -137,7 +137,7 @@ class ChunkReader:
         return Chunk(frames, is_last=not is_cut and len(frames) < limit)
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
-        """Return the rows with these keys (see :func:`pgsluice.loads.moved_key`). Raise the same as :meth:`rows`."""
+        """Return the rows with these keys (:func:`pgsluice.loads.moved_key`). Raise the same errors as :meth:`rows`."""
         await self._check_shape(shape)
         connection = await self._reading()
         columns = {column.name: column for column in shape.relation.columns}
@@ -181,11 +181,11 @@ class ChunkReader:
     async def confirm(self) -> None:
         """Check that the primary has not crashed, been promoted or stopped since we connected to it.
 
-        A crash can lose a transaction that the snapshot saw, and the primary then writes something else in its place. A
-        crash ends all connections, so the connection with the snapshot shows it.
+        In a crash, the primary can lose a transaction that the snapshot saw, and then write other transactions in its
+        place. A crash ends all connections, so we notice it if the connection with the snapshot is lost.
         """
         if self._primary is None:
-            return  # the stream would have ended as well
+            return  # the stream comes from the same server, so it would have ended as well
         if self._connection is None:
             raise PrimaryUnavailable("The connection to the primary was lost.")
         await self._primary.check(self._connection.query)
@@ -199,9 +199,9 @@ class ChunkReader:
                 await self.close()
 
     async def flush(self) -> None:
-        """Make the server write a message, so that its stream gets beyond earlier positions.
+        """Make the server write a message to its WAL, so that the stream moves on even if nobody else writes.
 
-        Without the right to do so, do nothing.
+        If the role may not do this, do nothing.
         """
         connection = await self._beside()
         with suppress(TableUnreadable):
@@ -230,7 +230,7 @@ class ChunkReader:
             return await _Connection.open(self._options)
         try:
             connection = await _Connection.open(self._options)
-        except PgsluiceError as error:  # even if the password is refused, because the stream continues
+        except PgsluiceError as error:  # even a refused password must not stop the stream
             raise self._primary.unreachable(error) from error
         try:
             await self._primary.check(connection.query)
@@ -264,7 +264,7 @@ class _Connection:
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
     async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """Do the same as :meth:`query`, for a query that is repeated. PostgreSQL plans it only once."""
+        """Do the same as :meth:`query` for a query that is repeated, so that PostgreSQL parses it only once."""
         if self._planned != sql:
             if self._planned is not None:
                 await self.query(f"DEALLOCATE {_STATEMENT}")
@@ -274,17 +274,17 @@ class _Connection:
         return await self.query(f"EXECUTE {_STATEMENT}", about)
 
     async def fetch(self, sql: str, about: TableId | None) -> list[list[bytes | None]]:
-        """Return the rows of ``sql`` as bytes. Raise the same as :meth:`query`."""
+        """Return the rows of ``sql`` as bytes. Raise the same errors as :meth:`query`."""
         result = (await self._run(sql, about))[-1]
         return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
 
     async def texts(self, keys: Sequence[Sequence[str]], oids: Sequence[int]) -> list[tuple[str, ...]]:
-        """Return the keys as PostgreSQL's text, whatever their format (see :func:`pgsluice.loads.moved_key`)."""
+        """Return the keys in text format, even if they came in binary format (see :func:`pgsluice.loads.moved_key`)."""
         values = [bytes.fromhex(value[1:]) for key in keys for value in key if value.startswith("b")]
         if not values:
             return [tuple(value[1:] for value in key) for key in keys]
         types = [oid for key in keys for value, oid in zip(key, oids, strict=True) if value.startswith("b")]
-        # We use concat and no cast, because a cast may be a function of the type's owner, which would run with our
+        # Use concat instead of a cast, because a cast may be a function of the type's owner, which would run with our
         # rights.
         listed = ", ".join(f"(concat(${place}))" for place in range(1, len(values) + 1))
         pgconn = self._wire.pgconn
@@ -300,7 +300,7 @@ class _Connection:
         return [tuple(next(found) if value.startswith("b") else value[1:] for value in key) for key in keys]
 
     async def copy(self, sql: str, about: Relation, size: int) -> tuple[list[XLogData], bool]:
-        """Return the rows of a COPY in frames, and whether it was cancelled because they reached ``size`` bytes."""
+        """Return the rows of a COPY as frames, and whether the COPY was cancelled because it reached ``size`` bytes."""
         columns, oid = len(about.columns), about.oid
         found: list[XLogData] = []
         await self.run_one(sql, about)
@@ -323,7 +323,7 @@ class _Connection:
         return found, size <= 0
 
     async def _next_row(self) -> bytes:
-        """Return the next row of the current COPY, or nothing at its end."""
+        """Return the next row of the current COPY, or an empty string at its end."""
         pgconn = self._wire.pgconn
         while True:
             length, data = pgconn.get_copy_data(1)
@@ -337,8 +337,8 @@ class _Connection:
     async def run_one(self, sql: str, about: Relation) -> None:
         """Begin to run ``sql``, which may contain a user's condition.
 
-        Use the extended protocol, because only that protocol refuses a second command in ``sql``. Raise TableUnreadable
-        for a refusal.
+        Use the extended protocol, because only this protocol refuses a second command in ``sql``. Raise TableUnreadable
+        if the server refuses ``sql``.
         """
         pgconn = self._wire.pgconn
         try:
@@ -411,7 +411,7 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is a user's SQL. The line break ends a comment in it.
+    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends a comment in it.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
@@ -428,13 +428,13 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table for a command. A root includes its partitions, and other tables exclude those that inherit."""
+    """Return the table as SQL. A root includes its partitions. For other tables, ONLY excludes tables that inherit."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 
 
 def _array(names: Sequence[str]) -> str:
-    """Return a literal of an array of strings."""
+    """Return an array of strings as SQL."""
     return f"ARRAY[{_literals(names)}]"
 
 

@@ -1,7 +1,7 @@
 """The replication connection: a walsender session, which manages a logical slot and starts its stream.
 
-The sessions of ``pipeline`` and the checks use it. It uses the simple query protocol, because a walsender supports no
-other protocol.
+The sessions of ``pipeline`` and the checks use this module. It uses the simple query protocol, because a walsender
+supports no other protocol.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -30,19 +30,19 @@ OLDEST_SERVER = 10_00_00
 """The first version with pgoutput."""
 
 SLOT_CREATION_REPORT_S = 10.0
-"""How often to log what the creation of a slot waits for. The creation takes milliseconds, or hours."""
+"""How often to log which transactions the creation of a slot waits for. The creation may take hours."""
 
 CANCEL_TIMEOUT_S = 5.0
 """How long to wait for the end of a cancelled command. After that, the connection is closed anyway."""
 
-# setting -> the first version that has it; on an older one, SET would fail
+# setting -> the first version that has it, because SET would fail on an older version
 _LATER_TIMEOUTS = {"idle_session_timeout": 14_00_00, "transaction_timeout": 17_00_00}
 _WAL_SENDER_TIMEOUT_PER_SESSION = 12_00_00
 _PARENTHESISED_SLOT_OPTIONS = 15_00_00
 _FAILOVER_SLOTS = 17_00_00
 _PROTO_VERSIONS = ((16_00_00, 4), (15_00_00, 3), (14_00_00, 2), (10_00_00, 1))
 
-# The notice of servers from version 18 on that a publication is missing. In older versions, this is an error.
+# Since version 18, the server sends this notice if a publication is missing. Older versions raise an error.
 _SKIPPED_PUBLICATION = ("55000", "LoadPublications")
 
 Blockers = Callable[[int], Awaitable[Sequence[str]]]
@@ -58,7 +58,7 @@ class ReplicationConnection:
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]], options: ConnectionOptions) -> None:
         self.server_version = connection.pgconn.server_version
-        """As PostgreSQL numbers it: 170010 is 17.10."""
+        """The version as PostgreSQL numbers it: 170010 is 17.10."""
         self._connection = connection
         self._options = options
         self._wire = Wire(connection.pgconn)
@@ -69,8 +69,8 @@ class ReplicationConnection:
     async def open(cls, options: ConnectionOptions) -> Self:
         """Connect, and fix the settings of the session.
 
-        psycopg's own connect does this. It resolves names outside the event loop, tries every host and address, each
-        within connect_timeout, and waits for libpq's socket. After that, only the PGconn is used.
+        The connection is made by psycopg, because its connect resolves names outside the event loop, tries every host
+        and address, each within connect_timeout, and waits for libpq's socket. After that, only the PGconn is used.
         """
         conninfo = await options.current_conninfo(replication="database")
         try:
@@ -89,7 +89,7 @@ class ReplicationConnection:
         if self.server_version < OLDEST_SERVER:
             raise ConfigError("PostgreSQL 10 is the first version with pgoutput: upgrade the server")
         settings = {name: "0" for name, since in _LATER_TIMEOUTS.items() if self.server_version >= since}
-        # libpq turns PGDATESTYLE and PGTZ into parameters of their own, which take precedence over the options.
+        # libpq sends PGDATESTYLE and PGTZ as separate parameters, which take precedence over the options.
         settings |= {name: SESSION_SETTINGS[name] for name in ("DateStyle", "TimeZone")}
         if self.server_version >= _WAL_SENDER_TIMEOUT_PER_SESSION:
             settings["wal_sender_timeout"] = str(self._options.wal_sender_timeout_ms)
@@ -102,7 +102,7 @@ class ReplicationConnection:
 
     @property
     def address(self) -> Address:
-        """Return which of the hosts in the settings this server is."""
+        """Return the address of this server, which is one of the hosts in the settings."""
         pgconn = self._connection.pgconn
         return Address(pgconn.host.decode(), pgconn.hostaddr.decode(), int(pgconn.port))
 
@@ -112,7 +112,7 @@ class ReplicationConnection:
         return self._options.at(self.address)
 
     async def close(self) -> None:
-        """Close the connection. The server frees the slot as soon as it notices that."""
+        """Close the connection. The server releases the slot as soon as it notices that the connection is closed."""
         if self._stream is not None:
             self._stream.abandon()
         await self._connection.close()
@@ -120,7 +120,10 @@ class ReplicationConnection:
     async def query(
         self, sql: str, doing: str = "asking PostgreSQL", *, patient: bool = False
     ) -> list[tuple[str | None, ...]]:
-        """Run a replication command or plain SQL. Return the rows of its last result, as PostgreSQL's text."""
+        """Run a replication command or SQL. Return the rows of its last result, in PostgreSQL's text format.
+
+        ``doing`` describes the command in error messages. A ``patient`` command has no time limit.
+        """
         try:
             results = await self._run(sql, patient=patient)
         except ServerError as error:
@@ -141,7 +144,7 @@ class ReplicationConnection:
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
         """Return where the ancestors of ``timeline`` ended, oldest first. The first timeline has none."""
         if timeline == 1:
-            return []  # it has no history file, so asking would be an error
+            return []  # the first timeline has no history file, so the command would fail
         ((_, content),) = await self.query(f"TIMELINE_HISTORY {timeline}")
         return parse_timeline_history(content or "")
 
@@ -151,7 +154,7 @@ class ReplicationConnection:
         return parse_slot(rows[0]) if rows else None
 
     async def wal_end(self) -> int | None:
-        """Return how far the server's WAL goes. On a standby, return how far it has arrived, or None if nothing has."""
+        """Return the end of the server's WAL. On a standby, return the end of the received WAL, or None without any."""
         ((lsn,),) = await self.query(WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -160,11 +163,11 @@ class ReplicationConnection:
     ) -> int:
         """Create a logical slot for pgoutput. Return its consistent point, where its stream begins.
 
-        A temporary slot ends with this connection.
+        A temporary slot is dropped when this connection ends.
 
         The server waits for the end of every running transaction in all databases, including prepared ones. Meanwhile,
-        log these transactions, which ``blockers`` finds by the PID of our backend. If this is cancelled, the creation
-        ends at the server as well.
+        log these transactions, which ``blockers`` finds by the PID of our backend. If this call is cancelled, the
+        server stops the creation as well.
         """
         if failover and self.server_version < _FAILOVER_SLOTS:
             raise ConfigError("slots that survive a failover need PostgreSQL 17: set postgres.failover = false")
@@ -194,14 +197,14 @@ class ReplicationConnection:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
             found: Sequence[str] = []
             if blockers is not None:
-                with suppress(PgsluiceError):  # the answer is only an explanation
+                with suppress(PgsluiceError):  # without an answer, the log only lacks an explanation
                     found = await blockers(self._connection.pgconn.backend_pid)
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
     async def _cancel_command(self) -> None:
         """Cancel the current command at the server.
 
-        Otherwise the server would continue it after we have disconnected.
+        Otherwise the server would continue the command after we have disconnected.
         """
         with suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
@@ -209,7 +212,7 @@ class ReplicationConnection:
                 await self._wire.results()
 
     async def drop_slot(self, name: str) -> None:
-        """Drop the slot. Raise UnavailableError if somebody streams from it."""
+        """Drop the slot. Raise UnavailableError if a process streams from it."""
         try:
             await self.query(f"DROP_REPLICATION_SLOT {identifier(name)}", f"dropping replication slot {name!r}")
         except SlotInUse as error:
@@ -223,7 +226,7 @@ class ReplicationConnection:
     ) -> ReplicationStream:
         """Start streaming from the slot's own position. Raise SlotInUse if another process streams from it.
 
-        Call this once per connection. A walsender that has ended one logical stream ends the next one as soon as it
+        Call this once per connection. If a walsender has ended one logical stream, it ends the next one as soon as that
         starts.
         """
         wanted = options or StreamOptions()
@@ -249,7 +252,7 @@ class ReplicationConnection:
         return Timing.of(int(milliseconds or 0) / 1000, self._options.status_interval_s)
 
     async def _judge(self, error: ServerError, slot: str) -> Exception:
-        """Return the error for an error of the stream. Ask for the slot's state if the session still works."""
+        """Return the PgsluiceError for a server's error. It depends on the slot's state, if the session still works."""
         state = None
         with suppress(ServerError, psycopg.OperationalError):
             results = await self._wire.query(slot_query(self.server_version, f"slot_name = {_literal(slot)}"))
@@ -265,9 +268,9 @@ class ReplicationConnection:
 
 
 def parse_timeline_history(content: str) -> list[TimelineSwitch]:
-    """Return the switch points of a history file.
+    """Return the switch points of a timeline history file.
 
-    Each line has timeline, LSN and reason, and ``#`` begins a comment.
+    Each line has a timeline, an LSN and a reason. ``#`` begins a comment.
     """
     lines = (line.strip() for line in content.splitlines())
     fields = (line.split(maxsplit=2) for line in lines if line and not line.startswith("#"))

@@ -1,7 +1,7 @@
-"""Decides what an error of PostgreSQL means for the daemon: try again, wait as a standby, or stop with a message.
+"""Decides what the daemon does after an error of PostgreSQL: try again, wait as a standby, or stop with a message.
 
-Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. It looks at SQLSTATEs
-and routine names if the server sends them, because messages are translated.
+Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. If the server sends an
+SQLSTATE or a routine name, these decide, because messages are translated.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -29,12 +29,12 @@ from pgsluice.postgres.slot import SlotState
 PLUGIN = "pgoutput"
 
 _TWO_PHASE_AT_SYNCED = 18_00_00
-"""Since this version, standbys copy the position from which a slot decodes at PREPARE."""
+"""The first version whose standbys copy the position from which a slot decodes transactions at PREPARE."""
 
 
 @dataclass(eq=False)
 class ServerError(Exception):
-    """An ErrorResponse before its meaning is decided. It does not leave this package."""
+    """An ErrorResponse of the server. This package always turns it into a PgsluiceError."""
 
     sqlstate: str
     message: str
@@ -48,7 +48,7 @@ class ServerError(Exception):
         return cls(*(_field(result, field) for field in _FIELDS))
 
     def __str__(self) -> str:
-        """Return PostgreSQL's own words without full stops, because they become a part of a sentence."""
+        """Return PostgreSQL's message without a full stop at its end, because it becomes a part of a sentence."""
         words = f"{self.message} (SQLSTATE {self.sqlstate})"
         return f"{words}: {self.detail.rstrip('.')}" if self.detail else words
 
@@ -70,18 +70,19 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 
 _NO_ROOM = "raise max_wal_senders or max_connections, or end sessions that nobody needs"
 
-# libpq gives no SQLSTATE before a session exists, so the text of its message has to decide. All other failures are
-# tried again: a server that is down, starting, full or unknown to DNS, and every message in another language.
+# Before a session exists, libpq gives no SQLSTATE, so the text of the message has to decide. After a failure that is
+# not listed here, the daemon tries again. Examples are a server that is down, starting, full or unknown to DNS, and
+# every message in another language.
 _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"certificate authentication failed",
         PermissionDenied,
-        "let the client's certificate be made out to the role (CN), or map its name to the role in pg_ident.conf",
+        "use a client certificate whose CN is the role, or map its CN to the role in pg_ident.conf",
     ),
     (
         r"authentication failed|no password supplied|empty password returned",
         PermissionDenied,
-        "check the user, the password and the method that pg_hba.conf asks for",
+        "check the user, the password and the method that pg_hba.conf requires",
     ),
     (
         r"no pg_hba\.conf entry|pg_hba\.conf rejects",
@@ -123,7 +124,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"authentication method requirement|channel binding (is )?required",
         ConfigError,
-        "correct require_auth or channel_binding, or the method that pg_hba.conf asks for",
+        "correct require_auth or channel_binding, or the method that pg_hba.conf requires",
     ),
     (
         r"alert certificate expired",
@@ -133,12 +134,12 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"requires a valid client certificate|alert (certificate|unknown ca|bad certificate|no certificate)",
         PermissionDenied,
-        "check sslcert and sslkey: the server does not accept the client's certificate, or was shown none",
+        "check sslcert and sslkey: the server does not accept the client's certificate, or did not receive one",
     ),
     (
         r"does not support SSL, but SSL was required",
         ConfigError,
-        "switch ssl on at the server; with a weaker sslmode, passwords and rows could be read in the network",
+        "set ssl = on at the server; with a weaker sslmode, others in the network could read passwords and rows",
     ),
     (
         r"certificate verify failed",
@@ -148,12 +149,12 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"does not match host name",
         ConfigError,
-        "set host to a name that the server's certificate is made out to",
+        "set host to a name that the server's certificate contains",
     ),
     (
         r"certificate file|key file|root certificate",
         ConfigError,
-        "check sslrootcert, sslcert and sslkey: whether the files exist, belong together, and may be read",
+        "check that the files of sslrootcert, sslcert and sslkey exist, belong together, and may be read",
     ),
     (
         r"unexpected eof while reading",
@@ -174,23 +175,23 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
 
 
 _FATAL = "FATAL: "
-"""The mark of a message that comes from a server, so the server was reached."""
+"""The text that shows that a message comes from a server, so the server was reached."""
 
-# the form in which psycopg lists failures of several addresses
+# If psycopg has tried several addresses, it lists their failures in this form.
 _ATTEMPT = re.compile(r"^- (host: .*?, port: .*?), hostaddr: ", re.MULTILINE)
 
 
 def cannot_connect(error: Error) -> PgsluiceError:
     """Return the error for a failed attempt to connect.
 
-    If one of several hosts may come back, try again, because it may be the right one. Several addresses of one host
-    count as one server.
+    If one of several hosts may become available again, this is an error after which the daemon tries again, because
+    that host may be the right one. Several addresses of one host count as one server.
     """
     words = _one_line(str(error))
     judged = [_connecting(failure) for failure in _by_host(str(error))]
     if None in judged:
         if isinstance(error, psycopg.ProgrammingError):
-            # Its words may quote a password, so they are left out.
+            # The message is left out, because it may quote a password.
             return ConfigError("libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn")
         if _FATAL in words:
             return SourceUnavailable(f"PostgreSQL refused the connection: {words}")
@@ -215,7 +216,7 @@ def _by_host(text: str) -> list[str]:
 
 
 def _connecting(text: str) -> tuple[type[PgsluiceError], str] | None:
-    """Return the advice for these words if another try would not help, or None."""
+    """Return the kind of error and the advice for this message, or None if it is not known."""
     return next(((kind, advice) for pattern, kind, advice in _CONNECTING if re.search(pattern, text)), None)
 
 
@@ -282,7 +283,7 @@ def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server
     if two_phase and slot.failover and server_version < _TWO_PHASE_AT_SYNCED:
         return ConfigError(
             f"replication slot {name!r} survives failovers (failover) and takes prepared transactions at PREPARE "
-            "(two_phase): before version 18, a promoted standby does not know since when it does so, and "
+            "(two_phase): before version 18, a promoted standby does not know from which position it does so, and "
             "transactions that are prepared across the promotion would be lost. Give up one of the two: set "
             f'postgres.two_phase = false and use a slot that never had it, or send ALTER_REPLICATION_SLOT "{name}" '
             "(FAILOVER false) over a replication connection"
@@ -292,8 +293,8 @@ def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server
 
 def _slot_two_phase(name: str) -> ConfigError:
     return ConfigError(
-        f"replication slot {name!r} decodes prepared transactions at PREPARE TRANSACTION (two_phase, which a slot "
-        'does not forget), and with postgres.origin = "none" PostgreSQL can lose track of them. Set origin = "any". '
+        f"replication slot {name!r} decodes prepared transactions at PREPARE TRANSACTION (two_phase, which stays with "
+        'the slot), and with postgres.origin = "none" PostgreSQL can lose track of them. Set origin = "any". '
         f'Or, on PostgreSQL 18 and later, send ALTER_REPLICATION_SLOT "{name}" (TWO_PHASE false) over a replication '
         "connection; on older versions, drop the slot and create it without two_phase"
     )
@@ -301,7 +302,8 @@ def _slot_two_phase(name: str) -> ConfigError:
 
 # --- commands ----------------------------------------------------------------------------------------------
 
-# 57P01 admin_shutdown, 57P02 crash_shutdown, 57P03 cannot_connect_now and all unknown errors are tried again
+# After 57P01 admin_shutdown, 57P02 crash_shutdown, 57P03 cannot_connect_now and all unknown errors, the daemon tries
+# again.
 _COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
     "28000": (PermissionDenied, "the role needs LOGIN and REPLICATION"),
     "28P01": (PermissionDenied, "check the user and the password"),
@@ -313,23 +315,23 @@ _COMMANDS: dict[str, tuple[type[PgsluiceError], str]] = {
     "42939": (ConfigError, "choose a name that is not reserved"),
     "53300": (SourceUnavailable, _NO_ROOM),
     "53400": (SourceUnavailable, "raise max_replication_slots, or drop slots that nobody needs"),
-    "55006": (SlotInUse, "waiting for its owner to leave; a dead one is noticed after wal_sender_timeout"),
+    "55006": (SlotInUse, "wait for its owner to leave; the server notices a dead owner after wal_sender_timeout"),
 }
 
-# Checks of the server's configuration before it decodes. Their SQLSTATE 55000 has many meanings, so the routine
-# decides.
+# Routines that check the server's configuration before it decodes. Their SQLSTATE 55000 has many meanings, so the name
+# of the routine decides.
 _DECODING_REQUIREMENTS = {"CheckLogicalDecodingRequirements", "CheckSlotRequirements"}
 _FEATURE_NOT_SUPPORTED = "0A000"
-# routines that look for the send functions of the parts of a value
+# Routines that look up the send functions of the parts of a value.
 _SENDING_PARTS = {"array_send", "getTypeBinaryOutputInfo", "get_range_io_data", "get_multirange_io_data"}
 
 
 def refused(error: ServerError, doing: str) -> PgsluiceError:
-    """Return the error for a refused command. Unknown errors are tried again, with the server's words."""
+    """Return the error for a refused command. After an unknown error, the daemon tries again."""
     if error.routine in _DECODING_REQUIREMENTS:
         return _cannot_decode(error, doing)
     if error.routine in _SENDING_PARTS:
-        # Such a type is sent as text if it is the type of a column, but not in arrays and composites.
+        # A type without a send function can be sent as text if a column has it, but not within arrays and composites.
         return NotInBinary(f"{doing}: {error}")
     kind, advice = _COMMANDS.get(error.sqlstate, (SourceUnavailable, ""))
     return kind(f"{doing}: {error}" + (f". To do: {advice}" if advice else ""))
@@ -350,7 +352,7 @@ def _cannot_decode(error: ServerError, doing: str) -> PgsluiceError:
 # --- the stream --------------------------------------------------------------------------------------------
 
 _ENCODING = {"22021", "22P05"}  # character_not_in_repertoire, untranslatable_character
-_TOO_LARGE = "54000"  # program_limit_exceeded: the text of a row is larger than 1 GB
+_TOO_LARGE = "54000"  # program_limit_exceeded: a row is larger than 1 GB as text
 _UNDEFINED_OBJECT = "42704"
 _LSN = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 
@@ -358,7 +360,7 @@ _LSN = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> PgsluiceError:
     """Return the error for a server error that ended the stream of slot ``name``, or prevented its start.
 
-    ``slot`` is the slot's state after that, if the server could still be asked.
+    ``slot`` is the slot's state after the error, or None if it could not be read.
     """
     if slot is not None and slot.invalidation is not None:
         return _slot_invalidated(name, slot.invalidation)
@@ -381,10 +383,10 @@ def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> Pgslu
 
 
 def publication_missing(words: str) -> ConfigError:
-    """Return the error for a publication that does not exist at the slot's position, whatever exists now."""
+    """Return the error for a publication that did not exist at the slot's position, even if it exists now."""
     return ConfigError(
         f"{words}. PostgreSQL decodes with the catalog as it was at the slot's position, so a publication "
-        "created later does not count there, and changes would be missing. If it is still wanted: (1) create the "
+        "created later does not count there, and changes would be missing. If you need the publication: (1) create the "
         "publication with CREATE PUBLICATION, (2) drop the slot with 'pgsluice slot drop', (3) start once with "
         "'pgsluice run --adopt-slot', then load the tables again with 'pgsluice snapshot start TABLE...'. Otherwise "
         "remove it from postgres.publications"
@@ -392,14 +394,17 @@ def publication_missing(words: str) -> ConfigError:
 
 
 def _poison(error: ServerError, name: str) -> PoisonError:
-    """Return the error for a change that the server cannot send. Leave out its message, which may quote the row."""
+    """Return the error for a change that the server cannot send.
+
+    Leave out the server's message, which may quote the row.
+    """
     position = _LSN.search(error.context)
     where = f" at {position[0]}" if position else ""
-    what = f"{_condition(error.sqlstate)} (SQLSTATE {error.sqlstate}), its message is in PostgreSQL's log"
+    what = f"{_condition(error.sqlstate)} (SQLSTATE {error.sqlstate}), with the message in PostgreSQL's log"
     return PoisonError(
         f"PostgreSQL cannot send a change{where} from slot {name!r}: {what}. {_cause(error.sqlstate)}. "
-        "The stream cannot get past this change. To give up its whole transaction, call "
-        "pg_replication_slot_advance() with a position behind it"
+        "The stream cannot continue after this change. To skip its whole transaction, call "
+        "pg_replication_slot_advance() with a position after the transaction"
     )
 
 

@@ -1,6 +1,6 @@
-"""Options of a session with the server: libpq's parameters, and the settings that pgsluice always sets itself.
+"""Options of a connection to PostgreSQL: libpq's parameters, and the settings that pgsluice always sets itself.
 
-The replication connection and the catalog use it. The daemon creates the options from its configuration.
+The replication connection and the catalog use these options. The daemon creates them from its configuration.
 
 https://www.postgresql.org/docs/current/libpq-connect.html
 """
@@ -14,9 +14,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgsluice.errors import ConfigError
 
-# The text of a value must depend only on the value, and never on ALTER ROLE or ALTER DATABASE ... SET, which apply to
-# walsenders as well. And no time-out that is meant for interactive users may end the session. All these settings have
-# existed since PostgreSQL 10.
+# A value's text must depend only on the value, and never on ALTER ROLE ... SET or ALTER DATABASE ... SET, which also
+# apply to walsenders. And a time-out that is meant for interactive users must not end the session. All these settings
+# exist in PostgreSQL 10 and later.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
@@ -32,7 +32,8 @@ SESSION_SETTINGS = {
     "idle_in_transaction_session_timeout": "0",
 }
 
-# If the peer vanishes silently, we notice it within 15 + 3 * 5 = 30 s, whether idle or sending.
+# If the server becomes unreachable without closing the connection, we notice this within 15 + 3 * 5 = 30 s, whether the
+# connection is idle or we are sending.
 _LIBPQ_DEFAULTS = {
     "connect_timeout": "10",
     "keepalives": "1",
@@ -54,10 +55,10 @@ ORIGIN_SINCE = 16_00_00
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of pgoutput besides the publications.
+    """The options of pgoutput, except for the publications.
 
-    ``streaming`` is ``off``, ``on`` or ``parallel``, as far as the server supports it. ``origin`` is ``any`` or
-    ``none``. With ``none``, the server sends only the changes that were made on this server.
+    ``streaming`` is ``off``, ``on`` or ``parallel``. A server that does not support the value uses the next lower one.
+    ``origin`` is ``any`` or ``none``. With ``none``, the server sends only the changes that were made on this server.
     """
 
     streaming: str = "on"
@@ -67,9 +68,9 @@ class StreamOptions:
     origin: str = "any"
 
     def of_server(self, version: int) -> dict[str, str]:
-        """Return the options of START_REPLICATION for a server.
+        """Return the options of START_REPLICATION for a server of this ``version``.
 
-        Raise ConfigError if the server does not have one of them.
+        Raise ConfigError if the server does not support a chosen option.
         """
         wanted = (
             (self.two_phase, "two_phase", "two_phase = true", TWO_PHASE_SINCE, "true"),
@@ -89,7 +90,7 @@ class StreamOptions:
         return self._streaming(version) | found
 
     def _streaming(self, version: int) -> dict[str, str]:
-        # In a streamed transaction, nothing shows whether a message belongs to a savepoint that is rolled back later.
+        # In a streamed transaction, it is not known whether a message belongs to a savepoint that is rolled back later.
         if self.streaming == "off" or self.messages or version < STREAMING_SINCE:
             return {}
         return {"streaming": self.streaming if version >= PARALLEL_SINCE else "on"}
@@ -97,7 +98,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where one server listens, in libpq's terms. ``hostaddr`` is empty for a Unix socket."""
+    """The address of one server, in libpq's terms. ``hostaddr`` is empty for a Unix socket."""
 
     host: str
     hostaddr: str
@@ -106,26 +107,27 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to reach the server: libpq's own parameters, or a whole conninfo string or URI under ``dsn``."""
+    """How to reach the server: libpq's own parameters. ``dsn`` may be a whole conninfo string or URI."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     application_name: str = "pgsluice"
     wal_sender_timeout_ms: int = 15_000
     status_interval_s: float = 5.0
     password: Callable[[], str | None] = lambda: None
-    """Returns the password for one connection, or None to use the one in the parameters. It may block."""
+    """A function that returns the password for one connection, or None to use the password in the parameters. The
+    function may block."""
 
     async def current_conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
-        """Return :meth:`conninfo` with the password for one connection. Raise what ``password`` raises."""
+        """Return :meth:`conninfo` with the password for one connection. Raise the errors of ``password``."""
         password = await asyncio.to_thread(self.password)
         return self.conninfo(settings, **parameters, **({} if password is None else {"password": password}))
 
     def conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
         """Return the connection string of a session with our settings.
 
-        The user's own ``options`` come first, then our settings, then ``settings``, because the last value of a setting
-        counts. ``parameters`` replace all other values of these parameters. Raise ConfigError if libpq cannot parse the
-        user's parameters.
+        The user's own ``options`` come first, then our settings, then ``settings``, because PostgreSQL uses the last
+        value of a setting. ``parameters`` replace the configured parameters of the same names. Raise ConfigError if
+        libpq cannot parse the user's parameters.
         """
         pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:
@@ -137,7 +139,7 @@ class ConnectionOptions:
             }
             return make_conninfo("", **{**_LIBPQ_DEFAULTS, **configured, **ours, **parameters})
         except psycopg.ProgrammingError:
-            # The text of the error may quote a part of the string, and with it a password.
+            # The message of the error is left out, because it may quote a password.
             raise ConfigError(
                 "libpq cannot parse the connection parameters of PostgreSQL. Correct the [postgres] section."
             ) from None
@@ -152,7 +154,7 @@ class ConnectionOptions:
         return role, str(parameters.get("dbname") or defaults.get("dbname") or role)
 
     def at(self, address: Address) -> "ConnectionOptions":
-        """Return the options for further connections to the server that was found among several hosts."""
+        """Return the options for further connections to this server, even if the settings name several hosts."""
         found = {"host": address.host, "port": str(address.port)}
         found |= {"hostaddr": address.hostaddr} if address.hostaddr else {}
         return replace(self, parameters={**self.parameters, **found})

@@ -1,7 +1,7 @@
-"""The server from which rows are read if pgsluice streams from a standby: its primary (``snapshot.primary``).
+"""The primary (``snapshot.primary``), from which rows are read if pgsluice streams from a standby.
 
-A snapshot of a standby cannot be compared with its stream, because a standby does not say which transactions are in
-progress on the primary. Transaction ids and positions are the same on both servers, as long as they belong to one
+A snapshot taken on a standby cannot be compared with the stream, because a standby does not show which transactions are
+in progress on the primary. Transaction ids and positions are the same on both servers, as long as these belong to one
 cluster and one timeline.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-CONTROLDATA
@@ -13,13 +13,14 @@ from typing import Final
 
 from pgsluice.errors import PgsluiceError, PrimaryUnavailable
 
-# The name of a WAL file begins with the timeline. The control file would show a new timeline too late.
+# The timeline is read from the name of the WAL file, which begins with it, because the control file shows a new
+# timeline too late.
 _IDENTITY: Final = """
 SELECT pg_is_in_recovery()::text, (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"""
 
 _AFTER_PROMOTION: Final = (
-    "If pgsluice is connected to the primary by now, remove the setting; otherwise let it name the present primary."
+    "If pgsluice is connected to the primary now, remove snapshot.primary. Otherwise let it name the present primary."
 )
 
 Query = Callable[[str], Awaitable[Sequence[tuple[str | None, ...]]]]
@@ -27,26 +28,26 @@ Query = Callable[[str], Awaitable[Sequence[tuple[str | None, ...]]]]
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """Identifies the server to read from: the primary of this cluster, on the timeline of the stream."""
+    """Identifies the server to read from, which is the primary of this cluster, on the timeline of the stream."""
 
     systemid: str
     timeline: int
 
     async def check(self, query: Query) -> None:
-        """Raise PrimaryUnavailable, with what to do, if the server is not this primary."""
+        """Raise PrimaryUnavailable if the server is not this primary."""
         ((in_recovery, systemid, timeline),) = await query(_IDENTITY)
         if systemid != self.systemid:
             raise _refused(
-                f"belongs to the cluster with system identifier {systemid}, and the stream comes from that with "
+                f"belongs to the cluster with system identifier {systemid}, but the stream comes from the cluster with "
                 f"{self.systemid}",
-                "Let it name the primary of the server that is streamed from.",
+                "Let it name the primary of the server from which pgsluice streams.",
             )
         if timeline is None or in_recovery == "true":
             raise _refused("is a standby", "Let it name the primary.")
         if int(timeline, 16) != self.timeline:
             raise _refused(
-                f"is on timeline {int(timeline, 16)}, and the stream on timeline {self.timeline}: a standby was "
-                "promoted, so the two have different histories",
+                f"is on timeline {int(timeline, 16)}, but the stream is on timeline {self.timeline}: a standby was "
+                "promoted, so the two servers have different histories",
                 _AFTER_PROMOTION,
             )
 

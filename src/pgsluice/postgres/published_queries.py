@@ -1,7 +1,7 @@
-"""SQL about the published tables: their names, their columns, and how their rows can be read.
+"""Queries about the published tables: their names, their columns, and how their rows can be read.
 
-``catalog`` and ``chunks`` use it with an empty search_path, as they use ``queries``. It is valid for every supported
-version, unless a name gives the first version.
+``catalog`` and ``chunks`` run these queries with an empty search_path, like those in ``queries``. A query is valid for
+every supported version, unless its name gives the first version.
 
 ``tests/integration/test_postgres_catalog.py`` covers it.
 
@@ -12,7 +12,7 @@ from pgsluice.postgres.queries import ROW_FILTERS_SINCE
 
 GENERATED_COLUMNS_SINCE = 12_00_00
 
-# pubtruncate exists since version 11, and pubviaroot since 13.
+# pubtruncate has existed since version 11, and pubviaroot since version 13.
 PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete,
        coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false),
@@ -21,12 +21,12 @@ FROM pg_publication p
 WHERE pubname = ANY (%s::text[])
 ORDER BY 1"""
 
-# The tables that the publications carry. The query reads only the catalog's own tables. Functions that ask PostgreSQL
-# about a table, such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a
+# The tables that the publications carry. The query reads only the tables of the catalog. Views and functions that
+# examine a table, such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a
 # lock for days.
 #
-# If a publication publishes via the root, it carries tables that are not partitions of a published table. Otherwise it
-# carries the tables that hold rows.
+# If a publication publishes via the root, rows are sent under the names of those carried tables that are not partitions
+# of another carried table. Otherwise rows are sent under the names of the carried tables that hold them.
 _CARRIED = """
 WITH RECURSIVE member AS (
     SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
@@ -46,14 +46,14 @@ WITH RECURSIVE member AS (
     JOIN pg_inherits i ON i.inhparent = c.oid
 )"""
 
-# A publication carries a table if it lists the table itself, or a table that it is a partition of.
+# A publication carries a table if it lists the table itself, or one of the roots above it.
 _ANCESTRY = """AND c.oid IN (
         WITH RECURSIVE whole AS (
             SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
         )
         SELECT oid FROM whole)"""
 
-# Whether the identity of a table tells its rows apart.
+# Whether the replica identity of a table identifies its rows.
 _HAS_IDENTITY = """c.relreplident = 'f' OR EXISTS (
            SELECT FROM pg_index i
            WHERE i.indrelid = c.oid AND i.indisvalid
@@ -63,7 +63,7 @@ _HAS_IDENTITY = """c.relreplident = 'f' OR EXISTS (
                  ELSE false
              END)"""
 
-# The identity of the table that holds the row counts. For a partition root, this is the identity of each leaf.
+# The table that holds a row decides which identity its old rows have. So a partition root is replaced by its leaves.
 _PUBLISHED_TABLES = """
 SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        {has_identity},
@@ -74,7 +74,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 GROUP BY n.nspname, c.relname, c.relreplident, c.oid
 ORDER BY 1, 2""".replace("{has_identity}", _HAS_IDENTITY)
 
-# Tables by name, whether they are published or not, and the tables with the rows of each: itself, or its partitions.
+# Tables by name, published or not, each with the tables that hold its rows: the table itself, or its partitions.
 NAMED_TABLES = """
 WITH RECURSIVE part AS (
     SELECT c.oid AS root, c.oid, c.relkind
@@ -96,14 +96,14 @@ JOIN pg_class c ON c.oid = part.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY 1, 2, 3, 4""".replace("{has_identity}", _HAS_IDENTITY)
 
-# The tables that a publication carries, roots and their partitions.
+# The names of the tables that the publications carry, of both roots and partitions.
 _CARRIED_NAMES = """
 SELECT DISTINCT n.nspname::text, c.relname::text
 FROM carried
 JOIN pg_class c ON c.oid = carried.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace"""
 
-# The partitions whose rows are sent as rows of a root, and the replica identities of both.
+# The roots under whose names rows are sent, and their partitions, with the replica identities of both.
 _PARTITION_IDENTITIES = """, root AS (
     SELECT oid FROM carried WHERE via_root GROUP BY publication, oid HAVING NOT bool_or(is_partition)
 ), part AS (
@@ -142,7 +142,8 @@ _SENT = """, published AS (
      AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
 )"""
 
-# This leaves out the columns, because tables of strangers may have millions. A table without columns sends no rows.
+# This query does not return the columns, because other users' tables may have millions of columns in all. A table
+# without columns sends no rows.
 _PUBLISHED_NAMES = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relnatts, {trusted}
 FROM (SELECT DISTINCT oid FROM published) p
@@ -183,8 +184,8 @@ HAVING count(DISTINCT columns) > 1
 ORDER BY 1, 2"""
 
 
-# The facts that decide whether the rows of the published tables can be read. It reads only the catalog's own tables.
-# The right to read a partition root is enough for its partitions, if a publication publishes via the root.
+# The facts that decide whether the rows of the published tables can be read, only from the tables of the catalog. If a
+# publication publishes via the root, the right to read the root is enough to read its partitions.
 _LOADABLE_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
@@ -194,8 +195,8 @@ JOIN pg_class c ON c.oid = sent.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY 2, 3"""
 
-# A row filter may use only columns of the replica identity, and a column list must have all of them. Otherwise the
-# server refuses updates and deletes. The filter's columns are read from its expression tree.
+# A row filter may use only columns of the replica identity, and a column list must have all of these columns. Otherwise
+# the server refuses updates and deletes. The columns that a filter uses are read from its expression tree.
 IDENTITY_CONFLICTS_SINCE_15 = r"""
 WITH member AS (
     SELECT r.prrelid, r.prattrs::int2[] AS listed, r.prqual::text AS filter, p.pubname, c.relreplident,
@@ -232,16 +233,17 @@ _IDENTITY = """ARRAY(
                   ELSE false
               END)"""
 
-# The key by which the rows of a table can be read. It is the key of a unique index that tells all rows apart, and sorts
-# them with the operators that a query uses by default. So the index is whole and immediate, its columns are not null,
-# and it has the collations and operator classes of the columns.
+# The key by which the rows of a table can be read. It is the key of a unique index that identifies all rows, and sorts
+# them with the operators that a query uses by default. So the index is neither partial nor deferrable, its columns are
+# NOT NULL, and it has the collations and operator classes of the columns.
 #
-# The operators have to be in pg_catalog. For a type of an extension (citext), a query would find the operators of
-# another type there, which sort differently. A quoted value cannot be compared with a composite type, nor with a domain
-# over an enum or a range. Their categories are C, E and R, and a domain has the category of its base type.
+# The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
+# would use the operators of another type, which sort differently. A quoted value cannot be compared with a composite
+# type, nor with a domain over an enum or a range. Their categories are C, E and R, and a domain has the category of its
+# base type.
 #
-# If there is a replica identity, it has to include the columns of the key. If other columns change their values, the
-# stream does not send the old ones.
+# If there is a replica identity, it has to include the columns of the key, because the stream sends old values only of
+# these columns.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i
@@ -264,9 +266,10 @@ _KEY = """(
         LIMIT 1)""".replace("{identity}", _IDENTITY)
 
 # The owner of a table can run functions with the rights of the role that reads the table, because the planner
-# evaluates functions in indexes and in statistics. It plans the partitions of a root as well. The owner of the schema
-# can rename it between two commands, so that a name means another table. So a table is trusted if superusers or the
-# database's owner own all of these, or if a publication names the table or a table that it is a partition of.
+# evaluates functions in indexes and in statistics. This is also true for the owners of a root's partitions. The owner
+# of the schema can rename the schema between two commands, so that a name refers to another table. So a table is
+# trusted if superusers or the database's owner own the table, its partitions and its schema, or if a publication names
+# the table or one of the roots above it.
 _TRUSTED = """(NOT EXISTS (
         WITH RECURSIVE part AS (
             SELECT c.oid, c.relkind, c.relowner
@@ -299,7 +302,8 @@ _TRUSTED = """(NOT EXISTS (
         WHERE m.prrelid IN (SELECT oid FROM whole) AND p.pubname = ANY ({publications}::text[])
     ))"""
 
-# A table in the form in which its rows are read, as one JSON text. Any difference changes the text.
+# Everything about a table that affects how its rows are read, as one JSON text. Any change of the table changes the
+# text.
 _SHAPE = """
 SELECT json_build_object(
     'kind', c.relkind, 'schema', n.nspname, 'table', c.relname, 'identity', c.relreplident,
@@ -326,8 +330,9 @@ JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) se
     "{identity}", _IDENTITY
 )
 
-# Rows that pass the filter of one publication are sent. A publication without a filter sends all rows. The view reads
-# all tables of a publication and waits for the locks of each. So it is used only for a table that has a filter.
+# A row is sent if it passes the filter of at least one publication. A publication without a filter sends all rows. The
+# view pg_publication_tables reads all tables of a publication and waits for the locks of each. So it is used only for a
+# table that has a filter.
 _FILTER_SINCE_15 = """CASE WHEN EXISTS (
         SELECT FROM pg_publication_rel m WHERE m.prrelid = c.oid AND m.prqual IS NOT NULL
     ) THEN (
@@ -341,7 +346,7 @@ _FILTER_SINCE_15 = """CASE WHEN EXISTS (
 def loadable_tables(server_version: int) -> str:
     """Return the query for the facts that decide whether the rows of the published tables can be read.
 
-    Its parameters are the publications, twice.
+    The query has two parameters, which are both the list of publications.
     """
     found = _LOADABLE_TABLES.format(trusted=_TRUSTED.format(publications="%s"), key=_KEY.format(columns="sent.columns"))
     return _carried(server_version) + _sent(server_version) + found
@@ -358,14 +363,14 @@ def partition_identities(server_version: int) -> str:
 
 
 def carried_names(server_version: int) -> str:
-    """Return the query for the names of the tables that publications carry, of roots as well as of partitions."""
+    """Return the query for the names of the tables that the publications carry, of both roots and partitions."""
     return _carried(server_version) + _CARRIED_NAMES
 
 
 def published_names(server_version: int) -> str:
     """Return the query for the tables under whose names rows are published.
 
-    Its parameters are the publications, twice.
+    The query has two parameters, which are both the list of publications.
     """
     found = _PUBLISHED_NAMES.format(trusted=_TRUSTED.format(publications="%s"))
     return _carried(server_version) + _sent(server_version) + found
@@ -374,7 +379,7 @@ def published_names(server_version: int) -> str:
 def published_columns(server_version: int) -> str:
     """Return the query for the columns of some published tables, in the order of each table.
 
-    Its parameters are the publications, and the oids of these tables.
+    The query has two parameters: the list of publications, and the list of these tables' oids.
     """
     return _carried(server_version) + _sent(server_version, "AND c.oid = ANY (%s::oid[])") + _PUBLISHED_COLUMNS
 
@@ -399,7 +404,7 @@ def _sent(server_version: int, only: str = "") -> str:
 
 
 def shape(server_version: int, oid: int, publications: str) -> str:
-    """Return the query for the shape of a published table. ``publications`` is a literal of an array."""
+    """Return the query for the shape of a published table. ``publications`` is an array literal."""
     carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
     described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE

@@ -1,7 +1,7 @@
-"""SQL for the catalog. It is valid for every supported version, unless a name gives the first version.
+"""Queries of the catalog. A query is valid for every supported version, unless its name gives the first version.
 
-``catalog`` and ``chunks`` use it with an empty search_path, so all names are names in pg_catalog. ``published_queries``
-has the SQL for the published tables.
+``catalog`` and ``chunks`` run these queries with an empty search_path, so all names are names in pg_catalog.
+``published_queries`` has the queries about published tables.
 
 ``tests/integration/test_postgres_catalog.py`` covers it.
 
@@ -45,13 +45,13 @@ WAL_END = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
              ELSE pg_current_wal_lsn() END)::text"""
 
-# A walsender that streams waits for its client with another event, WalSenderWriteData.
+# While a walsender streams normally, it waits for its client with another event, WalSenderWriteData.
 BLOCKED_BY_CLIENT = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
 
 PROCESS = "SELECT FROM pg_stat_activity WHERE pid = %s"
 
-# The sizes that VACUUM and ANALYZE have left in the catalog, because functions that return a table's present size wait
-# for its locks. The size of a root is the sum of its partitions.
+# The sizes that VACUUM and ANALYZE have stored in the catalog. Functions that return the present size of a table would
+# wait for its locks. The size of a root is the sum of the sizes of its partitions.
 TABLE_SIZES = """
 WITH RECURSIVE part AS (
     SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[])
@@ -69,9 +69,9 @@ LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
 GROUP BY part.root"""
 
 
-# The layout of a table (pgsluice.layout.Layout), from the catalog's own tables only. A root has no rows. So its
-# partitions show whether rows were rewritten, and whether existing rows have a value of a new column, which has the
-# same name in each partition. A row filter is compared in the form that the catalog has, because deparsing it waits for
+# The layout of a table (pgsluice.layout.Layout), only from the tables of the catalog. A root has no rows. So its
+# partitions show whether rows were rewritten, and whether existing rows have a value in a new column. The column has
+# the same name in each partition. A row filter is compared in its stored form, because deparsing it would wait for
 # locks.
 _LAYOUTS = """
 WITH RECURSIVE part AS (
@@ -103,7 +103,7 @@ SELECT c.oid,
 FROM pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])"""
 
-# If one publication has no filter, all rows pass.
+# If one of the publications has no filter, all rows are sent.
 _LAYOUT_FILTER_SINCE_15 = """(
         SELECT CASE WHEN bool_and(r.prqual IS NOT NULL)
                     THEN left(md5(string_agg(r.prqual::text, ' ' ORDER BY r.prqual::text)), 16) END
@@ -122,9 +122,9 @@ def layouts(server_version: int) -> str:
     )
 
 
-# The result is one row with null for a table without primary key, and no row for a table that is gone. A deferrable key
-# does not count, as in PostgreSQL's default identity, because two rows may have the same values for a moment. conkey
-# has no INCLUDE columns, unlike the columns of the index.
+# The result is one row with null for a table without primary key, and no row for a table that does not exist any more.
+# A deferrable key does not count, because two rows may have the same values for a moment. PostgreSQL's default replica
+# identity ignores such a key as well. conkey has no INCLUDE columns, unlike the columns of the index.
 PRIMARY_KEY = """
 SELECT a.attname::text
 FROM pg_class t
@@ -162,7 +162,8 @@ TYPES_SINCE_14 = _TYPES.format(
     multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
 )
 
-# The walsender waits for the locks of transactions, one after the other. A prepared transaction has no process.
+# The walsender waits for one transaction after the other, by waiting for its lock. A prepared transaction has no
+# process.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
 FROM pg_locks waiter
@@ -176,8 +177,8 @@ PREPARED_TRANSACTIONS = """
 SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts ORDER BY prepared"""
 
 # The unfinished transactions that may have changed a table, or one of its partitions. A transaction that changes rows
-# holds a lock until its commit is visible to others. Prepared transactions do so as well. The name of a transaction is
-# not used again while its backend lives.
+# holds a lock on the table until its commit is visible to others. This is also true for prepared transactions. A
+# virtualtransaction is not used again while its backend runs.
 WRITERS = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid

@@ -1,6 +1,7 @@
 """A logical replication slot as ``pg_replication_slots`` shows it, for all versions of the server.
 
-The replication connection and the catalog read it, and ``failures`` and the checks judge it.
+The replication connection and the catalog read the slot's state. ``failures`` and the checks decide whether the slot is
+usable.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -48,12 +49,12 @@ class SlotState:
     failover: bool
     synced: bool
     invalidation: str | None
-    """Why the server has invalidated the slot. None while it is usable."""
+    """The reason why the server has invalidated the slot. None if the slot is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatistics:
-    """What the server has decoded for a slot since its statistics were reset, and how much it spilled or streamed.
+    """How much the server has decoded, spilled and streamed for a slot since the slot's statistics were reset.
 
     https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-SLOTS-VIEW
     """
@@ -65,7 +66,7 @@ class SlotStatistics:
 
 
 def slot_query(server_version: int, condition: str) -> str:
-    """Return the query whose rows :func:`parse_slot` reads. Every column is text, so each protocol returns the same."""
+    """Return the query whose rows :func:`parse_slot` reads. All columns are text, so all protocols return the same."""
     columns = ", ".join(
         f"{name}::text" if server_version >= since else f"{substitute}::text"
         for name, (since, substitute) in _COLUMNS.items()
@@ -95,7 +96,10 @@ def parse_slot(row: Sequence[str | None]) -> SlotState:
 
 
 def _invalidation(value: dict[str, str | None]) -> str | None:
-    """Return the reason in the words of PostgreSQL 17 and later. For older servers, derive it from other columns."""
+    """Return the reason for the invalidation, as PostgreSQL 17 and later name it, or None if the slot is valid.
+
+    For older servers, derive the reason from other columns.
+    """
     if value["invalidation_reason"] is not None:
         return value["invalidation_reason"]
     if value["wal_status"] == "lost":

@@ -1,7 +1,7 @@
-"""Looks at the slot again and again, beside the sessions, for the metrics.
+"""Reads the state of the slot at regular intervals, independently of the sessions, for the metrics.
 
-The daemon creates it. A slot keeps WAL even if no process streams from it. So the watch has its own connection, which
-stays open at the end of a session. Nothing here can stop or delay the pipeline.
+The daemon creates the watch. A slot keeps WAL even if no process streams from it. So the watch has its own connection,
+which does not depend on a session. Nothing here can stop or delay the pipeline.
 
 ``tests/integration/test_slot_watch.py`` covers it.
 
@@ -23,17 +23,17 @@ from pgsluice.postgres.options import Address, ConnectionOptions
 from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 PERIOD_S = 10.0
-"""How often to look at the slot. A look is two small queries, and alerts wait for minutes anyway."""
+"""How often to read the slot's state, which takes a few small queries. Alerts wait for minutes anyway."""
 
 DEADLINE_S = 20.0
-"""The limit for one look, including the time to connect. A query has a shorter limit (``catalog``), but the resolution
-of a name may have none."""
+"""The time limit for reading the slot's state, including the time to connect. Each query has a shorter limit (see
+``catalog``), but the resolution of a host name may have no limit."""
 
 BREAK_S = 0.1
-"""How long it takes until a broken connection is noticed."""
+"""How long to wait until a task notices that its connection is broken."""
 
 LOOK_S = 0.5
-"""How often to check whether a look is due."""
+"""How often to check whether the slot's state has to be read."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 class SlotSample:
     """The slot, and the end of the server's WAL.
 
-    None means that there is no such slot, or that the WAL is not known.
+    ``slot`` is None if there is no such slot. ``wal_end`` is None if it is not known.
     """
 
     slot: SlotState | None
@@ -50,24 +50,21 @@ class SlotSample:
     sampled_at: float
     """The time just before the server was asked, by the monotonic clock."""
     timestamp_s: float
-    """The same as Unix time."""
+    """The same time as a Unix timestamp."""
     xmin_age: int | None = None
     """The age of the slot's catalog_xmin, in transactions."""
     statistics: SlotStatistics | None = None
 
     @property
     def retained_bytes(self) -> int | None:
-        """Return how much WAL the server keeps for the slot.
-
-        None means that it keeps none, or that this is not known.
-        """
+        """Return how much WAL the server keeps for the slot, or None if it keeps none or if this is not known."""
         if self.slot is None or self.slot.restart_lsn == INVALID_LSN or self.wal_end is None:
             return None
         return max(0, self.wal_end - self.slot.restart_lsn)
 
 
 class SlotWatch:
-    """Looks at the slot of one pipeline, as soon as :meth:`follow` has named the server.
+    """Reads the state of one pipeline's slot, as soon as :meth:`follow` has named the server.
 
     ``options`` is called for each connection, because the password may have changed.
     """
@@ -79,31 +76,31 @@ class SlotWatch:
         """The server that has the slot."""
         self._catalog: Catalog | None = None
         self._catalog_address: Address | None = None
-        """The server that the connection leads to."""
+        """The server of the present connection."""
         self._due_at = 0.0
         self._has_failed = False
         self.sample: SlotSample | None = None
-        """The last successful sample, however old it is."""
+        """The last successful sample, even if it is old."""
 
     def follow(self, address: Address) -> None:
-        """Look at the slot on this server from now on."""
+        """Read the slot's state on this server from now on."""
         if address != self._address:
             self._address, self._due_at = address, 0.0
 
     async def run(self, is_wanted: Callable[[], bool], is_streaming: Callable[[], bool]) -> NoReturn:
-        """Look at the slot while ``is_wanted``. Log a failed look once, and try again.
+        """Read the slot's state regularly while ``is_wanted``. Log the first of several failures, and try again.
 
-        The connection is kept only while a session ``is_streaming``. The server or the role may have few connections,
-        and this one must not take the place of a connection that the next session needs.
+        The connection is kept only while a session ``is_streaming``. The server or the role may allow only few
+        connections, and the watch must not take one that the next session needs.
         """
         was_streaming = False
         try:
             while True:
                 if is_streaming() and not was_streaming:
-                    self._due_at = 0.0  # the slot may be new, and it is in use again
+                    self._due_at = 0.0  # read it at once, because the slot may be new
                 was_streaming = is_streaming()
                 if not is_wanted():
-                    self.sample, self._due_at = None, 0.0  # the process that streams looks at the slot itself
+                    self.sample, self._due_at = None, 0.0  # the process that streams watches the slot itself
                 elif self._address is not None and time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     await self._look(self._address)
@@ -128,7 +125,7 @@ class SlotWatch:
             self._has_failed = True
 
     async def _connected_to(self, address: Address) -> Catalog:
-        """Return the connection to this server. Close the last connection if it leads to another server."""
+        """Return the connection to this server. Close the present connection if it is to another server."""
         if self._catalog is not None and self._catalog_address != address:
             await self._disconnect()
         if self._catalog is None:
@@ -149,10 +146,10 @@ class SlotWatch:
 
 
 async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Catalog) -> SlotSample:
-    """Return the server's answer. Raise SourceUnavailable if it does not come in time.
+    """Return the server's answer. Raise SourceUnavailable if it does not arrive in time.
 
-    Cancelling the query would help neither here nor when the daemon stops, because psycopg would ask the server to
-    cancel it, and wait.
+    At the deadline, or when the daemon stops, break the connection instead of cancelling the query. If a query is
+    cancelled, psycopg asks the server to cancel it, and waits for the answer.
     """
     task = asyncio.create_task(asking, name="slot")
     try:
@@ -163,5 +160,5 @@ async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Cat
     finally:
         while not task.done():
             if not catalog.break_off():
-                task.cancel()  # it is still connecting, which can be cancelled
+                task.cancel()  # the task is still connecting, and this can be cancelled
             await asyncio.wait((task,), timeout=BREAK_S)

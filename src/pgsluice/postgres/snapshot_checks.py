@@ -1,6 +1,6 @@
-"""The checks of ``pgsluice check`` for tables whose rows are to be read: whether they can be read, and at what cost.
+"""The checks of ``pgsluice check`` for the tables to load: whether their rows can be read, and how long this takes.
 
-A table that cannot be read does not stop ``run``, so nothing here is a failure. There may be thousands of tables. So
+A table that cannot be read does not stop ``run``, so no finding is a failure. There may be thousands of tables. So
 there is one finding for each kind of problem, and one for all tables together.
 
 https://www.postgresql.org/docs/current/ddl-priv.html
@@ -27,14 +27,14 @@ from pgsluice.tables import TablePolicy
 ROWS_PER_S: Final = 40_000
 BYTES_PER_S: Final = 15_000_000
 TABLE_S: Final = 0.25
-"""How fast tables are read, by a careful estimate. On two cores, which PostgreSQL and Kafka shared, pgsluice read
-52,000 rows of ten columns in a second, or 22 MB of large rows, or four small tables."""
+"""A cautious estimate of how fast tables are read. On two cores, shared with PostgreSQL and Kafka, pgsluice read 52,000
+rows of ten columns per second, or 22 MB of large rows, or four small tables."""
 
 _NAME: Final = "snapshot"
 
 
 async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
-    """Return the problems of the server from which rows are read, if it is not the server of the stream.
+    """Return the problems of a server from which rows are read, other than the server of the stream.
 
     The two servers are compared in the same way as in a session.
     """
@@ -63,9 +63,9 @@ async def check(
 ) -> list[Finding]:
     """Return the findings on the published tables whose rows are to be read.
 
-    ``policy_of`` takes schema and name of a table and returns how it is published, or None if it is not.
-    ``without_key_max`` is the size in bytes of the largest table that may be read without a key. ``rows_per_s`` is how
-    many rows may be read in a second. None means any number.
+    ``policy_of`` takes the schema and the name of a table, and returns how the table is published, or None if it is not
+    published. ``without_key_max`` is the size in bytes of the largest table that may be read without a key.
+    ``rows_per_s`` limits how many rows may be read per second. None means no limit.
     """
     server = await catalog.server()
     if server.in_recovery:
@@ -94,7 +94,7 @@ async def check_conditions(
 ) -> list[Finding]:
     """Return a finding if PostgreSQL does not accept the condition of a rule that selects rows of a table.
 
-    ``options`` are those of the server from which rows are read.
+    ``options`` are the connection options of the server from which rows are read.
     """
     reader, refused = ChunkReader(options, publications), list[str]()
     try:
@@ -110,12 +110,12 @@ async def check_conditions(
     if not refused:
         return []
     more = f" (and {len(refused) - 1} more tables)" if len(refused) > 1 else ""
-    remedy = "Correct `where` in [[tables.rules]], or what the reason says."
+    remedy = "Correct `where` in [[tables.rules]], or remove the reason that PostgreSQL gave."
     return [Finding("snapshot conditions", Verdict.WARN, f"some rows cannot be read: {refused[0]}{more}", remedy)]
 
 
 async def _refused_condition(reader: ChunkReader, table: PublishedName, policy: TablePolicy) -> list[str]:
-    """Return why PostgreSQL does not accept the condition of a table that is read. Return nothing if it accepts it."""
+    """Return PostgreSQL's reason for not accepting the condition of a table, or an empty list if it accepts it."""
     shape = await reader.shape(table)
     if shape is not None and (shape.is_trusted or policy.named):
         try:
@@ -141,9 +141,9 @@ def _strange(tables: Sequence[LoadableTable]) -> list[Finding]:
     if not tables:
         return []
     detail = (
-        "the owner of a table can have functions run with the rights of the role that reads it. These tables are not "
-        "loaded, because somebody other than superusers and the owner of the database owns them, a partition, or "
-        f"their schema: {_names(tables)}"
+        "the owner of a table can run functions with the rights of the role that reads it. These tables are not "
+        "loaded, because they, one of their partitions or their schema belong to a role that is neither a superuser "
+        f"nor the owner of the database: {_names(tables)}"
     )
     remedy = "If you trust their owners, name the tables in the publication (FOR TABLE) or in tables.include."
     return [Finding("snapshot owners", Verdict.WARN, detail, remedy)]
@@ -152,13 +152,13 @@ def _strange(tables: Sequence[LoadableTable]) -> list[Finding]:
 def _keyless(
     small: Sequence[LoadableTable], large: Sequence[LoadableTable], sizes: Mapping[int, TableSize]
 ) -> list[Finding]:
-    """Return the cost of tables without a key. ``small`` ones are read in one piece, ``large`` ones are not loaded."""
+    """Return the findings on tables without a key. The ``small`` ones are loaded, and the ``large`` ones are not."""
     findings = []
     remedy = 'Add primary keys, or set snapshot = "skip" in a [[tables.rules]] entry'
     if small:
         most = max((sizes[table.oid] for table in small), key=lambda size: size.bytes)
         detail = (
-            f"without a key, these tables are read in one piece each, and the changes of all tables wait meanwhile "
+            f"without a key, each of these tables is read as a whole, and the changes of all tables wait meanwhile "
             f"({_bytes(most.bytes)} at most, {_duration(_seconds(1, most, None))}): {_names(small)}"
         )
         findings.append(Finding("snapshot keys", Verdict.WARN, detail, f"{remedy}."))

@@ -1,6 +1,6 @@
-"""One session's connections to PostgreSQL: the replication connection, and the catalog beside it.
+"""One session's connections to PostgreSQL: the replication connection, and an ordinary connection for the catalog.
 
-``PostgresSource`` is the pipeline's upper end (``pipeline.ends.Source``). Nothing survives the session.
+``PostgresSource`` implements ``pipeline.ends.Source``. It is closed at the end of the session.
 
 ``tests/integration/test_postgres_network.py`` covers it.
 """
@@ -32,7 +32,7 @@ class SourceOptions:
     publications: Sequence[str]
     stream: StreamOptions = field(default_factory=StreamOptions)
     failover: bool = False
-    """Whether a new slot is to survive a failover."""
+    """Whether a new slot is created so that it survives a failover."""
     primary: ConnectionOptions | None = None
     """The connection options of the primary, from which rows are read if we stream from a standby. None means the
     server itself."""
@@ -50,12 +50,12 @@ class PostgresSource:
         self._started = False
         self._systemid, self._timeline = "", 0
         self._witness: ReplicationConnection | None = None
-        """A second replication connection to a standby, because an ordinary one cannot ask which timeline is being
-        replayed."""
+        """A second replication connection if the server is a standby, because an ordinary connection cannot show which
+        timeline is being replayed."""
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
-        """Connect.
+        """Connect to the server.
 
         Raise ConfigError if a publication is missing, because PostgreSQL 18 would silently leave out its changes.
         """
@@ -77,7 +77,7 @@ class PostgresSource:
 
     @property
     def address(self) -> Address:
-        """Return which of the hosts in the settings this server is."""
+        """Return the address of this server, which is one of the hosts in the settings."""
         return self._replication.address
 
     async def identify(self) -> ServerIdentity:
@@ -97,9 +97,9 @@ class PostgresSource:
 
         Raise SlotInUse while another process streams.
 
-        After :meth:`start`, raise SourceUnavailable if this process does not stream any more. A walsender that has met
-        an error frees the slot but does not end. In that case, do not raise, because the error and the frames before it
-        can still be read.
+        After :meth:`start`, raise SourceUnavailable if this process does not stream any more. But do not raise it if
+        our walsender still runs. After an error, a walsender releases the slot but does not end, and the stream can
+        still read the error and the frames before it.
         """
         state = await self._catalog.slot(self._options.slot)
         if state is None:
@@ -124,22 +124,25 @@ class PostgresSource:
         in_recovery = (await self._catalog.server()).in_recovery
         if self._witness is not None and not in_recovery:
             raise SourceUnavailable(
-                "The standby was promoted while this session was starting. A new session looks at its timeline."
+                "The standby was promoted while this session was starting. A new session will check its timeline."
             )
         return in_recovery
 
     async def can_read_rows(self) -> bool:
-        """Return whether :meth:`reader` can read rows, which needs a primary. Raise the same as :meth:`is_standby`."""
+        """Return whether :meth:`reader` can read rows, which needs a primary.
+
+        Raise the same errors as :meth:`is_standby`.
+        """
         return self._options.primary is not None or not await self.is_standby()
 
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL. Raise SourceUnavailable if the server waits for the end of the stream.
 
-        While nobody reads the stream, this is the only sign that it has to end.
+        While nobody reads the stream, only this error shows that the stream has to end.
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
-                "PostgreSQL has ended the stream and waits until its client has read it, so this session ends at once."
+                "PostgreSQL has ended the stream and waits until pgsluice has read it, so this session ends at once."
             )
         return await self._catalog.current_wal_lsn()
 
@@ -166,16 +169,17 @@ class PostgresSource:
         return stream
 
     async def _check_timeline(self, witness: ReplicationConnection) -> None:
-        """Raise SourceUnavailable if a standby is on a new timeline. Nothing of that timeline has been processed then.
+        """Raise SourceUnavailable if a standby is on a new timeline, before changes of that timeline are processed.
 
         A walsender survives the promotion of its server, and of the server that its server follows. After that, it
-        sends data of a timeline that we have not checked: we do not know at which position the timelines separated.
+        sends data of a timeline that we have not checked, because we do not know at which position the timelines
+        separated.
         """
         found = (await witness.identify_system()).timeline
         if found != self._timeline:
             raise SourceUnavailable(
                 f"The standby has gone over from timeline {self._timeline} to {found}: it was promoted, or the server "
-                "that it follows was. A new session looks where the new timeline left the old one."
+                "that it follows was. A new session will check where the new timeline left the old one."
             )
 
     async def _is_streaming(self) -> bool:
@@ -189,7 +193,7 @@ class PostgresSource:
     def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
         """Yield these tables as Relation messages would describe them now, but without their keys.
 
-        Leave out those that are gone.
+        Leave out tables that do not exist any more.
         """
         return self._catalog.published_relations(self._options.publications, tables)
 
@@ -200,26 +204,29 @@ class PostgresSource:
     async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:
         """Return the present layouts of these tables, by oid, without waiting for locks.
 
-        Leave out those that are gone.
+        Leave out tables that do not exist any more.
         """
         return await self._catalog.layouts(oids, self._options.publications)
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         """Return the columns of the present primary key.
 
-        An empty result means that there is no key. None means that the table is gone.
+        An empty result means that there is no key. None means that the table does not exist any more.
         """
         return await self._catalog.primary_key(relation_oid)
 
     async def is_partitioned(self, relation_oid: int) -> bool:
         """Return whether the table has partitions now.
 
-        Return True as well if it is gone, because it may have had some.
+        Also return True if the table does not exist any more, because it may have had partitions.
         """
         return await self._catalog.is_partitioned(relation_oid)
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
-        """Return these types and all types that they consist of. Leave out those that are gone or built in."""
+        """Return these types and all types that they consist of.
+
+        Leave out types that are built in, and types that do not exist any more.
+        """
         return await self._catalog.describe_types(oids)
 
     def reader(self) -> ChunkReader:
@@ -231,7 +238,7 @@ class PostgresSource:
         return ChunkReader(options.primary, options.publications, primary)
 
     async def close(self) -> None:
-        """Close the connections, so that the server frees the slot."""
+        """Close the connections, so that the server releases the slot."""
         await self._catalog.close()
         if self._witness is not None:
             await self._witness.close()

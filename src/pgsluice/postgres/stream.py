@@ -1,7 +1,7 @@
-"""The stream of one slot: it takes batches of frames out of COPY BOTH, and puts status updates into it.
+"""The stream of one slot, which reads batches of frames from COPY BOTH, and writes status updates to it.
 
-The session of ``pipeline`` uses it. Reading and reporting are independent. If nobody reads, the server has to wait, but
-the status timer still tells the server that we live.
+The session of ``pipeline`` uses this module. Reading and reporting are independent. If nobody reads, the server has to
+wait, but it still gets status updates, so it does not end the connection.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -32,28 +32,30 @@ from pgsluice.postgres.async_libpq import ANSWER_TIMEOUT_S, Wire, answered_withi
 from pgsluice.postgres.failures import ServerError
 
 BATCH_MESSAGES = 1024
-"""The number of frames in one read, at most. Decoding and encoding them takes some 10 ms, during which the event loop
-has to wait."""
+"""The maximum number of frames in one read. Decoding and encoding them takes some 10 ms, during which other tasks on
+the event loop have to wait."""
 
 BATCH_BYTES = 1024 * 1024
-"""A batch ends with the frame that reaches this size, so that large rows do not pile up by the thousand."""
+"""A batch ends with the frame that reaches this size, so that it does not contain a thousand large rows."""
 
 BUSY_MESSAGES = 32
-"""A read with this many frames shows a busy stream, of tens of thousands of frames a second."""
+"""A stream counts as busy if a read returns this many frames. It then has tens of thousands of frames per second."""
 
 GATHER_S = 0.001
-"""How long to wait before the next read of a busy stream that has been emptied. Waking up for every few frames would
-cost more than the frames themselves, both here and in the walsender."""
+"""How long to wait before the next read of a busy stream if the last read emptied the socket. Waking up for a few
+frames at a time would cost more than the frames themselves, both here and in the walsender."""
 
 MIN_STATUS_GAP_S = 0.2
-"""The least time between two status updates. A server that shuts down asks 25,000 times a second, and five answers are
-enough."""
+"""The minimum time between two status updates. A server that shuts down requests 25,000 updates per second, but five
+are enough."""
 
 STOP_TIMEOUT_S = 5.0
-"""How long to wait for the server's end of the COPY. The server may first have to send what it is decoding."""
+"""How long to wait until the server ends the COPY. The server may first have to send the changes that it is
+decoding."""
 
-# If consume_input completes no frame, the rest of a TLS record may be inside OpenSSL, where the socket does not show it
-# as readable. libpq reads at least 8 KiB at a time, and a record has at most 16 KiB. So a second call finds the rest.
+# If consume_input completes no frame, OpenSSL may still hold the rest of a TLS record, and then the socket does not
+# become readable. libpq reads at least 8 KiB at a time, and a record has at most 16 KiB. So a second call reads the
+# rest.
 _FRUITLESS_READS = 2
 
 _POSTGRES_EPOCH_S = 946_684_800
@@ -63,14 +65,16 @@ _DEFAULT_WAL_SENDER_TIMEOUT_S = 60.0
 Judge = Callable[[ServerError], Awaitable[Exception]]
 
 Inquiry = Callable[[], Awaitable[bool]]
-"""Asks on another connection whether the server still streams to us. Raises a PgsluiceError if there is no answer."""
+"""A function that asks on another connection whether the server still streams to us. It raises a PgsluiceError if there
+is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The times after which a stream reports, asks for a sign of life, and declares the server dead.
+    """The times after which a stream reports, requests a reply from a silent server, and gives up waiting.
 
-    ``alone_after_s``: when it declares the server dead if there is no answer on another connection either.
+    After ``alone_after_s``, it gives up if the server does not answer on another connection either. After
+    ``give_up_after_s``, it gives up in any case.
     """
 
     status_interval_s: float
@@ -80,12 +84,12 @@ class Timing:
 
     @classmethod
     def of(cls, wal_sender_timeout_s: float, status_interval_s: float) -> "Timing":
-        """Derive the times from the session's wal_sender_timeout. 0 means that it is switched off.
+        """Derive the times from the session's wal_sender_timeout. 0 means that the time-out is switched off.
 
-        The server ends the session if it hears nothing for wal_sender_timeout, so we report three times in that period.
-        We wait much longer before we give up, because a server that decodes a large unpublished transaction can be
-        silent for minutes. If we reconnected, it would begin to decode again. If a host is gone, TCP notices this
-        earlier.
+        The server ends the session if it receives nothing for wal_sender_timeout, so we report three times in that
+        period. We wait much longer before we give up, because a server that decodes a large unpublished transaction can
+        be silent for minutes. If we reconnected, the server would have to decode it again. If the host is down, TCP
+        notices this earlier.
         """
         timeout_s = wal_sender_timeout_s or _DEFAULT_WAL_SENDER_TIMEOUT_S
         return cls(min(status_interval_s, timeout_s / 3), timeout_s, 4 * timeout_s, 20 * timeout_s)
@@ -104,27 +108,27 @@ class ReplicationStream:
         self._reply_due = asyncio.Event()
         self._copy_ended = False
         self.inquire: Inquiry | None = None
-        """The function to call while the server is silent. A broken network may hide that the stream has ended."""
+        """A function to call while the server is silent. A broken network may hide that the stream has ended."""
         self.check_received: Callable[[], Awaitable[None]] | None = None
-        """Called when frames have been received. If it raises an error, the frames are not returned."""
+        """A function to call when frames have been received. If it raises an error, the frames are not returned."""
         self._held: list[XLogData | Keepalive] = []
         self._is_emptied = self._is_busy = False
         self._inquiry: asyncio.Task[None] | None = None
         self.failure: Exception | None = None
-        """Why the stream ended. None while it runs."""
+        """The error that ended the stream. None while the stream runs."""
         self.ended = asyncio.Event()
         self._reporter = asyncio.create_task(self._report_regularly(), name="standby-status")
         self._reporter.add_done_callback(self._on_reporter_done)
 
     async def read(self) -> list[XLogData | Keepalive]:
-        """Return the next frames.
+        """Return the next frames, which are at least one and at most BATCH_MESSAGES.
 
-        There is at least one, at most BATCH_MESSAGES, and none after the frame that reaches BATCH_BYTES.
+        The frame that reaches BATCH_BYTES is the last one.
 
-        Wait only if there is no frame. Cancelling the wait loses nothing. Raise the error that ended the stream after
-        returning the frames before it. The server sends other frames again in the next session.
+        Wait only if there is no frame. If the wait is cancelled, no frame is lost. When all frames before the end of
+        the stream have been returned, raise the error that ended it.
         """
-        # If there is always data, nothing below waits. So give the reporter a turn here.
+        # If there is always data, nothing below waits. So let the reporter run here.
         await asyncio.sleep(GATHER_S if self._is_busy else 0)
         while True:
             self._held = self._held or self._drain()
@@ -151,7 +155,7 @@ class ReplicationStream:
         return not self._copy_ended and self.failure is None
 
     def _drain(self) -> list[XLogData | Keepalive]:
-        """Take the frames that libpq and the socket have, without waiting."""
+        """Return the frames that libpq and the socket have, without waiting."""
         frames: list[XLogData | Keepalive] = []
         if not self._is_open():
             return frames
@@ -168,7 +172,7 @@ class ReplicationStream:
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
             if self.failure is not None:
-                return  # a notice came before this frame, and changes may be missing between the two
+                return  # a notice before this frame has ended the stream, because changes may be missing
             if size > 0:
                 frame = bytes(data)  # a copy, because libpq frees its buffer after the next read
                 if size >= MESSAGE_AT and frame[0] == XLOG_DATA:
@@ -194,7 +198,7 @@ class ReplicationStream:
         take(frame)
 
     async def _learn_why(self) -> None:
-        """Read why the server ended the COPY."""
+        """Read the reason why the server ended the COPY."""
         try:
             with answered_within(self._wire.pgconn, ANSWER_TIMEOUT_S):
                 results = await self._wire.results()
@@ -210,34 +214,37 @@ class ReplicationStream:
         self.fail(failure)
 
     def fail(self, error: Exception) -> None:
-        """End the stream. The current read and all later ones raise ``error``, or the error that came before it."""
+        """End the stream. The current read and all later reads raise ``error``, unless an earlier error ended it."""
         self.failure = self.failure or error
         self.ended.set()
         self._wire.interrupt(error)
 
     async def wait_ended(self) -> None:
-        """Raise the error that ended the stream as soon as it is known, even if nobody reads. Never return."""
+        """Raise the error that ended the stream as soon as it is known, even if nobody reads the stream.
+
+        Never return.
+        """
         await self.ended.wait()
         assert self.failure is not None, "fail() has set it"
         raise self.failure
 
     def report(self, received: int, flushed: int) -> None:
-        """Set the positions for all status updates from now on. They never go back.
+        """Set the positions for all status updates from now on. A position never goes back.
 
-        The slot may forget everything before ``flushed``, because that is durable elsewhere.
+        Everything before ``flushed`` is durable in Kafka, so the slot need not keep it.
         """
         self._received = max(self._received, received, flushed)
         self._flushed = max(self._flushed, flushed)
 
     def ask_position(self) -> None:
-        """Ask the server how far it has come. It answers with a keepalive."""
+        """Ask the server for its position. The server answers with a keepalive."""
         self._send_report(reply_requested=True)
 
     def answer_shutdown(self, wal_end: int) -> None:
         """Let a server shut down, although not everything is flushed. This does not move the slot.
 
-        The server waits until the flush position equals what it has sent. If flush is 0/0, it compares the write
-        position.
+        A server that shuts down waits until our flush position equals the end of the WAL that it has sent. If our flush
+        position is 0/0, it compares our write position instead.
         """
         self._send(wal_end, INVALID_LSN, reply_requested=False)
 
@@ -274,7 +281,7 @@ class ReplicationStream:
             self.fail(error if isinstance(error, Exception) else SourceUnavailable("interrupted"))
 
     def _silence_s(self) -> float:
-        """Return for how long the reader has been waiting. While nobody reads, the server cannot be called silent."""
+        """Return for how long the reader has been waiting. Return 0 while nobody reads."""
         since = self._listening_since
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
@@ -285,14 +292,14 @@ class ReplicationStream:
         pgconn, now = self._wire.pgconn, int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
         try:
             if pgconn.flush():
-                return  # the server does not read earlier messages, so further ones would only pile up
+                return  # the server has not read earlier messages, so further ones would only fill the buffer
             pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
             pgconn.flush()
         except psycopg.OperationalError as error:
             self.fail(failures.connection_lost(error))
 
     async def stop(self) -> None:
-        """End the COPY properly, after a last status update. The connection can then take another command."""
+        """Send a last status update, and end the COPY in order. After that, the connection accepts other commands."""
         await self._end_tasks()
         if not self._is_open():
             return

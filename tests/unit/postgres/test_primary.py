@@ -25,9 +25,9 @@ async def test_the_primary_of_the_same_cluster_on_the_same_timeline() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (("false", "7002", "0000001A"), "belongs to the cluster with system identifier 7002, .* from that with 7001"),
+        (("false", "7002", "0000001A"), "belongs to the cluster with system identifier 7002, .* cluster with 7001"),
         (("true", "7001", None), "is a standby"),
-        (("false", "7001", "0000001B"), "is on timeline 27, and the stream on timeline 26: .* remove the setting"),
+        (("false", "7001", "0000001B"), "is on timeline 27, but the stream is on timeline 26: .* remove snapshot"),
     ],
 )
 async def test_no_other_server(answer: Answer, reason: str) -> None:
