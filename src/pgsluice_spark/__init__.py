@@ -1,7 +1,7 @@
 """PySpark jobs that read pgsluice's topics: the changes of rows with native types, and copies of the tables.
 
-Stands alone: needs PySpark and its Kafka and Avro packages, and shares the wire contract with the daemon,
-but no code. Without PySpark, only ``pgsluice-spark --help`` works.
+The package needs PySpark and its Kafka and Avro packages. It shares the wire contract with the daemon, but no code.
+Without PySpark, only ``pgsluice-spark --help`` works.
 
 ``tests/unit/pgsluice_spark/test_cli.py`` covers it.
 """
@@ -36,7 +36,7 @@ else:
     from pgsluice_spark.errors import WITHOUT_PYSPARK
 
     def __getattr__(name: str) -> object:
-        """Raise ImportError that says how to install PySpark, because all that users import needs it."""
+        """Raise an ImportError that says how to install PySpark, because everything that users import needs it."""
         error = ImportError if name in __all__ else AttributeError
         raise error(f"pgsluice_spark.{name} cannot be imported. {WITHOUT_PYSPARK}", name=name)
 

@@ -1,44 +1,46 @@
-"""An audit: PostgreSQL's tables and a mirror's, compared value by value as of one moment, while both change.
+"""An audit, which compares PostgreSQL's tables with a mirror's, value by value at one moment, while both change.
 
-Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last one in
-its control table. The audit adds those changes after C in the topics that S sees. Both sides then have the same state
-of the database, so any difference between them is an error. Why that is so:
+Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last cut in
+its control table. From the topics, the audit adds those changes after C that S sees. Both sides then have the same
+state of the database, so any difference between them is an error. The reasons are:
 
 *S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Only
-later does the transaction leave the list of running transactions, so that snapshots see it. With a synchronous standby,
-this can take long. So the audit reads C first. Every transaction up to C has then written its commit record. Either all
-later snapshots see it, or it still holds the lock on its own id. The audit looks at these locks (``pg_locks``), and
-takes S when all locks that it found are gone. It does not wait for transactions that cannot be in the middle of their
-commit: those of sessions that are idle in a transaction, and prepared ones while no session runs a COMMIT PREPARED.
-They have not written their commit record yet, so C does not contain them.
+after that, the transaction leaves the list of running transactions, so that snapshots see it. With a synchronous
+standby, this can take long. So the audit reads C first. At that time, every transaction up to C has written its commit
+record. Either all later snapshots see the transaction, or it still holds the lock on its own id. The audit reads these
+locks (``pg_locks``), and takes S when all transactions that it found have released them. It does not wait for
+transactions that cannot be in the middle of their commit. These are the transactions of sessions that are idle in a
+transaction, and prepared transactions while no session runs a COMMIT PREPARED. They have not written their commit
+record yet, so C does not contain them.
 
-*All that S sees is in the topics.* A transaction that S sees wrote its commit record before S was taken. So the record
-is before the WAL position that the audit reads after it has taken S. The audit waits for a cut whose ``end_lsn`` has
-reached this position. It is the insert position. The write position (``pg_current_wal_lsn``) would be too low, because
-snapshots see an asynchronous commit before it is flushed. On an idle server, the insert position may be just after the
-header of a page. The server never reports such a position, so the audit subtracts the header.
+*The topics contain everything that S sees.* A transaction that S sees wrote its commit record before S was taken. So
+the record is before the WAL position that the audit reads after it has taken S. The audit waits for a cut whose
+``end_lsn`` has reached this position. The audit reads the insert position. The write position
+(``pg_current_wal_lsn``) would be too low, because snapshots see an asynchronous commit before it is flushed. On an idle
+server, the insert position may be just after the header of a page. The server never reports such a position, so the
+audit subtracts the header.
 
-*What S sees* is decided by the transaction id in each record, ``xid``. It is the id of the top-level transaction, and
-so are the ids in ``pg_current_snapshot()``, so subtransactions do not matter. The records of a prepared transaction
-have the id under which it was prepared, and S lists this id as running until COMMIT PREPARED has ended. Records have
-the lower 32 bits of an id, and S has all 64. So the audit takes the id that is nearest to S's ``xmax``. This is the
-right one, because PostgreSQL never uses ids at the same time that differ by more than 2^31, and the changes between C
-and S are not older than that.
+*The transaction id in each record, ``xid``, decides whether S sees a change.* It is the id of the top-level
+transaction. The ids in ``pg_current_snapshot()`` also belong to top-level transactions, so subtransactions do not
+matter. The records of a prepared transaction have the id under which it was prepared, and S lists this id as running
+until COMMIT PREPARED has ended. Records have the lower 32 bits of an id, but S has all 64 bits. So the audit uses that
+64-bit id with these lower bits which is nearest to S's ``xmax``. This is correct, because the ids that PostgreSQL uses
+at the same time never differ by more than 2^31, and the changes between C and S are not older than that.
 
-*The changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all
+*Changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all
 earlier transactions that changed this row or a row with its key. These had to end first, because they held the lock of
 the row.
 
-*Rows that were read (``r``) after C are left out.* They belong to no transaction, and for a table that is ``loaded`` at
-C, its changes already say everything. Tables that are not loaded at C, or that become ``stale`` after it, are reported
-as such and not compared.
+*Rows that a load has read (``r``) after C are left out.* They belong to no transaction. For a table that is ``loaded``
+at C, they are not necessary, because all changes after C are in the topics. Tables that are not loaded at C, or that
+become ``stale`` after C, are not compared, and the report gives the reason.
 
-*Nobody truncates or alters the tables meanwhile.* Snapshots do not hide the effects of TRUNCATE and of some forms of
-ALTER TABLE. So the audit locks the tables (ACCESS SHARE, as SELECT does) before it takes S, and keeps the locks until
-it ends. Such statements wait that long.
+*Nobody truncates or alters the tables during the audit.* Snapshots do not hide the effects of TRUNCATE and of some
+forms of ALTER TABLE. So the audit locks the tables (ACCESS SHARE, as SELECT does) before it takes S, and keeps the
+locks until it ends. Such statements have to wait until then.
 
-*One snapshot for all.* S is exported, and every session in which Spark reads begins by importing it
-(``sessionInitStatement``). It is a snapshot of the primary: on a standby, snapshots list no running transactions.
+*All sessions read at the same snapshot.* S is exported, and every session in which Spark reads begins by importing it
+(``sessionInitStatement``). S is a snapshot of the primary, because snapshots on a standby list no running transactions.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT
 https://spark.apache.org/docs/latest/sql-data-sources-jdbc.html
@@ -75,7 +77,7 @@ _PARALLELISM: Final = 4
 """How many tables are compared at the same time."""
 
 _UNFINISHED: Final[Mapping[str, str]] = {
-    "unloaded": "no load of it has begun since the mirror began",
+    "unloaded": "no load of the table has begun since the mirror began",
     "loading": "its rows are being read",
     "partial": "the mirror lacks some of its rows or changes",
     "stale": "it was altered, and has values that were not sent",
@@ -86,7 +88,7 @@ _UNFINISHED: Final[Mapping[str, str]] = {
 def run(
     origin: Origin, target: Target, postgres: str, tables: Sequence[str], *, differences: int, wait_s: float
 ) -> AuditReport:
-    """Compare the tables of a mirror with PostgreSQL's; see :meth:`.Pipeline.audit`."""
+    """Compare the tables of a mirror with PostgreSQL's tables. See :meth:`.Pipeline.audit`."""
     begin, spark = time.monotonic(), origin.spark
     entry = _last_entry(spark, target)
     found = {name: table.state.status for name, table in entry.tables.items() if is_chosen(name, tables)}
@@ -120,7 +122,7 @@ def _last_entry(spark: SparkSession, target: Target) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The cuts after the mirror's, and the topics of the pipeline."""
+    """The cuts after the mirror's last cut, and the topics of tables that cut records name."""
 
     cuts: Sequence[Cut]
     topics: Sequence[str]
@@ -141,14 +143,14 @@ class _Cuts:
             if time.monotonic() > end:
                 raise PipelineError(
                     f"the stream has not reached PostgreSQL's present position within {wait_s:g} s. Nothing was "
-                    "compared. See whether pgsluice runs and how far it is behind (`pgsluice-spark lag`), or give a "
+                    "compared. Check whether pgsluice runs and how far it is behind (pgsluice_lag_seconds), or give a "
                     "longer wait"
                 )
             time.sleep(_POLL_S)
             cuts = self._following_cuts()
         if any(cut.epoch != self.entry.epoch for cut in cuts):
             raise PipelineError(
-                "a new epoch has begun behind the mirror's last cut. Nothing was compared. Repeat the audit when the "
+                "a new epoch has begun after the mirror's last cut. Nothing was compared. Repeat the audit when the "
                 "mirror has the new epoch"
             )
         return _Tail(cuts, self.origin.topics_of_tables(self.entry.offset))
@@ -159,7 +161,7 @@ class _Cuts:
 
 @dataclass(frozen=True)
 class _Job:
-    """Compares tables, each on a thread of its own."""
+    """Compares tables. Several threads use it at the same time."""
 
     origin: Origin
     snapshot: Snapshot
@@ -168,9 +170,9 @@ class _Job:
     tail: _Tail
     differences: int
     schemas: Mapping[str, tuple[str, tuple[SchemaVersion, ...]]] = field(init=False)
-    """Topic and schemas of each table."""
+    """The topic and the schemas of each table."""
     lacking: set[str] = field(init=False)
-    """The tables of which changes after the mirror's cut are dead letters."""
+    """The tables that have dead letters in place of changes after the mirror's cut."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemas", self._schemas())
@@ -184,7 +186,7 @@ class _Job:
         return found
 
     def report(self, table: str, side: SourceTable | None) -> TableReport:
-        """Compare a table, or say why it cannot be compared."""
+        """Compare a table, and return the result, or the reason why the table cannot be compared."""
         status = self._status(table)
         if status != LOADED:
             return TableReport(table, status, _UNFINISHED[status])
@@ -198,7 +200,7 @@ class _Job:
         return compared(table, rows, key, Columns.of(columns_of(self._newest(table)), rows, side), self.differences)
 
     def _report_of_empty(self, table: str, side: SourceTable) -> TableReport:
-        """Compare a table without a topic. It has had no change, so it is empty unless the mirror has rows of it."""
+        """Compare a table without a topic. Such a table has had no change, so both sides should be empty."""
         if table in self.view:
             return TableReport(table, REFUSED, "no cut record names its topic, so its columns are not known")
         names = {f"c{number}": name for number, (name, _, _) in enumerate(side.columns)}
@@ -216,7 +218,7 @@ class _Job:
         return [one for one in versions if one.subject == f"{topic}-value" and table_of(one) == table][-1]
 
     def _mirror(self, table: str) -> tuple[DataFrame, Sequence[str]]:
-        """Return the rows that the mirror has as of the snapshot, and the columns of their key."""
+        """Return the mirror's rows in their state at the snapshot, and the columns of their key."""
         topic, versions = self.schemas[table]
         reading = topic_reading(versions, topic, table)
         reading.check_names(self.origin.spark)

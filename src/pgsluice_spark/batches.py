@@ -1,4 +1,4 @@
-"""Divides a batch into pieces: whole cuts with a limited number of events, and the offsets of their records.
+"""Divides a batch into pieces, which are whole cuts with a limited number of events, and finds their records' offsets.
 
 Used by :mod:`.query`. Pure.
 """
@@ -9,7 +9,7 @@ from pgsluice_spark.cuts import Cut, Ranges
 
 
 def pieces(cuts: Iterable[Cut], max_events: int) -> Iterator[list[Cut]]:
-    """Yield ``cuts`` in pieces of one epoch and of at most ``max_events``. A larger cut is a piece of its own."""
+    """Yield ``cuts`` in pieces of one epoch and of at most ``max_events``. A larger cut is a separate piece."""
     piece: list[Cut] = []
     events = 0
     for cut in cuts:
@@ -39,10 +39,10 @@ def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]
 
 
 def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
-    """Return the offsets of a topic's records of these cuts. Adjacent ranges become one.
+    """Return the offsets of the records that these cuts have in a topic. Adjacent ranges become one.
 
-    A range is what its cut record says. It is not extended to the end of the range before it, because there may be
-    records between the two that belong to no cut.
+    A range has exactly the offsets in its cut record. It is not extended to the end of the previous range, because
+    there may be records between the two ranges that belong to no cut.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for cut in cuts:

@@ -34,14 +34,14 @@ class TopicNow:
 
 @dataclass(frozen=True, slots=True)
 class Brokers:
-    """The brokers of a pipeline. ``options``: those of Spark's Kafka source."""
+    """The brokers of a pipeline. ``options`` are the options of Spark's Kafka source."""
 
     spark: SparkSession
     bootstrap_servers: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return Kafka's own id of each topic. Raise TopicMissing if a topic does not exist."""
+        """Return Kafka's id of each topic. Raise TopicMissing if a topic does not exist."""
         with self._admin() as admin:
             found = _answer(lambda: admin.describeTopics(self._list(topics)).allTopicNames().get(), topics)
             return {topic: found.get(topic).topicId().toString() for topic in topics}
@@ -60,7 +60,7 @@ class Brokers:
         return self._offsets({(topic, 0)}, is_end=True)[topic, 0]
 
     def settings(self, topics: Collection[str], names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Return the values that settings with these names have for topics."""
+        """Return the values of the settings with these ``names``, by topic."""
         resource = self._jvm.org.apache.kafka.common.config.ConfigResource
         request = self._list([resource(self._topic_type, topic) for topic in topics])
         with self._admin() as admin:
@@ -115,7 +115,7 @@ def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: AN
         named = ", ".join(sorted(topics))
         if cause.getClass().getSimpleName() == _MISSING:
             raise TopicMissing(
-                f"one of these topics does not exist: {named}. Nothing was read. Check the prefix of the pipeline; if "
+                f"one of these topics does not exist: {named}. Nothing was read. Check the prefix of the pipeline. If "
                 "the topic was deleted, see pgsluice's runbook (docs/runbook.md)"
             ) from None
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""Keeps all changes of a table. The changes of a batch are appended in one commit.
+"""Keeps all changes of a table. The changes of a piece of a batch are appended in one commit.
 
 Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once.
 :func:`.latest` accepts them.
@@ -16,11 +16,11 @@ from pgsluice_spark.targets import Commit, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 _IS_FIRST: str = "op != 't' OR partition = 0"
-"""A truncate has a record in every partition."""
+"""The condition for the changes to keep. A truncate has a record in every partition, of which one is kept."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
-    """Read the changes of a piece, and return the work to count and to commit."""
+    """Read the changes of ``work``. Return their counts and the function that commits them."""
     loads = intervals(work.state, work.marks)
     changes = located(work.events.where(_IS_FIRST), work.repeated).localCheckpoint()
     rows = [count_of(load).alias(f"load_{n}") for n, load in enumerate(loads)]

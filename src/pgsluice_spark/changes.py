@@ -1,6 +1,7 @@
 """Reads the row changes of one table from its Kafka topic, as a DataFrame with native types.
 
-Jobs begin with it. It reads only records of committed cuts, and decodes each with the schema that wrote it.
+Users' jobs begin with this function. It reads only records of committed cuts, and decodes each record with the schema
+that wrote it.
 """
 
 from collections.abc import Mapping
@@ -26,14 +27,14 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
     """Return the changes in ``topic``, as a stream or (``streaming=False``) as a batch.
 
     The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's ``topic``,
-    ``partition``, ``offset`` and ``timestamp``. ``fields`` names the fields of the row in the schema that wrote the
-    record. All others are null because they did not exist.
+    ``partition``, ``offset`` and ``timestamp``. ``fields`` has the names of the row's fields in the schema that wrote
+    the record. All other fields are null, because they did not exist.
 
-    The schemas are those that ``registry`` has when this is called. A record with a later schema ends the query with an
-    error that names this schema. To continue, call this function again and start from the same checkpoint.
+    The function uses the schemas that ``registry`` has when it is called. A record with a later schema ends the query
+    with an error that names this schema. To continue, call the function again and start from the same checkpoint.
 
-    ``table``: return only the changes of this table, if several tables share the topic. Its form is that of the
-    schemas' namespace, such as ``public.orders``.
+    With ``table``, return only the changes of this table, if several tables share the topic. The name has the form of
+    the schemas' namespace, such as ``public.orders``.
     """
     versions = tuple(registry.versions((f"{topic}-value", f"{topic}-key")))
     reading = topic_reading(versions, topic, table)

@@ -1,4 +1,4 @@
-"""``pgsluice-spark``: runs mirrors, change logs, views and audits from the shell, with the settings of a TOML file.
+"""``pgsluice-spark``, which runs mirrors, change logs, views and audits from the shell, with settings in a TOML file.
 
 ``--help`` works without PySpark. So this module imports :mod:`.commands`, which needs PySpark, only to run a command.
 """

@@ -1,6 +1,6 @@
-"""Carries out the commands of ``pgsluice-spark``, with the settings of a TOML file. Used by :mod:`.cli`.
+"""Carries out the commands of ``pgsluice-spark``, with the settings in a TOML file. Used by :mod:`.cli`.
 
-Exit codes are those of the daemon where they apply (docs/runbook.md).
+The exit codes have the same meaning as those of the daemon (docs/runbook.md).
 
 ``tests/unit/pgsluice_spark/test_cli.py`` and ``tests/spark/test_cli.py`` cover it.
 """
@@ -46,7 +46,7 @@ _SESSION: Final[Mapping[str, str]] = {"spark.ui.showConsoleProgress": "false"}
 _OLDER_SOURCE: Final = {
     "spark.sql.streaming.disabledV2MicroBatchReaders": "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 }
-"""What Spark 4.1.0 and 4.1.1 need because of SPARK-55271."""
+"""The setting that Spark 4.1.0 and 4.1.1 need because of SPARK-55271."""
 
 Command = Callable[[Config, Pipeline, argparse.Namespace], int]
 
@@ -95,13 +95,16 @@ def _session(config: Config) -> SparkSession:
 
 
 def _settings(config: Config) -> dict[str, str]:
-    """Return the settings of Spark: those of the file, and defaults for the others."""
+    """Return the settings of Spark: those in the file, and defaults for settings that the file does not have."""
     older = _OLDER_SOURCE if is_old_source_needed(pyspark.__version__) else {}
     return {**_SESSION, **_target_settings(config), **older, **jar_settings(config.spark), **config.spark}
 
 
 def _target_settings(config: Config) -> Mapping[str, str]:
-    """Return the settings that the session needs for the target. The file says where Iceberg's catalog is."""
+    """Return the settings that the session needs for the target.
+
+    For Iceberg, the file has the other settings of the catalog, such as its location.
+    """
     catalog = config.find("target.catalog")
     return SETTINGS if catalog is None else {f"spark.sql.catalog.{catalog}": CATALOG_CLASS}
 
@@ -201,7 +204,7 @@ def _dsn(config: Config) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a value as a connection string of libpq quotes it."""
+    """Return a value, quoted for a connection string of libpq."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

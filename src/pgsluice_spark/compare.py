@@ -1,6 +1,7 @@
-"""Compares a table of PostgreSQL with the mirror's, and finds the rows and values that differ.
+"""Compares a table of PostgreSQL with its copy in the mirror, and finds the rows and values that differ.
 
-Used by :mod:`.audit`. Tables with a key are joined by their key. For a table without one, equal rows are counted.
+Used by :mod:`.audit`. A table with a key is joined with its copy by the key. For a table without a key, the numbers of
+equal rows are compared.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -24,7 +25,7 @@ _KINDS: Final = ("value", "missing", "extra")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a table on both sides, and those that are not compared, with the reason."""
+    """The columns of a table on both sides, and the columns that are not compared, each with the reason."""
 
     side: SourceTable
     pairs: Sequence[Pair]
@@ -32,7 +33,7 @@ class Columns:
 
     @classmethod
     def of(cls, names: Mapping[str, str], rows: DataFrame, side: SourceTable) -> "Columns":
-        """Return the columns. ``names``: PostgreSQL's name for each field in the topic's newest schema."""
+        """Return the columns. ``names`` has PostgreSQL's name for each field in the topic's newest schema."""
         kinds = {field.name.lower(): field.dataType for field in rows.schema}
         known = {name: (kind, category) for name, kind, category in side.columns}
         pairs = [
@@ -56,7 +57,7 @@ class Columns:
         return self.side.read(rows.sparkSession, selected)
 
     def mirror(self, rows: DataFrame) -> DataFrame:
-        """Return the mirror's rows with all columns. Columns that it does not have yet are null."""
+        """Return the mirror's rows with all columns. Columns that the mirror does not have yet are null."""
         have = {name.lower() for name in rows.columns}
         lacking = {pair.field: F.lit(None).cast("string") for pair in self.pairs if pair.field.lower() not in have}
         return rows.withColumns(lacking) if lacking else rows
@@ -65,7 +66,8 @@ class Columns:
 def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, differences: int) -> TableReport:
     """Compare a table.
 
-    ``rows`` are the mirror's, and ``key`` has the fields of its key. At most ``differences`` rows are named.
+    ``rows`` are the rows of the mirror, and ``key`` has the fields of the key. The report names at most
+    ``differences`` rows that differ.
     """
     begin = time.monotonic()
     keyed = [pair for pair in columns.pairs if pair.field in key]
@@ -91,7 +93,7 @@ def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, 
 
 
 def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFrame:
-    """Return all rows of a table with a key. Each has the sides that contain it, and the values that differ."""
+    """Return all rows of a table with a key, each with the sides that contain it, and the values that differ."""
     ours = columns.source(rows).withColumns({"pkey": _numbered(keyed, Pair.key), "in_postgres": F.lit(1)})
     theirs = columns.mirror(rows).select(F.struct("*").alias("m"), _numbered(keyed, Pair.mirrored_key).alias("mkey"))
     both = ours.join(theirs.withColumn("in_mirror", F.lit(1)), F.col("pkey") == F.col("mkey"), "full_outer")
@@ -112,7 +114,7 @@ def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFra
 
 
 def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
-    """Return the distinct rows of a table without a key, and how many of each there are on each side."""
+    """Return the distinct rows of a table without a key, each with its number on both sides."""
     pairs = columns.compared
     text = _numbered(pairs, lambda pair: _cell(pair.value(), pair.text(), pair))
     ours = columns.source(rows).select(

@@ -1,6 +1,6 @@
-"""Reads the TOML file of ``pgsluice-spark``. For a mistake in it, it raises an error that names the file and the key.
+"""Reads the TOML file of ``pgsluice-spark``. If the file has a mistake, the error names the file and the key.
 
-Used by :mod:`.cli`. It does nothing but read this file and the files that it names.
+Used by :mod:`.commands`. This module only reads this file and the files that it names.
 """
 
 import tomllib
@@ -42,25 +42,25 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The content of the file. ``get`` returns the value of a key that a command needs."""
+    """The content of the file."""
 
     file: str
     values: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
     def get(self, key: str) -> Any:  # noqa: ANN401 - of the type that _KEYS says
-        """Return a value. Raise ConfigError if the file does not have it."""
+        """Return the value of a key that a command needs. Raise ConfigError if the file does not have the key."""
         found = self.find(key)
         if found is None:
-            raise ConfigError(f"{self.file}: {key} is missing, which this command needs. Add it")
+            raise ConfigError(f"{self.file}: {key} is missing, but this command needs it. Add it")
         return found
 
     def find(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as above
-        """Return a value, or ``default``."""
+        """Return the value of a key, or ``default`` if the file does not have the key."""
         table, _, name = key.partition(".")
         return self.values.get(table, {}).get(name, default)
 
     def secret(self, key: str) -> str | None:
-        """Return the content of the file that a key names."""
+        """Return the content of the file that the value of a key names, or None if the key is not set."""
         path = self.find(key)
         if path is None:
             return None
@@ -114,7 +114,7 @@ def _check_target(config: Config) -> None:
         )
     kind = config.find("target.format", DELTA)
     if kind not in (DELTA, PARQUET) or not (is_set["path"] or config.find("target.format") is None):
-        raise ConfigError(f"{config.file}: target.format is {DELTA} or {PARQUET}, and belongs to a path")
+        raise ConfigError(f"{config.file}: target.format must be {DELTA} or {PARQUET}, and needs target.path")
 
 
 def _check_table(path: str, name: str, table: object) -> None:

@@ -1,7 +1,7 @@
-"""The control table of a target: which commits of its tables make up one state of the database.
+"""The control table of a target, which says which commits of its tables belong to one state of the database.
 
-A row is added when all tables have everything up to the end of a cut. :func:`consistent_view` reads the tables as
-of one row, so nobody sees a part of a transaction.
+A row is added when all tables have all changes up to the end of a cut. :func:`consistent_view` reads the tables at the
+commits of one row, so a reader never sees a part of a transaction.
 
 ``tests/spark/test_mirror.py`` covers it.
 """
@@ -21,7 +21,7 @@ from pgsluice_spark.targets import Commit, Target, TargetTable
 NAME: Final = "_pgsluice_cuts"
 
 _MAINTAINED: Final = "pgsluice.maintained"
-"""The property of the control table that says when the target was maintained."""
+"""The property of the control table with the time of the last maintenance."""
 
 _SCHEMA: Final = (
     "cut long, epoch int, end_lsn long, ts_us long, offset long, topic_id string, "
@@ -31,7 +31,7 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One table in the control table: the number of its commit (None before the first commit), and its state."""
+    """The entry of one table: the number of its commit (None before the first commit), and its state."""
 
     version: int | None
     state: TableState
@@ -53,8 +53,8 @@ class Entry:
 class View(Mapping[str, DataFrame]):
     """All tables of a target, in their state at one cut.
 
-    ``view["public.orders"]`` is a DataFrame. ``status`` says for each table whether it is ``loaded``, or else what is
-    missing. A table that is loaded equals PostgreSQL's at this cut. ``unfinished`` names the tables that are not
+    ``view["public.orders"]`` is a DataFrame. ``status`` has the status of each table. A table that is ``loaded`` equals
+    PostgreSQL's table at this cut. Any other status says what is missing. ``unfinished`` names the tables that are not
     loaded.
     """
 
@@ -67,7 +67,7 @@ class View(Mapping[str, DataFrame]):
 
     @property
     def unfinished(self) -> list[str]:
-        """The tables that do not equal PostgreSQL's."""
+        """The tables that do not equal PostgreSQL's tables."""
         return sorted(name for name, status in self.status.items() if status != LOADED)
 
     @property
@@ -86,10 +86,10 @@ class View(Mapping[str, DataFrame]):
 
 
 def consistent_view(spark: SparkSession, target: Target, at: int | str | datetime | None = None) -> View:
-    """Return all tables of a mirror as of the end of one cut.
+    """Return all tables of a mirror in their state at the end of one cut.
 
-    ``at``: None for the last one, the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone). The view
-    shows the last state that is not after it. Raise NoSuchView if there is none.
+    ``at`` is the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone). The view shows the last state
+    that is not after ``at``, or the last state of all if ``at`` is None. Raise NoSuchView if there is no such state.
     """
     control = ControlTable(target.table(spark, NAME))
     entry = control.last(_condition(at))
@@ -101,16 +101,16 @@ def consistent_view(spark: SparkSession, target: Target, at: int | str | datetim
 def _no_state(target: Target, control: "ControlTable", at: int | str | datetime | None) -> str:
     first = control.first()
     if first is None:
-        reason = "Nothing was mirrored to it until then"
+        reason = "No state has been written to it yet"
     else:
         time = "no time" if first.ts_us is None else datetime.fromtimestamp(first.ts_us / 1e6, UTC).isoformat()
         reason = (
-            f"The oldest state that can be read is cut {first.cut} ({time}). Earlier ones were not mirrored, or "
-            "maintenance has deleted them. Ask for a later one"
+            f"The oldest state that can be read is cut {first.cut} ({time}). Earlier states were not mirrored, or "
+            "maintenance has deleted them. Request a later state"
         )
     return (
         f"{target.place} has no state of the database{'' if at is None else f' as of {at} or before'}. {reason}. The "
-        f"states that there are stand in the table {control.sql}"
+        f"existing states are listed in the table {control.sql}"
     )
 
 
@@ -126,7 +126,7 @@ def _lsn(text: str) -> int:
     """Return an LSN as a number. Raise ValueError if the text is not an LSN."""
     high, separator, low = text.partition("/")
     if not separator:
-        raise ValueError(f"{text!r} is no LSN such as 0/16B3748")
+        raise ValueError(f"{text!r} is not an LSN such as 0/16B3748")
     return (int(high, 16) << 32) + int(low, 16)
 
 
@@ -138,23 +138,23 @@ class ControlTable:
 
     @property
     def sql(self) -> str:
-        """Its name in SQL."""
+        """The table's name in SQL."""
         return self.table.sql
 
     def last(self, condition: str = "true") -> Entry | None:
-        """Return the last row that fulfils a condition."""
+        """Return the last row for which ``condition`` is true, or None if there is none."""
         if not self.table.exists:
             return None
         rows = self.table.read().where(condition).orderBy(F.desc("offset")).limit(1).collect()
         return _entry(rows[0]) if rows else None
 
     def first(self) -> Entry | None:
-        """Return the first row."""
+        """Return the first row, or None if there is none."""
         rows = self.table.read().orderBy("offset").limit(1).collect() if self.table.exists else []
         return _entry(rows[0]) if rows else None
 
     def forget(self, before: float) -> None:
-        """Delete all rows before the one that was valid at a moment, in seconds since 1970. That row remains."""
+        """Delete all rows older than the last row at or before the time ``before``, in seconds since 1970."""
         rows = self.table.read().where(f"ts_us <= {int(before * 1e6)}")
         found = rows.agg(F.max("offset")).collect()[0][0]
         if found is not None and self.table.read().where(f"offset < {found}").head() is not None:
@@ -176,7 +176,7 @@ class ControlTable:
         self.table.set_property(_MAINTAINED, str(at))
 
     def add(self, entry: Entry) -> None:
-        """Add a row, once."""
+        """Add a row, unless the table has it already."""
         tables = {
             name: (one.version, one.state.status == LOADED, one.state.status, one.state.to_json())
             for name, one in entry.tables.items()

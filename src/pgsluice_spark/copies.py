@@ -36,16 +36,19 @@ class Copies:
     def __init__(
         self, origin: Origin, target: Target, patterns: Sequence[str], prepare: Prepare, *, keeps_all: bool = False
     ) -> None:
-        """Choose the tables. ``keeps_all``: rows that the end of a load makes obsolete remain, as in change logs."""
+        """Choose the tables by ``patterns``.
+
+        With ``keeps_all``, rows that the end of a load makes obsolete are kept, as in change logs.
+        """
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
         self._spark = origin.spark
         self._idle: deque[SparkSession] = deque()
-        """Sessions that no thread uses at present. Creating one takes a while, so they are kept for later threads."""
+        """Sessions that no thread uses at present. They are kept for later threads, because creating one takes time."""
         self.control = ControlTable(target.table(_session(origin.spark, target), CONTROL))
         self._tables: dict[str, TableEntry] = {}
         self._checked: set[str] = set()
-        """The tables for which the target has been asked."""
+        """The tables whose last commit was read from the target."""
         self.app = ""
         self.entry: Entry | None = None
         """The last row of the control table."""
@@ -62,9 +65,9 @@ class Copies:
         if known != app:
             raise TopicRecreated(
                 f"{self._target.place} was filled from another topic {self._transactions} (id {known}, now {app}): "
-                "it was deleted and created again, or this is another pipeline. Its offsets mean something else now. "
-                "Nothing was applied. Begin a new target with a new checkpoint, and load its tables with `pgsluice "
-                "snapshot start`"
+                "the topic was deleted and created again, or this is another pipeline. So the offsets in the target "
+                "are not valid for this topic. Nothing was applied. Begin a new target with a new checkpoint, and load "
+                "its tables with `pgsluice snapshot start`"
             )
 
     def is_chosen(self, table: str) -> bool:
@@ -72,9 +75,9 @@ class Copies:
         return is_chosen(table, self._patterns)
 
     def applied(self, spark: SparkSession, table: str) -> int:
-        """Return the offset of the last cut record that a table contains.
+        """Return the offset of the last cut record whose changes a table contains.
 
-        After a crash, the control table may not know it.
+        After a crash, the table may have more cuts than the control table says.
         """
         offset = -1 if self.entry is None else self.entry.offset
         if table not in self._checked:
@@ -112,9 +115,9 @@ class Copies:
         return self._tables[table].version if table in self._tables else None
 
     def finish(self, cuts: Sequence[Cut], incomplete: Iterable[str]) -> None:
-        """Follow the marks of tables that had no changes, then write the control table.
+        """Apply the marks of tables that had no changes, then add a row to the control table.
 
-        ``incomplete``: tables that lack changes of these cuts.
+        ``incomplete`` names the tables that lack changes of these cuts.
         """
         self._follow_marks(cuts)
         for table in filter(self.is_chosen, incomplete):
@@ -145,7 +148,7 @@ class Copies:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """Lend a session that no other thread uses in the meantime."""
+        """Yield a session that no other thread uses meanwhile."""
         try:
             spark = self._idle.pop()
         except IndexError:
@@ -157,7 +160,7 @@ class Copies:
 
 
 def _session(spark: SparkSession, target: Target) -> SparkSession:
-    """Return a session of its own with the settings of ``spark`` and those that the target needs."""
+    """Return a new session with the settings of ``spark`` and those that the target needs."""
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if spark.conf.isModifiable(name):

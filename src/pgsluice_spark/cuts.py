@@ -1,6 +1,6 @@
-"""Cut records: which records of which topics belong to whole transactions.
+"""Cut records, which say which records of which topics belong to whole transactions.
 
-Used by :mod:`.batches` and :mod:`.query`. Pure but for :func:`cut_reading` and :func:`decoded_cuts`.
+Used by :mod:`.batches` and :mod:`.query`. Pure, except for :func:`cut_reading` and :func:`decoded_cuts`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from pgsluice_spark.schema import Reading, SchemaError, record_reading
 
 
 class Position(NamedTuple):
-    """The order of events and marks."""
+    """The position of an event or a mark. Positions can be compared."""
 
     epoch: int
     lsn: int
@@ -26,10 +26,10 @@ class Position(NamedTuple):
 
 
 _AS_JAVA: Final = str.maketrans("+/", "-_")
-"""librdkafka writes the ids of topics with other characters than Kafka's Java client, which we use here."""
+"""The translation of a topic's id from librdkafka's characters to those of Kafka's Java client, which we use here."""
 
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
-"""For each partition of a topic: the first offset and the end offset of each range, in order."""
+"""Ranges of offsets by partition. Each range has a first offset and an end offset, and the ranges are in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TopicCut:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far the rows of a table have been read."""
+    """A mark, which says how far a load has read the rows of a table."""
 
     table: str
     id: str
@@ -56,7 +56,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A whole cut record, or one part of it. ``offset`` is that of the last part. ``ts_us`` counts from 1970."""
+    """A whole cut record, or one part of it.
+
+    ``offset`` is the offset of the last part. ``ts_us`` is in microseconds since 1970.
+    """
 
     number: int
     epoch: int
@@ -70,12 +73,12 @@ class Cut:
 
     @property
     def events(self) -> int:
-        """Return the number of its events, including messages and dead letters."""
+        """Return the number of events in the cut, including messages and dead letters."""
         return sum(sum(use.counts.values()) for use in self.topics.values())
 
 
 def cut_reading(registry: Registry, topic: str) -> Reading:
-    """Return how the cut records of ``topic`` are read; SchemaError if the registry does not know them."""
+    """Return how the cut records of ``topic`` are read. Raise SchemaError if the registry has no schema for them."""
     versions = registry.versions((f"{topic}-value",))
     if not versions:
         raise SchemaError(
@@ -129,7 +132,7 @@ def _mark(row: Any) -> Mark:  # noqa: ANN401 - as above
 
 
 def joined(parts: Iterable[Cut]) -> list[Cut]:
-    """Return the whole cuts among ``parts``. A cut whose last part is missing is left to the batch with that part."""
+    """Return the whole cuts among ``parts``. A cut whose last part is missing belongs to a later batch."""
     cuts: list[Cut] = []
     found: list[Cut] = []
     for part in parts:
@@ -150,9 +153,9 @@ def marks_of(cuts: Iterable[Cut], table: str) -> list[Mark]:
 
 
 def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
-    """Return the cuts without repetitions.
+    """Return the last cut with each number.
 
-    In the mode at least once, a number may come again. The later cut then contains the earlier one.
+    In the mode at least once, there may be several cuts with one number. The last of them contains the others.
     """
     counting: list[Cut] = []
     for cut in cuts:
@@ -163,13 +166,13 @@ def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
 
 
 def check_order(cuts: Sequence[Cut], applied: int | None, topic: str) -> None:
-    """Raise RetentionGap if cut records are missing; ``applied`` is the number of the last cut before these."""
+    """Raise RetentionGap if cut records are missing. ``applied`` is the number of the last cut before ``cuts``."""
     for cut in cuts:
         if applied is not None and cut.number > applied + 1:
             raise RetentionGap(
-                f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, and "
-                "nobody knows which changes they had, so the tables cannot be followed any further. Begin a new "
+                f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, so it "
+                "is not known which changes are missing, and the tables cannot be followed any further. Begin a new "
                 "target with a new checkpoint, and load its tables with `pgsluice snapshot start`. Let the topic keep "
-                "its records for longer than this query is ever down."
+                "its records for longer than this query may be stopped."
             )
         applied = cut.number

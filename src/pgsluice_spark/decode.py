@@ -1,8 +1,8 @@
 """Spark expressions that decode a framed key or value with the schema that wrote it.
 
-Used by :mod:`.changes`. The schema id of a record is replaced by the number of a branch of a union, so Avro itself
-picks the writer's schema. One ``from_avro`` then decodes the records of all versions, and the query plan does not grow
-with their number. An unknown id raises an error. No record is decoded with a guessed schema.
+Used by :mod:`.reading`. The expressions replace the schema id of a record by the number of a branch of a union, so that
+Avro itself chooses the writer's schema. One ``from_avro`` then decodes the records of all versions, and the query plan
+does not grow with the number of versions. An unknown id raises an error, so no record is decoded with a guessed schema.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 https://avro.apache.org/docs/1.12.0/specification/#unions-1
@@ -39,7 +39,7 @@ def decoded(part: Part, reading: Reading) -> Column:
 
 
 def fields(reading: Reading) -> Column:
-    """Return the names of the row's fields in the schema of a value, or null where the value is null."""
+    """Return the names of the row's fields in the schema that wrote a value, or null where the value is null."""
     names = {i: F.array(*map(F.lit, names)).cast("array<string>") for i, names in reading.fields.items()}
     return F.try_element_at(_map(names), _header("value"))
 
@@ -59,7 +59,7 @@ def _header(part: Part) -> Column:
 
 
 def _map(entries: dict[int, Column]) -> Column:
-    """Return a map from the first bytes of a framed record, which contain the schema id, to a value for this id."""
+    """Return a map from the first bytes of a framed record, which contain the schema id, to the entry of this id."""
     framed = {_framing(identifier): value for identifier, value in entries.items()}
     return F.create_map(*(item for header, value in framed.items() for item in (F.lit(header), value)))
 
@@ -69,7 +69,7 @@ def _framing(identifier: int) -> bytes:
 
 
 def _varint(branch: int) -> bytes:
-    """Return how Avro writes the number of a branch: zigzag, seven bits a byte, lowest first."""
+    """Return the number of a branch in Avro's encoding: zigzag, with seven bits per byte, the lowest bits first."""
     rest, encoded = branch << 1, bytearray()
     while rest > 0x7F:  # noqa: PLR2004 - seven bits
         encoded.append(rest & 0x7F | 0x80)
@@ -87,7 +87,7 @@ def _refusal(part: Part) -> Column:
     )
     unknown = F.format_string(
         "has schema id %s, which was not known when this query was planned. Restart the query from its "
-        "checkpoint: it reads the schemas again and goes on with this record. If the error comes back, "
+        "checkpoint: it reads the schemas again and continues with this record. If the error comes back, "
         f"subject %s-{part} of the schema registry lacks this id.",
         F.conv(F.hex(F.substring(data, 2, 4)), 16, 10),
         "topic",

@@ -1,4 +1,4 @@
-"""Delta tables as targets: one directory for each table, one commit for each batch.
+"""Delta tables as targets, with one directory for each table and one commit for each piece of a batch.
 
 A commit has an application id and a version. Delta skips a commit whose version the table already has.
 
@@ -43,7 +43,7 @@ _OURS: Final = "pgsluice"
 """The name in a commit's metadata that marks our own commits."""
 
 _ALWAYS: Final = {"spark.databricks.delta.skipRecordingEmptyCommits": "false"}
-"""Lets Delta record a commit that changes no row, because a commit also says which cuts the table has."""
+"""Makes Delta record even a commit that changes no row, because a commit also says which cuts the table has."""
 
 _MAINTENANCE: Final = frozenset(
     (
@@ -60,7 +60,7 @@ _MAINTENANCE: Final = frozenset(
         "VACUUM START",
     )
 )
-"""Operations that leave the rows as they are."""
+"""The operations of Delta that do not change rows."""
 
 _VACUUM: Final[Mapping[str, str]] = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
@@ -69,39 +69,40 @@ _VACUUM: Final[Mapping[str, str]] = {
 }
 """Settings for VACUUM.
 
-We know which files are needed, and commits of VACUUM itself would only fill the history. Our tables are single
-directories, and Spark would list each with ten thousand tasks, which takes minutes.
+Delta's check of the retention is off, because we know which files are needed. VACUUM is not logged, because its commits
+would only fill the history. The parallelism is low, because each of our tables is a single directory, and Spark would
+list it with ten thousand tasks, which takes minutes.
 """
 
 _RETENTION_S: Final[Mapping[str, int]] = {
     "delta.deletedFileRetentionDuration": 7 * 86_400,
     "delta.logRetentionDuration": 30 * 86_400,
 }
-"""Properties that say how long Delta's log keeps the list of an old state's files, with Delta's defaults."""
+"""The properties that say how long Delta's log keeps the list of an old state's files, with their default values."""
 
 _CLOCKS: Final = 0.1
-"""Files are kept this fraction of the window longer, because the clocks of drivers and file systems differ."""
+"""The fraction of ``keep_s`` for which files are kept longer, because the clocks of drivers and file systems differ."""
 
 _LOCAL: Final = "timestamp_ntz"
 
 _HISTORY: Final = 50
-"""How many commits are searched for our last commit."""
+"""The number of commits in which we search for our last commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A directory of Delta tables, in a file system that Spark knows."""
+    """A directory of Delta tables, in a file system that Spark supports."""
 
     path: str
 
     @property
     def place(self) -> str:
-        """Its place, for messages."""
+        """The location of the target, for messages."""
         return self.path
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the sessions that write to it."""
+        """The settings of the sessions that write to the target."""
         # The merged rows are cached until the commit, so Delta need not cache them as well.
         return {"spark.databricks.delta.merge.materializeSource": "none"}
 
@@ -112,7 +113,7 @@ class Delta:
 
     @property
     def requires(self) -> Requirements:
-        """What a session must have before it starts."""
+        """The class and the settings that a session must have before it starts."""
         return Requirements(SETTINGS["spark.sql.extensions"], "delta-spark", SETTINGS)
 
     def check_writable(self, spark: SparkSession) -> None:
@@ -124,22 +125,25 @@ class Delta:
         files.delete(file, False)  # noqa: FBT003 - Java's
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
-        """Return one of its tables, which need not exist yet. ``since``: the number of our last commit, if known."""
+        """Return a table of the target, which need not exist yet.
+
+        ``since`` is the number of our last commit, if it is known.
+        """
         return DeltaTable(spark, f"{self.path.rstrip('/')}/{name}", since)
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaTable:
-    """One Delta table. The session is for this table alone while it commits, because Delta's settings belong to it."""
+    """One Delta table. A session commits to only one table at a time, because it has the settings for this commit."""
 
     spark: SparkSession
     path: str
     since: int | None = None
-    """The number of our last known commit. All later commits must also be ours."""
+    """The number of our last known commit. All commits after it must be ours as well."""
 
     @property
     def sql(self) -> str:
-        """Its name in SQL."""
+        """The table's name in SQL."""
         return f"delta.{quoted(self.path)}"
 
     @property
@@ -150,12 +154,12 @@ class DeltaTable:
         return bool(kind.isDeltaTable(spark._jsparkSession, self.path))  # noqa: SLF001 - as above
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows as of a commit, or of the last commit."""
+        """Return the table's rows after the commit with this number, or after the last commit."""
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
     def fit(self, schema: StructType) -> None:
-        """Create the table, or give it the columns and the wider types that it lacks."""
+        """Create the table, or add missing columns and widen types, so that it has this schema."""
         if not self.exists:
             with self._committing(None):
                 self.spark.createDataFrame([], schema).write.format("delta").save(self.path)
@@ -172,7 +176,7 @@ class DeltaTable:
     def _allow(self, schema: StructType) -> None:
         """Enable the table features that ``schema`` needs.
 
-        They are not enabled from the start, because some readers refuse them.
+        They are not enabled from the start, because some readers refuse tables with them.
         """
         known, wanted = _leaves(self.read().schema), _leaves(schema)
         properties = {}
@@ -194,7 +198,7 @@ class DeltaTable:
         return self._commit(commit, lambda: self._write(rows, "append", mergeSchema="true"))
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
-        """Replace all rows by others, and return the number of the commit."""
+        """Replace all rows by ``rows``, and return the number of the commit."""
         return self._commit(commit, lambda: self._write(rows, "overwrite"))
 
     def merge(self, merge: Merge, commit: Commit) -> int:
@@ -211,7 +215,7 @@ class DeltaTable:
     def last(self) -> Committed | None:
         """Return our last commit, or None if there is none.
 
-        Raise ForeignWrite if something else has changed rows after it, or after the commit ``since``.
+        Raise ForeignWrite if another program has changed rows after this commit, or after the commit ``since``.
         """
         if not self.exists:
             return None
@@ -224,7 +228,7 @@ class DeltaTable:
             self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and delete those that none of the remaining states needs."""
+        """Compact the files, and delete files that none of the remaining states needs."""
         oldest = min([upkeep.before, *(self._committed_at(number) for number in upkeep.kept)])
         self._let_log_keep(time.time() - oldest + upkeep.needed_s)
         if upkeep.compact:
@@ -235,14 +239,17 @@ class DeltaTable:
         self.spark.sql(f"VACUUM {self.sql} RETAIN {hours:.6f} HOURS").collect()
 
     def _committed_at(self, number: int) -> float:
-        """Return the time of a commit. Files of its state can only have been removed after that time."""
+        """Return the time of a commit. Files that its state needs cannot have been removed before that time."""
         java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
         file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
         files = file.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above
         return float(files.getFileStatus(file).getModificationTime()) / 1000
 
     def _let_log_keep(self, needed_s: float) -> None:
-        """Let Delta's log keep the lists of old states' files long enough: months, if the table no longer changes."""
+        """Make Delta's log keep the lists of old states' files long enough.
+
+        These may be months if the table does not change any more.
+        """
         known = {name: _interval_s(self.get_property(name)) or default for name, default in _RETENTION_S.items()}
         most = max(needed_s, *_RETENTION_S.values())
         if any(value < needed_s or value > 4 * most for value in known.values()):
@@ -262,7 +269,7 @@ class DeltaTable:
     def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
         found = self._committed(commit, commit.app, action)
         if found is None or found.commit.version < commit.version:
-            # After RESTORE, Delta still remembers the transactions of the versions that are gone, and skips them.
+            # After a RESTORE, Delta still knows the transactions of the removed versions, so it has skipped this one.
             found = self._committed(commit, f"{commit.app}:{uuid4().hex}", action)
         if found is None or found.commit.version != commit.version:
             raise PipelineError(
@@ -297,7 +304,7 @@ class DeltaTable:
 
 
 def _interval_s(text: str | None) -> int | None:
-    """Return the seconds of an interval in the form that we write, 0 for any other form, and None if there is none."""
+    """Return the seconds of an interval in the form that we write. Return 0 for other forms, and None for None."""
     if text is None:
         return None
     found = re.fullmatch(r"interval (\d+) seconds", text)
@@ -318,7 +325,7 @@ def _as_dict(commit: Commit) -> dict[str, Any]:
 
 
 def _metadata(text: str | None) -> Commit | None:
-    """Return our metadata of a commit. Return None if the commit is not ours."""
+    """Return our metadata of a commit, or None if the commit is not ours."""
     try:
         own = json.loads(text or "")[_OURS]
         return Commit(own["app"], own["version"], own["state"])
@@ -327,7 +334,7 @@ def _metadata(text: str | None) -> Commit | None:
 
 
 def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | None:
-    """Return our last commit among these, newest first."""
+    """Return our last commit among ``commits``, which are sorted from the newest to the oldest."""
     found = restored = None
     for row in commits:
         if restored is not None and row["version"] > restored:
@@ -346,7 +353,7 @@ def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | N
 
 def _foreign(path: str, row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
     return (
-        f"{path}: something else than this pipeline has written to the table: version {row['version']} is a "
+        f"{path}: something other than this pipeline has written to the table: version {row['version']} is a "
         f"{row['operation']}. The table may differ from PostgreSQL from there on, and nothing was added to it. Restore "
         f"the version before (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
         "into a new target. Only the pipeline may write to its tables"

@@ -1,4 +1,4 @@
-"""The findings of a doctor, as text and as JSON. Pure; made by :mod:`.doctor`.
+"""The findings of :mod:`.doctor`, as text and as JSON. Pure.
 
 ``tests/spark/test_cli.py`` covers it.
 """
@@ -42,7 +42,7 @@ class Diagnosis:
         return [one for one in self.symptoms if one.status == FAILED]
 
     def to_json(self) -> str:
-        """Return it as a JSON object."""
+        """Return the findings as a JSON object."""
         return json.dumps({"healthy": self.healthy, "checks": [asdict(one) for one in self.symptoms]})
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Looks for problems that would keep a mirror or a change log from running, and names their remedies.
 
-Used by :mod:`.pipeline`. The checks go from the inside to the outside: versions, jars, settings, Kafka, the registry,
-the target, PostgreSQL. A check whose precondition failed is left out.
+Used by :mod:`.pipeline`. The order of the checks is: versions, jars, settings, Kafka, the registry, the target,
+PostgreSQL. If a jar is missing, the checks after the settings are left out, because they need it.
 
 ``tests/spark/test_cli.py`` covers it.
 """
@@ -45,7 +45,7 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """The parts to examine. ``target`` and ``postgres`` may be missing."""
+    """The parts of a mirror to check. ``target`` and ``postgres`` may be None."""
 
     origin: Origin
     target: Target | None
@@ -54,12 +54,12 @@ class Patient:
 
     @property
     def spark(self) -> SparkSession:
-        """The session."""
+        """The Spark session."""
         return self.origin.spark
 
     @property
     def brokers(self) -> Brokers:
-        """The brokers."""
+        """The brokers of the pipeline."""
         return Brokers(self.spark, self.origin.bootstrap_servers, self.origin.options)
 
 
@@ -101,11 +101,11 @@ def versions(spark: SparkSession) -> Iterator[Symptom]:
     java = str(_jvm(spark).java.lang.System.getProperty("java.version"))
     text = f"Python {platform.python_version()}, PySpark {own}, Spark {server}, Java {java}"
     if server != own:
-        yield Symptom(FAILED, text, f"Install PySpark {server}, the version of the cluster, or submit with its own")
+        yield Symptom(FAILED, text, f"Install PySpark {server}, the cluster's version, or submit with the cluster's")
     elif ".".join(own.split(".")[:2]) not in SPARK_VERSIONS:
         yield Symptom(FAILED, text, f"Use a version of Spark that is tested: {', '.join(SPARK_VERSIONS)}")
     elif int(re.match(r"\d+", java)[0]) not in _JAVAS:  # type: ignore[index]  # Java's versions begin with a number
-        yield Symptom(WARNING, text, f"Spark is made for Java {' and '.join(map(str, _JAVAS))}. Set JAVA_HOME to one")
+        yield Symptom(WARNING, text, f"Spark supports Java {' and '.join(map(str, _JAVAS))}. Set JAVA_HOME to one")
     else:
         yield Symptom(OK, text)
 
@@ -130,7 +130,7 @@ def _jars(patient: Patient) -> Iterator[Symptom]:
         return
     version = patient.spark.version
     if other := [jar for package, jar in found.items() if package.startswith("spark-") and version not in str(jar)]:
-        yield Symptom(FAILED, f"{', '.join(map(str, other))}: not of Spark {version}", "Take the version of your Spark")
+        yield Symptom(FAILED, f"{', '.join(map(str, other))}: not of Spark {version}", "Use the version of your Spark")
     else:
         yield Symptom(OK, f"jars: {', '.join(sorted(map(str, found.values())))}")
 
@@ -209,13 +209,13 @@ def _kept(settings: Mapping[str, Mapping[str, str]]) -> Iterator[Symptom]:
         name, shortest = min(limited.items(), key=lambda item: item[1])
         yield Symptom(
             OK,
-            f"{name} keeps records for {shortest / _DAY_MS:.3g} days: a mirror that stands still for longer ends with "
-            "RetentionGap",
+            f"{name} keeps records for {shortest / _DAY_MS:.3g} days: if a mirror does not run for longer, it ends "
+            "with RetentionGap",
         )
 
 
 def _target(patient: Patient, target: Target, found: list[Entry]) -> Iterator[Symptom]:
-    """Check the target, and leave its last state in ``found``."""
+    """Check the target, and add its last state to ``found``."""
     target.check_writable(patient.spark)
     entry = ControlTable(target.table(patient.spark, NAME)).last()
     if entry is None:
@@ -227,8 +227,8 @@ def _target(patient: Patient, target: Target, found: list[Entry]) -> Iterator[Sy
     if entry.topic_id != now:
         yield Symptom(
             FAILED,
-            f"{target.place} was made from another topic {patient.origin.transactions}: it was deleted and created "
-            "again, or the brokers or the prefix are others",
+            f"{target.place} was filled from another topic {patient.origin.transactions}: the topic was deleted and "
+            "created again, or bootstrap_servers or prefix was changed",
             "Check bootstrap_servers and prefix. If the topic is new, start a new target with a new checkpoint",
         )
     unfinished = [f"{name} ({one.state.status})" for name, one in entry.tables.items() if one.state.status != LOADED]
@@ -236,7 +236,7 @@ def _target(patient: Patient, target: Target, found: list[Entry]) -> Iterator[Sy
         yield Symptom(
             WARNING,
             f"not equal to PostgreSQL's: {_names(unfinished)}",
-            "If pgsluice does not load them now (`pgsluice snapshot status`), do so with `pgsluice snapshot start`",
+            "If pgsluice does not load them now (`pgsluice snapshot status`), load them with `pgsluice snapshot start`",
         )
 
 
@@ -258,7 +258,7 @@ def _readable(session: Session, names: Sequence[str]) -> Iterator[Symptom]:
     relations = {name: session.relation(*postgres_name(name)) for name in names}
     there = {name: relation for name, relation in relations.items() if relation is not None}
     if absent := sorted(set(names) - set(there)):
-        yield Symptom(WARNING, f"PostgreSQL does not have {_names(absent)}", "Leave tables that were dropped out")
+        yield Symptom(WARNING, f"PostgreSQL does not have {_names(absent)}", "Leave out tables that were dropped")
     denied = {name: reason for name, (oid, _, _) in there.items() if (reason := session.denial(oid))}
     for name, reason in denied.items():
         yield Symptom(FAILED, f"an audit cannot read {name}: {reason}", "Grant SELECT, or use a role with BYPASSRLS")

@@ -9,7 +9,7 @@ Each error says what happened, what follows from it, and what to do. No part of 
     |-- CountMismatch       a topic does not have the changes that its cut records declare
     |-- TableRefused        a mirror cannot follow a table
     |-- ForeignWrite        another program has written to a target
-    `-- NoSuchView          a target has no state as of the requested moment
+    `-- NoSuchView          a target has no state for the requested moment
 
 ``tests/spark/test_query.py`` covers it.
 """
@@ -40,7 +40,7 @@ class CountMismatch(PipelineError):
 
 
 class TableRefused(PipelineError):
-    """A table has something that a mirror cannot follow."""
+    """A mirror cannot follow the changes of a table."""
 
 
 class ForeignWrite(PipelineError):
@@ -48,4 +48,4 @@ class ForeignWrite(PipelineError):
 
 
 class NoSuchView(PipelineError):
-    """A target has no state as of the requested moment."""
+    """A target has no state for the requested moment."""

@@ -1,9 +1,10 @@
-"""Reduces the changes of one table in a batch to their net effect: one record for each key.
+"""Reduces the changes of one table in a batch to their net effect, with one record for each key.
 
-Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If that change did not send a
-column, the value is the last one that was sent since the row began. If the row is older than the batch, the value may
-be the target's. A row that moved here from another key, without all of its values, needs the row of that key. So the
-keys of such moves are followed separately, together with the rows that the target has under these keys.
+Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If this change did not send the
+value of a column, the record has the last value that was sent since the row began. If the row is older than the batch,
+the target may have the value. If a row came from another key, and not all of its values were sent, the values are taken
+from the row of that key. So the keys of such moves are followed separately, together with the rows that the target has
+under these keys.
 
 ``tests/spark/test_latest.py`` covers it.
 """
@@ -20,13 +21,13 @@ from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_u
 from pgsluice_spark.loads import Interval
 
 OPS: Final = ("c", "u", "d", "r")
-"""The operations of rows, which a truncate is not."""
+"""The operations that concern single rows. A truncate does not."""
 
 NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
 """The columns of the net effect.
 
-``op`` is ``u`` or ``d``. ``kept`` names columns whose value is the target's, and ``unchanged`` columns whose value is
-unknown. ``raw`` is as in the event.
+``op`` is ``u`` or ``d``. ``kept`` names the columns whose values are kept from the target. ``unchanged`` names the
+columns whose values are unknown. ``raw`` is the same as in an event.
 """
 
 
@@ -35,7 +36,7 @@ OF_LIVES: Final = ("row", "position", "op", "flags", "key", "ts", "unchanged", "
 
 
 def located(events: DataFrame, floor: Position | None) -> DataFrame:
-    """Add ``position`` to changes, and ``is_live``: whether the position is after ``floor``."""
+    """Add the columns ``position`` and ``is_live``, which says whether the position is after ``floor``."""
     is_live = F.lit(True) if floor is None else position() > literal(floor)  # noqa: FBT003 - a literal
     return events.withColumns({"position": position(), "is_live": is_live})
 
@@ -57,13 +58,14 @@ def literal(place: Position) -> Column:
 def folded(
     events: DataFrame, fields: Sequence[str], followed: Sequence[str], intervals: Sequence[Interval]
 ) -> DataFrame:
-    """Return the columns of ``NET`` and the counts for each key.
+    """Return one record for each key, with the columns of ``NET`` and some others.
 
-    ``followed``: the fields that are followed through all changes of a key. All others have the value of the key's last
-    change. This is much cheaper, and correct unless that change did not send them. ``named`` names the fields that it
-    did not send. ``counts``: how many events of each op, ``rows``: how many ``r`` events of each of ``intervals``,
-    ``is_moving``: whether the key is one end of a key change, ``has_gap``: whether values of the row under another key
-    are missing.
+    For the fields in ``followed``, all changes of a key are searched for the last value that was sent. All other fields
+    have the value of the key's last change. This is much cheaper, and correct if that change sent the value.
+
+    ``named`` has the fields that the last change did not send. ``counts`` has the number of events of each op, and
+    ``rows`` the number of ``r`` events in each of ``intervals``. ``is_moving`` says that a row moved from or to this
+    key. ``has_gap`` says that values are missing which the row had under another key.
     """
     live = events.withColumn("at", F.when(F.col("is_live"), F.col("position")))
     begin = F.max(F.when(F.col("op").isin(*BEGIN), F.col("at")))
@@ -84,7 +86,7 @@ def folded(
 def appended(
     events: DataFrame, fields: Sequence[str], floor: Position | None, intervals: Sequence[Interval]
 ) -> DataFrame:
-    """Return the same as :func:`folded` for a table without a key: one record for each event."""
+    """Return the records of :func:`folded` for a table without a key, which are one for each event."""
     none = _none()
     return located(events, floor).select(
         F.lit(None).alias("key"),
@@ -113,7 +115,7 @@ def _is_in(interval: Interval) -> Column:
 
 
 def _cell(name: str) -> Column:
-    """Return the last value of a field that was sent, and the position of the change that sent it."""
+    """Return the last value that was sent for a field, and the position of the change that sent the value."""
     is_sent = (F.col("op") != "d") & ~F.array_contains("unchanged", name)
     at = F.when(is_sent, F.col("at"))
     cell = F.struct(
@@ -164,19 +166,19 @@ def _names(conditions: Mapping[str, Column]) -> Column:
 
 
 def _raw_of_last(followed: Sequence[str]) -> Column:
-    """Return ``raw`` of the new row in the last change, without these fields."""
+    """Return ``raw`` of the new row in the last change, without the fields in ``followed``."""
     return F.map_filter("last.raw", lambda name, _: ~name.contains(".") & ~name.isin(*followed))
 
 
 def _current(cell: Column) -> Column:
-    """Return a cell if it belongs to the row's present life."""
+    """Return a cell if it belongs to the row's present life, or null if it is older."""
     return F.when(F.col("begin").isNull() | (cell.getField("at") >= F.col("begin")), cell)
 
 
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the net effect for ``keys``, which are ends of key changes, with the values from other keys.
+    """Return the net effect for ``keys``, from or to which rows moved, with the values that these rows had before.
 
-    ``target``: the rows of the target as if they were ``r`` events, with the columns of ``OF_LIVES``.
+    ``target`` has the rows of the target as if they were ``r`` events, with the columns of ``OF_LIVES``.
     """
     row = F.broadcast(keys.select("row"))
     own = events.where("is_live").join(row, "row", "left_semi")

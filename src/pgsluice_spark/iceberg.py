@@ -1,9 +1,9 @@
-"""Iceberg tables as targets: one table in a catalog for each table of PostgreSQL, one snapshot for each batch.
+"""Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
-The summary of a snapshot describes the content of the commit. Every commit is first made on its own branch. Then
-``main`` is moved to the branch. The catalog refuses this if ``main`` is no longer the snapshot at which the branch
-began. So no other commit can come between reading what was applied and our commit, and a batch that fails halfway
-leaves ``main`` unchanged.
+Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit is first
+made on its own branch. Then ``main`` is moved to the branch. The catalog refuses this if ``main`` is not at the
+snapshot any more at which the branch began. So no other commit can come between reading the last commit and our next
+one, and a batch that fails halfway leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -33,32 +33,32 @@ from pgsluice_spark.targets import (
 )
 
 CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
-"""The start of a setting that defines a catalog."""
+"""The class that implements a catalog."""
 
 _PROPERTY: Final = "spark.sql.iceberg.snapshot-property."
-"""The prefix of session settings that become entries in the summary of each snapshot that the session makes."""
+"""The prefix of session settings that become entries in the summary of each snapshot that the session creates."""
 
 _APP: Final = "pgsluice.app"
 _VERSION: Final = "pgsluice.version"
 _STATE: Final = "pgsluice.state"
 
 _SNAPSHOT: Final = "pgsluice.snapshot"
-"""The entry of a maintenance snapshot with the id of our last commit's snapshot.
+"""The entry in the summary of a maintenance snapshot that has the id of our last commit's snapshot.
 
-The entries of that commit are repeated.
+Such a snapshot also repeats the other entries of that commit.
 """
 
 _BRANCH: Final = "pgsluice_"
-"""The prefix of our branches' names."""
+"""The prefix of the names of our branches."""
 
 _REWRITING: Final = (
     "spark.sql.catalog.default_rewrite_catalog",
     "org.apache.iceberg.spark.SparkRewriteTableCatalog",
 )
-"""A setting that Iceberg changes to rewrite files, but only in the default session."""
+"""A setting that rewriting files needs. Iceberg sets it only in the default session."""
 
 _REWRITTEN: Final = "replace"
-"""The operation of snapshots that have the rows of the snapshot before them, in other files."""
+"""The operation of snapshots that have the same rows as the snapshot before, in other files."""
 
 _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
 """The types that Iceberg can widen. Decimals can also get more digits."""
@@ -66,18 +66,18 @@ _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
 
 @dataclass(frozen=True, slots=True)
 class Iceberg:
-    """A namespace of a catalog that is configured in the session: ``catalog.namespace``."""
+    """A namespace in a catalog, as in ``catalog.namespace``. The session has the settings of the catalog."""
 
     namespace: str
 
     @property
     def place(self) -> str:
-        """Its place, for messages."""
+        """The location of the target, for messages."""
         return self.namespace
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the sessions that write to it. There are none."""
+        """The settings of the sessions that write to the target, which are none."""
         return {}
 
     @property
@@ -87,12 +87,12 @@ class Iceberg:
 
     @property
     def requires(self) -> Requirements:
-        """What a session must have before it starts."""
+        """The class and the settings that a session must have before it starts."""
         catalog = self.namespace.partition(".")[0]
         return Requirements(CATALOG_CLASS, "iceberg-spark-runtime", {f"spark.sql.catalog.{catalog}": ""})
 
     def check_writable(self, spark: SparkSession) -> None:
-        """Create a table in its own namespace below this one, and drop both again."""
+        """Create a namespace below this one and a table in it, and drop both again."""
         namespace = ".".join(quoted(part) for part in (*self.namespace.split("."), f"_pgsluice_check_{uuid4().hex}"))
         spark.sql(f"CREATE NAMESPACE {namespace}")
         try:
@@ -102,25 +102,26 @@ class Iceberg:
             spark.sql(f"DROP NAMESPACE {namespace}")
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "IcebergTable":
-        """Return one of its tables, which need not exist yet. ``since``: the id of our last snapshot, if known.
+        """Return a table of the target, which need not exist yet.
 
-        The schema of PostgreSQL is a namespace below this one.
+        ``since`` is the id of our last snapshot, if it is known. The schema of PostgreSQL is a namespace below this
+        one.
         """
         return IcebergTable(spark, f"{self.namespace}.{name}", since)
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
-    """One Iceberg table. The session is for this table alone while it commits, because the summary belongs to it."""
+    """One Iceberg table. A session commits to only one table at a time, because it has the summary of this commit."""
 
     spark: SparkSession
     name: str
     since: int | None = None
-    """The id of our last known snapshot. All later snapshots must also be ours."""
+    """The id of our last known snapshot. All snapshots after it must be ours as well."""
 
     @property
     def sql(self) -> str:
-        """Its name in SQL."""
+        """The table's name in SQL."""
         return ".".join(map(quoted, self.name.split(".")))
 
     @property
@@ -129,13 +130,13 @@ class IcebergTable:
         return bool(self.spark.catalog.tableExists(self.sql))
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows as of a snapshot, or of the last snapshot."""
-        self.spark.catalog.refreshTable(self.sql)  # other sessions write to it, and the catalog remembers tables
+        """Return the table's rows in the snapshot with this id, or in the last snapshot."""
+        self.spark.catalog.refreshTable(self.sql)  # other sessions write to the table, but the catalog caches it
         reader = self.spark.read
         return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
 
     def fit(self, schema: StructType) -> None:
-        """Create the table, or give it the columns and the wider types that it lacks."""
+        """Create the table, or add missing columns and widen types, so that it has this schema."""
         if self.exists:
             self._evolve(schema)
             return
@@ -150,9 +151,9 @@ class IcebergTable:
         for name, known, wanted in widened:
             if (known, wanted) not in _WIDENINGS and not _are_decimals(known, wanted):
                 raise TableRefused(
-                    f"{self.name}: column {name} has become {wanted}, and Iceberg cannot make that of {known}. Nothing "
-                    "of this batch was applied. Begin a new target for the table and load it with `pgsluice snapshot "
-                    "start`"
+                    f"{self.name}: column {name} has become {wanted}, and Iceberg cannot change {known} to this type. "
+                    "Nothing of this batch was applied. Begin a new target for the table and load it with `pgsluice "
+                    "snapshot start`"
                 )
         if added:
             columns = ", ".join(f"{name} {kind}" for name, kind in added)
@@ -172,7 +173,7 @@ class IcebergTable:
         return self.append(rows, commit)
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
-        """Replace all rows by others, and return the id of the snapshot."""
+        """Replace all rows by ``rows``, and return the id of the snapshot."""
         return self._commit(commit, lambda branch: rows.writeTo(branch).overwrite(F.lit(True)))  # noqa: FBT003 - a literal
 
     def merge(self, merge: Merge, commit: Commit) -> int:
@@ -183,26 +184,27 @@ class IcebergTable:
 
     def delete(self, condition: str, commit: Commit) -> int:
         """Delete rows, and return the id of the snapshot."""
-        # a DELETE of whole files would not take the summary
+        # MERGE is used because a DELETE of whole files would not write our entries to the summary.
         rest = f"AS t USING (SELECT true AS is_there) AS s ON s.is_there AND ({condition}) WHEN MATCHED THEN DELETE"
         return self._commit(commit, lambda branch: self.spark.sql(f"MERGE INTO {branch} {rest}").collect())
 
     def last(self) -> Committed | None:
         """Return our last commit, or None if there is none.
 
-        Raise ForeignWrite if something else has changed rows after it, or after the snapshot ``since``.
+        Raise ForeignWrite if another program has changed rows after this commit, or after the snapshot ``since``.
         """
         return _last(self.name, self._loaded(), self.since) if self.exists else None
 
     def forget(self, condition: str) -> None:
         """Delete rows without changing the number and the state of our last commit."""
         rest = self.read().where(f"NOT ({condition})")
-        with self._summary(_carried(self.last())):  # a DELETE of whole files would not take the summary
+        # The rows are overwritten because a DELETE of whole files would not write our entries to the summary.
+        with self._summary(_carried(self.last())):
             rest.writeTo(self.sql).overwrite(F.lit(True))  # noqa: FBT003 - a literal
         self.spark.catalog.refreshTable(self.sql)
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and expire the old snapshots that nothing refers to."""
+        """Compact the files, and expire the old snapshots that nothing needs any more."""
         last, table = self.last(), self._loaded()
         if upkeep.compact and table.currentSnapshot() is not None:
             self.spark.conf.set(*_REWRITING)
@@ -213,7 +215,7 @@ class IcebergTable:
             table.refresh()
         kept = upkeep.kept | ({last.number} if last is not None else set())
         if expired := _expiring(table, kept, upkeep.before):
-            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # no snapshot expires because of its age
+            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # so no snapshot expires by its age
             for number in expired:
                 expire = expire.expireSnapshotId(number)
             expire.execute()
@@ -239,13 +241,13 @@ class IcebergTable:
         return table
 
     def _commit(self, commit: Commit, action: Callable[[str], object]) -> int:
-        """Let ``action`` write to a branch, move ``main`` there, and return the id of the snapshot."""
+        """Create a branch, call ``action`` to write to it, move ``main`` there, and return the id of the snapshot."""
         table = self._loaded()
         before = _last(self.name, table, self.since)
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        _make_branch(table, branch)  # at the last of the snapshots that were just checked
+        _make_branch(table, branch)  # at the present snapshot, up to which all snapshots were just checked
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")
@@ -258,8 +260,8 @@ class IcebergTable:
 
     def _two_queries(self, commit: Commit) -> str:
         return (
-            f"{self.name} has commits that this query does not know, or lacks its own for version {commit.version}. "
-            "Two queries write to it. Stop one of them"
+            f"{self.name} has commits that this query does not know, or lacks this query's commit for version "
+            f"{commit.version}. Two queries write to it. Stop one of them"
         )
 
     def _publish(self, branch: str) -> None:
@@ -268,10 +270,10 @@ class IcebergTable:
         try:
             table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()
         except (Py4JJavaError, IllegalArgumentException) as error:
-            self.last()  # raises the error that says who wrote
+            self.last()  # raises ForeignWrite if another program has written to the table
             raise PipelineError(
-                f"{self.name}: Iceberg refused the commit, for the reason that is the cause of this error. Nothing "
-                "was added to the table. Start the query again: it goes on with this batch"
+                f"{self.name}: Iceberg refused the commit. The cause of this error has the reason. Nothing was added "
+                "to the table. Start the query again. It will continue with this batch"
             ) from error
 
     @contextmanager
@@ -291,7 +293,7 @@ class IcebergTable:
 
 
 def _make_branch(table: Any, name: str) -> None:  # noqa: ANN401 - an object of Java's
-    """Create a branch where ``main`` is, and remove the branches of commits that were not completed."""
+    """Create a branch at the snapshot of ``main``, and remove the branches of commits that were not completed."""
     change = table.manageSnapshots()
     for ref in table.refs():
         if ref.startswith(_BRANCH):
@@ -325,21 +327,21 @@ def _as_summary(commit: Commit) -> dict[str, str]:
 
 
 def _carried(last: Committed | None) -> dict[str, str]:
-    """Return the metadata and the number of our last commit, from the summary of a maintenance snapshot."""
+    """Return the metadata and the number of our last commit, for the summary of a maintenance snapshot."""
     if last is None:
         return _as_summary(Commit("", -1, ""))
     return {**_as_summary(last.commit), _SNAPSHOT: str(last.number)}
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots from before a moment that are not to be kept, and that have no branch or tag."""
+    """Return the snapshots made before a time that are neither in ``kept`` nor named by a branch or a tag."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]
 
 
 def _metadata(summary: Mapping[str, str]) -> Commit | None:
-    """Return our metadata in the summary of a snapshot. Return None if the snapshot is not ours."""
+    """Return our metadata in the summary of a snapshot, or None if the snapshot is not ours."""
     if _APP not in summary:
         return None
     return Commit(summary[_APP], int(summary[_VERSION]), summary[_STATE])
@@ -348,7 +350,7 @@ def _metadata(summary: Mapping[str, str]) -> Commit | None:
 def _foreign(name: str, snapshot: Any) -> str:  # noqa: ANN401 - an object of Java's
     catalog, table = name.split(".", 1)
     return (
-        f"{name}: something else than this pipeline has written to the table: snapshot {snapshot.snapshotId()} is of "
+        f"{name}: something other than this pipeline has written to the table: snapshot {snapshot.snapshotId()} is of "
         f"the operation {snapshot.operation()}. The table may differ from PostgreSQL from there on, and nothing was "
         f"added to it. Go back to the snapshot before (CALL {catalog}.system.rollback_to_snapshot('{table}', "
         f"{snapshot.parentId()})), or load the table into a new target. Only the pipeline may write to its tables"
@@ -357,16 +359,16 @@ def _foreign(name: str, snapshot: Any) -> str:  # noqa: ANN401 - an object of Ja
 
 def _rolled_back(name: str, since: int) -> str:
     return (
-        f"{name}: the table does not have snapshot {since} any longer, which this pipeline made. Somebody has gone "
-        "back to an earlier state or has made the table anew. Nothing was added to it. Go back to that snapshot "
+        f"{name}: the table does not have snapshot {since} any more, which this pipeline made. Somebody has gone back "
+        "to an earlier state, or has created the table again. Nothing was added to it. Go back to that snapshot "
         "(set_current_snapshot), or load the table into a new target"
     )
 
 
 def _expired(name: str, parent: int) -> str:
     return (
-        f"{name}: snapshot {parent} has expired, and what the table has stood in it or in one before it. Nothing was "
-        "added to the table. Load the table into a new target, and let maintenance keep the last snapshot of this "
+        f"{name}: snapshot {parent} has expired, so it is not known which cuts the table contains. Nothing was added "
+        "to the table. Load the table into a new target, and let maintenance keep the last snapshot of this "
         "pipeline, for example with a greater `retain_last`"
     )
 
@@ -374,7 +376,7 @@ def _expired(name: str, parent: int) -> str:
 def _differences(
     known: StructType, wanted: StructType, path: str = ""
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
-    """Return the fields that ``known`` lacks, with their types, and those whose type is different in ``wanted``."""
+    """Return the fields that ``known`` lacks, with their types, and the fields whose types differ, with both types."""
     have: dict[str, DataType] = {field.name.lower(): field.dataType for field in known}
     added: list[tuple[str, str]] = []
     widened: list[tuple[str, str, str]] = []

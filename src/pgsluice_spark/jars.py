@@ -1,6 +1,7 @@
-"""The packages that Spark needs in addition to PySpark, in the versions that are tested. Used by :mod:`.cli`. Pure.
+"""The packages that Spark needs in addition to PySpark, in tested versions. Used by :mod:`.commands`. Pure.
 
-The tests run with these on PySpark 4.0.0 and 4.1.1; sandbox/pom.xml pins them, and a test compares the two.
+The tests run with these packages on PySpark 4.0.0 and 4.1.1. sandbox/pom.xml has the same versions, which a test
+compares with these.
 """
 
 from typing import Final
@@ -25,18 +26,18 @@ def is_old_source_needed(spark: str) -> bool:
 
 
 def check_iceberg(spark: str) -> None:
-    """Raise ConfigError if there is no Iceberg for a version of Spark."""
+    """Raise ConfigError if there is no tested package of Iceberg for a version of Spark."""
     if not any("iceberg" in package for package in packages(spark)):
         raise ConfigError(f"PySpark {spark} has no package of Iceberg that is tested. Install PySpark 4.1 or use Delta")
 
 
 def packages(spark: str) -> list[str]:
-    """Return the coordinates for a version of Spark; those of Spark's own packages have its version."""
+    """Return the Maven coordinates for a version of Spark. Spark's own packages have the same version."""
     targets = _TARGETS.get(".".join(spark.split(".")[:2]))
     if targets is None:
         raise ConfigError(
-            f"PySpark {spark} is not supported, only {' and '.join(_TARGETS)}. Install one that is: pip install "
-            "'pgsluice[spark]'"
+            f"PySpark {spark} is not supported, only {' and '.join(_TARGETS)}. Install a supported version: pip "
+            "install 'pgsluice[spark]'"
         )
     own = [f"org.apache.spark:{name}_2.13:{spark}" for name in ("spark-sql-kafka-0-10", "spark-avro")]
     return [*own, *targets, _POSTGRES]

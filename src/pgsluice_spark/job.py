@@ -1,6 +1,7 @@
 """Applies the changes of some cuts in one topic to all tables of this topic.
 
-Used by :mod:`.query`. Cut records declare the events of a topic, so all its tables are counted before any is committed.
+Used by :mod:`.query`. Cut records declare the number of events in a whole topic, so all tables of a topic are counted
+before the first one is committed.
 
 ``tests/spark/test_query.py`` covers it.
 """
@@ -81,7 +82,10 @@ class TopicJob:
         tables: Sequence[str],
         error: PipelineError,
     ) -> None:
-        """Skip cuts whose records are lost, if a later load of each table makes them unnecessary."""
+        """Skip cuts whose records are lost, if a later load of each table makes these records unnecessary.
+
+        Otherwise raise ``error``.
+        """
         if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
             raise error
         for table in tables:
@@ -105,7 +109,7 @@ class TopicJob:
     def _remedy(self) -> str:
         return (
             f"Load the tables with `pgsluice snapshot start {' '.join(self._chosen)}`, then start this query again: it "
-            "goes on with that load"
+            "will continue with that load"
         )
 
     def _prepared(
@@ -127,10 +131,7 @@ class TopicJob:
         return self._copies.prepare(spark, work)
 
     def _offsets(self, cuts: Sequence[Cut]) -> Ranges:
-        """Return the offsets of the topic's records, from the first one that Kafka still has.
-
-        These are lower bounds.
-        """
+        """Return the offsets of the topic's records in ``cuts``, as far as Kafka still has these records."""
         found: dict[int, Sequence[tuple[int, int]]] = {}
         for partition, known in ranges(cuts, self._topic).items():
             begin = self._now.begins[partition]
@@ -139,7 +140,7 @@ class TopicJob:
         return found
 
     def _count(self, spark: SparkSession, table: str, offsets: Ranges) -> Mapping[str, int]:
-        """Count the events of a table that is not copied, or whose copy already has them."""
+        """Count the events of a table that is not copied, or whose copy already has these events."""
         changes = self._readings[table].changes(self._origin.read(spark, self._topic, offsets))
         counts = changes.groupBy("op").agg(F.count_distinct(*POSITION).alias("count"))
         return {row["op"]: row["count"] for row in counts.collect()}
@@ -155,19 +156,19 @@ class TopicJob:
         if offsets != ranges(cuts, self._topic):
             return RetentionGap(
                 f"topic {self._topic}: retention has deleted changes {between} before they were read. The cuts declare "
-                f"{_text(says)}, {found}. Nothing of them was applied. {self._remedy()}. Let topics keep their records "
-                "for longer than this query is ever down"
+                f"{_text(says)}, {found}. None of these changes were applied. {self._remedy()}. Let topics keep their "
+                "records for longer than this query may be stopped"
             )
         return CountMismatch(
-            f"topic {self._topic}: the cut records declare {_text(says)} {between}, {found}. Nothing of them was "
-            "applied. Either the topic is compacted, or something else than pgsluice writes to it or deletes its "
-            "records. Find out which. Then load its tables into a new target with a new checkpoint"
+            f"topic {self._topic}: the cut records declare {_text(says)} {between}, {found}. None of these changes "
+            "were applied. Either the topic is compacted, or something other than pgsluice writes to it or deletes "
+            "its records. Find out the reason. Then load its tables into a new target with a new checkpoint"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The content of a topic for some cuts: changes of tables, ready to commit, and how many events of each op."""
+    """The content of a topic for some cuts: the prepared changes of each table, and the number of events of each op."""
 
     tables: Mapping[str, Prepared]
     counts: Mapping[str, int]

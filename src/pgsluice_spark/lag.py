@@ -16,10 +16,11 @@ from pgsluice_spark.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The part of the topics that follows a target's last cut.
+    """The distance between a target's last cut and the end of the topics.
 
-    ``events``: the number of changes. ``wal_bytes``: bytes of PostgreSQL's WAL. ``seconds``: the age of the oldest
-    transaction that the target lacks, by this machine's clock. It is 0 if the target lacks none.
+    ``events`` is the number of changes that the target lacks, and ``wal_bytes`` the corresponding bytes of PostgreSQL's
+    WAL. ``seconds`` is the age of the oldest transaction that the target lacks, by this machine's clock. It is 0 if the
+    target lacks no transaction.
     """
 
     cut: int
@@ -29,7 +30,7 @@ class Lag:
     seconds: float
 
     def to_json(self) -> str:
-        """Return it as a JSON object."""
+        """Return the lag as a JSON object."""
         return json.dumps(asdict(self))
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Computes the present rows of tables from their changes.
 
-A batch function for jobs that keep a change log and want the table itself.
+This is a batch function, for jobs that keep a change log and need the table itself.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,26 @@ _TABLE: Final = ["schema", "table"]
 def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     """Return one record for each row that exists after ``changes``, a batch in the form of ``read_changes``.
 
-    Columns: ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value is in none of the
-    changes, so that null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last change.
+    The columns are ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value is in none of
+    the changes, so that null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last
+    change.
 
-    ``marks``, a batch in the form of ``read_marks``, tell which loads have read their table to the end. Rows that are
+    ``marks``, a batch in the form of ``read_marks``, say which loads have read their table to the end. Rows that are
     older than the beginning of such a load, and that the load did not read again, are left out. They were deleted, but
-    no change says so. This rule applies only if all rows of the load are among the changes, and if its marks allow it.
-    Marks also tell that a table was altered so that its rows have values that were never sent, such as those of a
-    column that was dropped and added again. If a later change leaves a column ``unchanged``, its value is then unknown,
-    whatever was sent before.
+    no change says so. This rule applies only if all rows of the load are among the changes, and if the load's marks
+    have ``replaces``.
 
-    ``changes`` may have duplicates and any order. They are read more than once, and have to stay the same in the
-    meantime. They have to contain everything since the snapshot or the table's first row, so the result lacks
-    changes that retention has deleted. The key has to be unique at every moment, which a deferrable constraint does
-    not ensure. If the columns of the key change, an error is raised.
+    Marks also say that a table was altered so that its rows have values that were never sent. An example is a column
+    that was dropped and added again. If a change after such a mark leaves a column ``unchanged``, the column's value is
+    unknown, even if an earlier change sent one.
+
+    ``changes`` may have duplicates and any order. They are read more than once, and must stay the same during this
+    time. They have to contain everything since the snapshot or the table's first row. If retention has deleted changes,
+    the result lacks them. The key has to be unique at every moment, which a deferrable constraint does not ensure. If
+    the columns of the key change, an error is raised.
     """
     if "key" not in changes.columns:
-        raise ValueError("these changes have no key column: without a key, rows cannot be told apart")
+        raise ValueError("these changes have no key column: without a key, rows cannot be identified")
     fields = changes.schema["after"].dataType.fieldNames()
     events = _events(changes)
     if marks is not None:
@@ -76,10 +79,10 @@ def _events(changes: DataFrame) -> DataFrame:
 
 
 def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
-    """Empty the ``fields`` of changes before the last alteration of their table, so nothing later relies on them.
+    """Empty the ``fields`` of changes before the last alteration of their table, so that later rows do not use them.
 
-    The mark comes some seconds after the alteration, and nothing says when exactly the table was altered. So a value
-    that was sent in these seconds counts as one from before the alteration.
+    The mark comes some seconds after the alteration, and the exact time of the alteration is not known. So a value that
+    was sent in these seconds is treated like a value from before the alteration.
     """
     altered = marks.where("state = 'stale'").groupBy(*_TABLE).agg(F.max(position()).alias("altered"))
     none = F.array().cast("array<string>")
@@ -107,8 +110,8 @@ def _identity(key: StructType) -> Column:
     lacking = [part.isNull() & _is_in_use(name) for name, part in zip(names, parts, strict=True)]
     missing = reduce(or_, lacking, reduce(and_, (part.isNull() for part in parts)))
     sentence = F.format_string(
-        "topic %s, partition %d, offset %d: the key lacks columns (%s). The table got another key, or none, in "
-        "the course of these changes, so its rows cannot be followed; take the changes since a later snapshot",
+        "topic %s, partition %d, offset %d: the key lacks columns (%s). During these changes, the table got another "
+        "key or lost its key, so its rows cannot be followed: use the changes since a later snapshot",
         "topic",
         "partition",
         "offset",
@@ -135,7 +138,7 @@ def _without_replaced(rows: DataFrame, changes: DataFrame, marks: DataFrame) -> 
 
 
 def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
-    """Return the loads that replace the rows of their tables, and all of whose rows are among the changes."""
+    """Return the loads that replace the rows of their tables, and whose rows are all among the changes."""
     begins = marks.where("state = 'begin'").select("id", position().alias("begin"))
     ends = marks.where("state = 'end' AND replaces").select(*_TABLE, "id", position().alias("end"), "rows")
     loads = ends.join(begins, "id").distinct()
@@ -152,7 +155,7 @@ def _complete_loads(changes: DataFrame, marks: DataFrame) -> DataFrame:
 def _rows(rows: DataFrame) -> DataFrame:
     """Return the columns of :func:`latest`.
 
-    Fields in ``kept`` are unknown as well, because there is no target that has their values.
+    The values of fields in ``kept`` are unknown as well, because there is no target from which to keep them.
     """
     return rows.select(
         "row.schema",

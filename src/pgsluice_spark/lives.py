@@ -1,8 +1,8 @@
-"""The history of rows: derives from the changes of a key which rows had this key, one after the other.
+"""The history of rows: finds out from the changes of a key which rows had this key, one after the other.
 
 Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, snapshot row or delete begins a new life.
-A row consists of the values of its key's last life, each from the last change that sent it. If a row moves to another
-key, it continues in a life of that key.
+The present row of a key has the values of the key's last life, each from the last change that sent the value. If a row
+moves to another key, it continues in a life of that key.
 
 ``tests/spark/test_latest.py`` covers it.
 """
@@ -27,13 +27,13 @@ def position() -> Column:
 
 
 def is_incomplete_arrival() -> Column:
-    """Return whether a row moved here from another key and some of its values were not sent with the move."""
+    """Return whether a change moves a row here from another key, without sending all values of the row."""
     is_arrival = (F.col("op") == "c") & F.array_contains("flags", "key_change")
     return is_arrival & (F.size("unchanged") > 0)
 
 
 def comparable(value: Column, kind: DataType) -> Column:
-    """Return ``value`` in a form that Spark can compare and group by, because it cannot do so with maps."""
+    """Return ``value`` in a form that Spark can compare and group by, because it cannot compare maps."""
     if isinstance(kind, MapType):
         return F.array_sort(F.map_entries(value))
     if isinstance(kind, ArrayType):
@@ -42,7 +42,7 @@ def comparable(value: Column, kind: DataType) -> Column:
 
 
 def lives_of(events: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the lives of all keys: ``life`` is the position each began at, ``cells`` its last values."""
+    """Return the lives of all keys. ``life`` is the position at which a life began. ``cells`` has its last values."""
     start = F.when(F.col("op").isin(*BEGIN), F.col("position"))
     before_all = F.struct(
         F.lit(0).alias("epoch"), F.lit(0).cast("long").alias("lsn"), F.lit(-2).cast("long").alias("seq")
@@ -63,7 +63,7 @@ def lives_of(events: DataFrame, fields: Sequence[str]) -> DataFrame:
 
 
 def last_cell(name: str) -> Column:
-    """Return the value of a field in the last change that sent it. Return null if there is none.
+    """Return the value of a field in the last change that sent it, or null if no change sent it.
 
     ``is_known`` is false if the schema of that change did not have the field.
     """
@@ -79,7 +79,8 @@ def last_cell(name: str) -> Column:
 def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
     """Return ``lives`` with each null cell filled from the life that the row came from.
 
-    Each round looks back twice as far as the round before, for the lives that still have gaps.
+    The loop continues with the lives that still have null cells. Each iteration goes back twice as many moves as the
+    one before.
     """
     lives = _with_origin(lives).localCheckpoint()
     is_open = _has_gap(fields) & F.col("origin").isNotNull()
@@ -91,7 +92,10 @@ def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
 
 
 def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return ``lives`` with gaps filled from their origins among the ``known``, and with the origins of these."""
+    """Return ``lives`` with null cells filled from their origins among ``known``.
+
+    The new ``origin`` of a life is the origin of its former origin.
+    """
     origins = known.select(
         F.struct("row", "life").alias("origin"), F.col("cells").alias("earlier"), F.col("origin").alias("next")
     )
@@ -105,9 +109,9 @@ def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFr
 
 
 def _with_origin(lives: DataFrame) -> DataFrame:
-    """Add ``origin``: the row and the life before the row moved here. It is null if the row did not move.
+    """Add ``origin``: the key and the life that the row had before it moved here. It is null if the row did not move.
 
-    The two records of a move follow each other in their transaction.
+    The two records of a move are next to each other in their transaction.
     """
     previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
     arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))
@@ -128,7 +132,7 @@ def _has_gap(fields: Sequence[str]) -> Column:
 
 
 def raw_texts(cells: Mapping[str, Column]) -> Column:
-    """Return ``raw`` of a row: the texts of its cells, if they have any, by the names of the fields."""
+    """Return ``raw`` of a row: the texts of those cells that have a text, by the names of the fields."""
     if not cells:
         return F.create_map().cast("map<string, string>")
     texts = F.array(*(F.struct(F.lit(name), cell.getField("raw").alias("text")) for name, cell in cells.items()))

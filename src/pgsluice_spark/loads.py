@@ -1,7 +1,7 @@
-"""The progress of a table's copy: which cuts it contains, and which of its rows were read.
+"""The progress of a table's copy: the cuts that it contains, and the progress of the table's loads.
 
-Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records. The table's ``r`` events are between its
-``begin`` and its ``end``.
+Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records. The ``r`` events of a load are between its
+marks ``begin`` and ``end``.
 """
 
 import json
@@ -12,21 +12,21 @@ from typing import Final, Self
 from pgsluice_spark.cuts import Cut, Mark, Position
 
 UNLOADED: Final = "unloaded"
-"""No load of the table has begun among the cuts that were read."""
+"""The cuts that were read do not contain the beginning of a load of the table."""
 LOADING: Final = "loading"
 LOADED: Final = "loaded"
-"""The table equals PostgreSQL's at every cut."""
+"""The copy equals PostgreSQL's table at every cut."""
 PARTIAL: Final = "partial"
-"""A load has ended, but it does not replace the earlier rows, or some of its rows are missing."""
+"""A load has ended, but does not replace the earlier rows, or some rows or changes are missing."""
 STALE: Final = "stale"
 """The table was altered so that its rows have values that were not sent."""
 GAP: Final = "gap"
-"""A new epoch has begun since the table was loaded: changes between the two are missing."""
+"""A new epoch has begun since the table was loaded, so changes may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that has begun. ``rows``: how many of its distinct ``r`` events were counted so far."""
+    """A load that has begun. ``rows`` is the number of its distinct ``r`` events that were counted so far."""
 
     id: str
     begin: Position
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The state of a table's copy. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` are those of its last cut."""
+    """The state of a table's copy. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` belong to its last cut."""
 
     offset: int = -1
     cut: int = 0
@@ -47,12 +47,12 @@ class TableState:
     """The columns of the table's key. It is empty if there is no key, or if it is not known yet."""
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return the state as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text that :meth:`to_json` returned. Raise ValueError, TypeError or KeyError for any other text."""
+        """Return the state from a text of :meth:`to_json`. Raise ValueError, TypeError or KeyError for other texts."""
         fields = json.loads(text)
         load = fields["load"]
         fields["load"] = None if load is None else Load(load["id"], Position(*load["begin"]), load["rows"])
@@ -61,7 +61,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The positions of a load's ``r`` events in a piece. Without an ``end``, they continue to the piece's end."""
+    """The positions of a load's ``r`` events in a piece of a batch. If ``end`` is None, more follow after the piece."""
 
     id: str
     begin: Position
@@ -69,7 +69,7 @@ class Interval:
 
 
 def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
-    """Return the loads of which a piece has rows. ``marks`` are those of the table in the piece."""
+    """Return the loads that have rows in a piece of a batch. ``marks`` are the table's marks in the piece."""
     begins = {mark.id: mark.position for mark in marks if mark.state == "begin"}
     if state.load is not None:
         begins.setdefault(state.load.id, state.load.begin)
@@ -82,7 +82,8 @@ def advanced(
 ) -> tuple[TableState, Position | None]:
     """Return the state after a piece, and the position before which rows of the table do not exist any more.
 
-    ``rows``: how many distinct ``r`` events the piece has in each interval.
+    The position is None if no load has ended that replaces earlier rows. ``rows`` has the number of distinct ``r``
+    events in the piece, by load.
     """
     last = cuts[-1]
     if state.epoch and last.epoch != state.epoch and state.status == LOADED:

@@ -1,8 +1,8 @@
 """Maintains a target between batches: compacts small files, and removes old states of the database.
 
-Used by :mod:`.query`. The rows of the control table are deleted before the files, so a view never names a state whose
-files are gone. The time of the last maintenance is a property of the control table, so that it survives restarts of the
-query.
+Used by :mod:`.query`. The rows of the control table are deleted before the files, so no row names a state whose files
+do not exist any more. The time of the last maintenance is a property of the control table, so that it survives restarts
+of the query.
 """
 
 import logging
@@ -28,10 +28,10 @@ _DURATION: Final = re.compile(rf"(\d+) ({'|'.join(_UNITS_S)})s?")
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """How a target is maintained. Durations are texts such as ``"6 hours"``. Raise ValueError if they are not.
+    """How a target is maintained. Durations are texts such as ``"6 hours"``. Raise ValueError for any other text.
 
-    ``every``: how often, between two batches. ``keep``: how long states of the database can be read as views.
-    ``compact``: whether small files are merged into large ones.
+    ``every`` is the time between two maintenances, which run between batches. ``keep`` is the time for which states of
+    the database can be read as views. ``compact`` says whether small files are merged into large ones.
     """
 
     every: str = "6 hours"
@@ -45,7 +45,7 @@ class Maintenance:
 
 
 def seconds(duration: str) -> int:
-    """Return the seconds of a duration such as ``"7 days"``. Raise ValueError if it is not one."""
+    """Return the seconds of a duration such as ``"7 days"``. Raise ValueError if the text is not a duration."""
     found = _DURATION.fullmatch(duration.strip())
     if found is None:
         raise ValueError(f"{duration!r} is not a duration such as '6 hours'. The units are {', '.join(_UNITS_S)}")
@@ -53,7 +53,7 @@ def seconds(duration: str) -> int:
 
 
 class Keeper:
-    """Maintains a target whenever that is due."""
+    """Maintains a target whenever maintenance is due."""
 
     def __init__(self, copies: Copies, maintenance: Maintenance) -> None:
         self._copies, self._compact = copies, maintenance.compact
@@ -98,7 +98,7 @@ class Keeper:
             action()
         except (PipelineError, PySparkException, Py4JError) as error:
             _LOG.warning(
-                "maintenance of %s failed, and is attempted again in %d s. The query goes on, and nothing that is "
+                "maintenance of %s failed, and is attempted again in %d s. The query continues, and no data that is "
                 "needed was deleted: %s",
                 what,
                 self._every_s,

@@ -1,6 +1,6 @@
-"""Marks: how far the rows that tables already had have been read, from the topic of cut records.
+"""Reads marks from the topic of cut records. A mark says how far the rows of a table have been read.
 
-:func:`.latest` takes them.
+:func:`.latest` uses the marks.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,9 @@ def read_marks(
 ) -> DataFrame:
     """Return the marks in ``topic``, as a stream or (``streaming=False``) as a batch.
 
-    ``topic`` is that of the cut records, ``<prefix>.transactions``. The columns are those of a mark: ``topic`` (the
-    table's), ``schema``, ``table``, ``id``, ``state``, ``epoch``, ``lsn``, ``seq``, ``rows`` and ``replaces``.
+    ``topic`` is the topic of cut records, ``<prefix>.transactions``. The columns are the fields of a mark: ``topic``
+    (the table's topic), ``schema``, ``table``, ``id``, ``state``, ``epoch``, ``lsn``, ``seq``, ``rows`` and
+    ``replaces``.
     """
     reading = cut_reading(registry, topic)
     records = read_topic(spark, topic, bootstrap_servers, kafka_options or {}, streaming=streaming)

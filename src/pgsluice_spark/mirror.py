@@ -1,7 +1,7 @@
-"""Keeps a table up to date: the changes of a batch are reduced to their net effect, and committed once.
+"""Keeps a table up to date: reduces the changes of a batch to their net effect, and commits it once.
 
-Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the counts have been
-compared with those that the cut records declare.
+Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the caller has compared
+the counts with those that the cut records declare.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from pgsluice_spark.targets import Commit, TargetTable, quoted
 from pgsluice_spark.work import Prepared, Work
 
 _INFINITE: Final = (DateType, TimestampType, TimestampNTZType)
-"""Types of keys that have infinities."""
+"""The types of key columns that have infinities in PostgreSQL."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
@@ -42,7 +42,10 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
 
 
 def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
-    """Return the position of the last truncate, and how many there are. A truncate in every partition counts once."""
+    """Return the position of the last truncate, and how many there are.
+
+    A truncate has a record in every partition, and counts once.
+    """
     found = (
         events.where("op = 't'")
         .select(F.struct(*POSITION).alias("position"))
@@ -78,7 +81,7 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
 
 
 def _with_keys(events: DataFrame) -> DataFrame:
-    """Fill in the key columns of rows from their keys, so that the rows of the target can be found by them.
+    """Fill in the key columns of rows from their keys, so that the merge finds the rows of the target by these columns.
 
     An infinite date or timestamp is null in a row. In a key, it is the lowest or highest value of its type.
     """
@@ -107,14 +110,14 @@ def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Colum
 
 def _other_key(table: str, key: Sequence[str]) -> str:
     return (
-        f"table {table} has got another key than ({', '.join(key)}), so its rows cannot be told apart any longer. "
+        f"table {table} has got another key than ({', '.join(key)}), so the mirror cannot identify its rows any more. "
         "Nothing of this batch was applied. Leave the table out of `tables`, or begin a new target for it and load it "
         "with `pgsluice snapshot start`"
     )
 
 
 def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool) -> DataFrame:
-    """Return the rows to merge: one record for each changed key."""
+    """Return the records to merge, one for each changed key."""
     live = keys.where("is_live")
     if not has_gaps:
         return live.select(*NET)
@@ -149,7 +152,7 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The changes to commit. ``rows``: the number of ``r`` events of each load."""
+    """The changes to commit. ``rows`` has the number of ``r`` events of each load."""
 
     work: Work
     table: TargetTable
@@ -161,7 +164,7 @@ class _Piece:
 
 
 def _commit(piece: _Piece) -> tuple[TableState, int | None]:
-    """Apply a piece to the table in one commit. Return the state after it and the number of the commit."""
+    """Apply a piece of a batch in one commit. Return the table's state after it, and the number of the commit."""
     work, net = piece.work, piece.net
     assert net is not None, "only what was prepared is committed"
     state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
@@ -175,7 +178,7 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
 
 
 def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
-    """Prepare the changes of a table without a key. All are appended, and anything but an insert is refused."""
+    """Prepare the changes of a table without a key. New rows are appended, and updates and deletes are refused."""
     work = piece.work
     loads = intervals(work.state, work.marks)
     rows = appended(work.events.where("op != 't'"), work.row_type.fieldNames(), floor, loads)
@@ -184,9 +187,9 @@ def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mappi
     assert facts is not None, "an aggregation without groups has one row"
     if facts["u"] or facts["d"]:
         raise TableRefused(
-            f"table {work.table} has no key, and rows of it were updated or deleted, so the mirror cannot tell which. "
+            f"table {work.table} has no key, so the mirror cannot find the rows that were updated or deleted. "
             "Nothing of this batch was applied. Give the table a primary key and load it with `pgsluice snapshot "
-            "start`, or leave it out of `tables`. `changelog` takes it as it is"
+            "start`, or leave it out of `tables`. `changelog` accepts tables without a key"
         )
     piece = replace(
         piece,

@@ -1,7 +1,7 @@
-"""The names of tables in the form of the schemas' namespaces: ``public.orders``.
+"""The names of tables in the form that the namespaces of Avro schemas have, such as ``public.orders``.
 
-In each part, ``_xHHHH_`` replaces a character that Avro does not allow in a name. So a table's name can also be the
-name of a directory.
+In each part, ``_xHHHH_`` replaces a character that Avro does not allow in a name. So the result can also be the name of
+a directory.
 """
 
 import re
@@ -25,7 +25,7 @@ def postgres_name(table: str) -> tuple[str, str]:
 
 
 def is_chosen(table: str, patterns: Sequence[str]) -> bool:
-    """Return whether a table has one of these names. ``*`` and ``?`` are wildcards."""
+    """Return whether a table's name matches one of these patterns. ``*`` and ``?`` are wildcards."""
     return any(fnmatchcase(table, pattern) for pattern in patterns)
 
 

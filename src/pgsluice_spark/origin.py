@@ -1,4 +1,4 @@
-"""Says where a pipeline's records and schemas are. Used by :mod:`.pipeline` and by the modules that read for it.
+"""Describes where a pipeline's records and schemas are. Used by :mod:`.pipeline` and by the modules that it uses.
 
 ``tests/spark/test_daemon.py`` covers it.
 """
@@ -21,7 +21,7 @@ from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
-"""How many cut records before an offset are searched for topics. At least one a minute lists all topics."""
+"""How many cut records before an offset are searched for topics. At least one record per minute lists all topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Origin:
         return f"{self.prefix}.transactions"
 
     def cuts(self, records: DataFrame) -> DataFrame:
-        """Return the cut records in ``records``, which have the form of Spark's Kafka source."""
+        """Return the cut records in ``records``, which has the columns of Spark's Kafka source."""
         return decoded_cuts(records, cut_reading(self.registry, self.transactions))
 
     def cuts_from(self, offset: int) -> DataFrame:
@@ -53,7 +53,7 @@ class Origin:
         return read_ranges(spark, topic, self.bootstrap_servers, self.options, offsets)
 
     def tables_loaded_after(self, cut: Cut) -> set[str]:
-        """Return the tables of which a load begins after a cut, and whose rows it will replace."""
+        """Return the tables for which a load that replaces all rows begins after a cut."""
         found = self.cuts_from(cut.offset + 1)
         marks = found.select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
@@ -66,17 +66,17 @@ class Origin:
             return set()
         reading = record_reading(self.registry.versions((f"{topic}-value",)))
         letters = self.read(self.spark, topic, offsets).select(decoded("value", reading).alias("letter"))
-        # rows that were read are counted at the end of their load
+        # Rows that a load has read are counted at the end of the load, so their dead letters are not needed here.
         tables = letters.where("letter.op != 'r'").select("letter.schema", "letter.table").distinct()
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def topics_of_tables(self, offset: int) -> list[str]:
-        """Return the topics of tables that are named by cut records shortly before an offset or after it."""
+        """Return the topics of tables that cut records name, from shortly before an offset to the end."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
         begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
         found = collected(self.cuts_from(max(begin, offset - _BACK)))
         return sorted({topic for cut in found for topic in cut.topics if self.is_of_tables(topic)})
 
     def is_of_tables(self, topic: str) -> bool:
-        """Return whether it is a topic of tables, not of messages or dead letters."""
+        """Return whether ``topic`` has the changes of tables, and not messages or dead letters."""
         return topic not in (f"{self.prefix}.messages", f"{self.prefix}.dead_letters")

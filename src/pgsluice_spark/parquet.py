@@ -1,8 +1,8 @@
-"""Directories of Parquet files as a target of change logs: one directory for each batch of a table.
+"""Directories of Parquet files as a target of change logs, with one directory for each piece of a batch.
 
-Parquet has no transactions. A batch is committed when its directory has a manifest, which is written last and describes
-the batch. A killed driver may leave a directory without a manifest. Such directories are deleted before a batch is
-written. So only directories after the last manifest can be incomplete.
+Parquet has no transactions. A piece is committed when its directory has a manifest, which is written last and describes
+the piece. A killed driver may leave a directory without a manifest. Such directories are deleted before the next piece
+is written, so only directories after the last manifest can be incomplete.
 """
 
 import json
@@ -17,13 +17,13 @@ from pgsluice_spark.errors import PipelineError
 from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, Upkeep, quoted, refusal
 
 MANIFEST: Final = "_pgsluice.json"
-"""The file that marks a directory whose batch is committed."""
+"""The file that marks a directory whose content is committed."""
 
 PART: Final = ".part"
 """The end of a manifest's name while it is being written."""
 
 _PREFIX: Final = "upto="
-"""The name of a directory is the offset of its last cut record, in twenty digits."""
+"""The beginning of a directory's name. The offset of its last cut record follows, in twenty digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class Parquet:
 
     @property
     def place(self) -> str:
-        """Its place, for messages."""
+        """The location of the target, for messages."""
         return self.path
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the sessions that write to it. There are none."""
+        """The settings of the sessions that write to the target, which are none."""
         return {}
 
     @property
     def requires(self) -> Requirements:
-        """What a session must have before it starts: only Spark itself."""
+        """The class and the settings that a session must have before it starts. Spark itself is enough."""
         return Requirements("org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat", "spark-sql", {})
 
     @property
     def is_mutable(self) -> bool:
-        """Whether rows and files can be replaced: they cannot."""
+        """Whether rows and files can be replaced, which is never possible here."""
         return False
 
     def check_writable(self, spark: SparkSession) -> None:
@@ -60,7 +60,7 @@ class Parquet:
         files.delete(file)
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "ParquetTable":
-        """Return one of its tables, which need not exist yet. ``since`` is not needed."""
+        """Return a table of the target, which need not exist yet. ``since`` is ignored."""
         del since
         return ParquetTable(spark, f"{self.path.rstrip('/')}/{name}")
 
@@ -74,33 +74,33 @@ class ParquetTable:
 
     @property
     def sql(self) -> str:
-        """Its name in SQL, which includes incomplete directories."""
+        """The table's name in SQL. A query with this name also reads incomplete directories."""
         return f"parquet.{quoted(self.path)}"
 
     @property
     def exists(self) -> bool:
-        """Whether a batch was committed."""
+        """Whether the table has a commit."""
         return self._last() is not None
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows as of the commit with this number, or of the last commit."""
+        """Return the table's rows after the commit with this number, or after the last commit."""
         last = self._last()
         if last is None:
-            raise PipelineError(f"{self.path} has no batch that is whole, so there is nothing to read")
+            raise PipelineError(f"{self.path} has no complete batch, so there is nothing to read")
         number, manifest = last
         end = number if version is None else min(version, number)
         found = [self._directory(one) for one in self._numbers() if one <= end]
         return self.spark.read.schema(StructType.fromJson(manifest["schema"])).parquet(*found)
 
     def fit(self, schema: StructType) -> None:
-        """Do nothing: each batch brings its schema."""
+        """Do nothing, because each directory has its own schema."""
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
-        """Add a directory with these rows, which may have columns, fields and wider types that others lack."""
+        """Add a directory with these rows, which may have columns, fields and wider types that earlier ones lack."""
         last = self._last()
         if last is not None and last[0] >= commit.version:
             raise PipelineError(
-                f"{self.path} has the batch up to offset {last[0]} already, and {commit.version} does not follow it. "
+                f"{self.path} already has the batch up to offset {last[0]}, and {commit.version} is not after it. "
                 "Two queries write to it. Stop one of them"
             )
         for number in self._numbers():
@@ -168,7 +168,7 @@ class ParquetTable:
         return _Files(self.spark)
 
     def _last(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the number and the manifest of the last complete batch."""
+        """Return the number and the manifest of the last commit, or None if there is none."""
         for number in reversed(self._numbers()):
             manifest = self._files.json(f"{self._directory(number)}/{MANIFEST}")
             if manifest is not None:
@@ -176,7 +176,7 @@ class ParquetTable:
         return None
 
     def _numbers(self) -> list[int]:
-        """Return the numbers of all batches, including the incomplete ones."""
+        """Return the numbers of all directories, including incomplete ones."""
         names = self._files.names(self.path)
         return sorted(int(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX))
 
@@ -185,7 +185,7 @@ class ParquetTable:
 
 
 def _merged(known: StructType, new: StructType) -> StructType:
-    """Return the fields of both. Types only become wider, so if two types differ, the new type is right."""
+    """Return the fields of both schemas. If two types differ, the new type is used, because types only become wider."""
     fields = {field.name: field.dataType for field in known}
     for field in new:
         fields[field.name] = _merged_type(fields.get(field.name), field.dataType)
@@ -203,12 +203,12 @@ class _Files:
     spark: SparkSession
 
     def names(self, path: str) -> list[str]:
-        """Return the names of a directory's entries. There are none if the directory does not exist."""
+        """Return the names of a directory's entries, or an empty list if the directory does not exist."""
         place, system = self._at(path)
         return [one.getPath().getName() for one in system.listStatus(place)] if system.exists(place) else []
 
     def json(self, path: str) -> dict[str, Any] | None:
-        """Return the content of a file. Return None if the file does not exist."""
+        """Return the JSON object in a file, or None if the file does not exist."""
         place, system = self._at(path)
         if not system.exists(place):
             return None
@@ -221,7 +221,7 @@ class _Files:
         return found
 
     def write(self, path: str, text: str) -> None:
-        """Write a new file. It is complete as soon as a file has this name."""
+        """Write a new file. It gets its name only when it is complete."""
         place, system = self._at(path)
         part, _ = self._at(f"{path}{PART}")
         stream = system.create(part, True)  # noqa: FBT003 - Java's
@@ -231,8 +231,8 @@ class _Files:
             stream.close()
         if not system.rename(part, place):
             raise PipelineError(
-                f"{path} cannot be written, because the file system refuses to rename {part}. The batch does not count "
-                "without it. Find out who else writes there, then start the query again"
+                f"{path} cannot be written, because the file system refuses to rename {part}. Without this file, the "
+                "batch is not committed. Find out who else writes there, then start the query again"
             )
 
     def delete(self, path: str) -> None:

@@ -26,12 +26,12 @@ from pgsluice_spark.targets import Target, refusal
 AVAILABLE_NOW: Final = "available now"
 
 _RECORDS_MAX: Final = 10_000
-"""The most cut records and markers in one batch, because the driver keeps them in memory."""
+"""The maximum number of cut records and markers in one batch. It is limited because the driver has them in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The topics of one pipeline. ``kafka_options`` are those of Spark's Kafka source, such as those for security."""
+    """The topics of one pipeline. ``kafka_options`` are options of Spark's Kafka source, for example for security."""
 
     spark: SparkSession
     prefix: str
@@ -46,7 +46,7 @@ class Pipeline:
     def changes(self, table: str, *, topic: str | None = None, streaming: bool = True) -> DataFrame:
         """Return the changes of a table, as :func:`.read_changes` does.
 
-        ``topic``: the topic, if it has another name.
+        ``topic`` is the table's topic, if it has another name than ``<prefix>.<table>``.
         """
         return read_changes(
             self.spark,
@@ -68,11 +68,12 @@ class Pipeline:
         max_events: int = 5_000_000,
         maintenance: Maintenance | None = None,
     ) -> Query:
-        """Keep the tables of ``target`` equal to PostgreSQL's, and return the query that does it.
+        """Start a query that keeps the tables of ``target`` equal to PostgreSQL's tables, and return the query.
 
-        ``tables``: names or patterns, such as ``public.*``. ``trigger``: how often, or ``"available now"`` to stop at
-        the present end of the topics. ``max_events``: how many changes are applied at once, at most. A larger cut is
-        applied alone. ``maintenance``: how the target is maintained between batches; not at all by default.
+        ``tables`` has names or patterns, such as ``public.*``. ``trigger`` is the time between batches, or ``"available
+        now"`` to stop at the present end of the topics. ``max_events`` is the maximum number of changes that are
+        applied at once. A larger cut is applied alone. ``maintenance`` says how the target is maintained between
+        batches. None means that it is not maintained.
 
         The target records the applied cuts, so the checkpoint may be deleted at any time. Only one query may write to a
         target. Raise ValueError if the target supports only change logs.
@@ -91,10 +92,10 @@ class Pipeline:
         max_events: int = 5_000_000,
         maintenance: Maintenance | None = None,
     ) -> Query:
-        """Keep all changes of the tables in ``target``, each once, and return the query that does it.
+        """Start a query that keeps all changes of the tables in ``target``, each of them once, and return the query.
 
-        The arguments are those of :meth:`mirror`; ``target`` may also be :class:`.Parquet`. Each table of the target
-        has the columns of :func:`.read_changes`.
+        The arguments are the same as for :meth:`mirror`, but ``target`` may also be :class:`.Parquet`. Each table of
+        the target has the columns of :func:`.read_changes`.
         """
         if maintenance is not None:
             _check_mutable(target)
@@ -110,12 +111,13 @@ class Pipeline:
         differences: int = 20,
         wait_s: float = 120,
     ) -> AuditReport:
-        """Compare the tables of a mirror with PostgreSQL's, value by value, and return a report.
+        """Compare the tables of a mirror with PostgreSQL's tables, value by value, and return a report.
 
-        ``postgres``: how to reach the primary, in libpq's form (``host=... dbname=... user=...``) or as a URL of JDBC.
-        ``differences``: how many rows of each table are named, at most. ``wait_s``: how long the audit waits for
-        transactions to end their commit, and for the stream to reach PostgreSQL's position. Both sides may change
-        meanwhile. A TRUNCATE or ALTER TABLE of these tables waits until the audit has ended.
+        ``postgres`` is the connection string of the primary, in libpq's form (``host=... dbname=... user=...``) or as a
+        JDBC URL. ``differences`` is the maximum number of rows that the report names for each table. ``wait_s`` is the
+        time for which the audit waits for transactions to end their commit, and again for the stream to reach
+        PostgreSQL's position. Both sides may change during the audit. A TRUNCATE or ALTER TABLE of these tables has to
+        wait until the audit has ended.
         """
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 
@@ -128,8 +130,8 @@ class Pipeline:
     ) -> Diagnosis:
         """Look for problems that would keep a mirror or a change log from running, and return them with remedies.
 
-        ``target`` and ``postgres`` are checked if they are given. Nothing is changed, except that a file or a table is
-        written to the target and deleted again.
+        ``target`` and ``postgres`` are checked if they are given. The only change is that a file or a table is written
+        to the target and deleted again.
         """
         return doctor.run(doctor.Patient(self._origin, target, postgres, tables))
 

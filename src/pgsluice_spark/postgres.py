@@ -1,7 +1,7 @@
-"""PostgreSQL as an audit sees it: one session that exports a snapshot, and the settings for those that import it.
+"""PostgreSQL for an audit: one session that exports a snapshot, and the settings of the sessions that import it.
 
-Used by :mod:`.audit`. Both use PostgreSQL's JDBC driver, which the executors need in any case. So a cluster needs
-nothing else, and passwords and TLS mean the same in all sessions.
+Used by :mod:`.audit`. All sessions use PostgreSQL's JDBC driver, because the executors need it in any case. So a
+cluster needs no other driver, and the settings for passwords and TLS have the same effect in all sessions.
 
 ``tests/spark/test_audit.py`` covers it.
 
@@ -59,9 +59,9 @@ TEXT_SETTINGS: Final = (
     "SET statement_timeout = 0",
     "SET idle_in_transaction_session_timeout = 0",
 )
-"""The settings that decide how PostgreSQL writes values, as in the daemon (docs/types.md).
+"""The settings of a session. They make PostgreSQL write values in the same form as for the daemon (docs/types.md).
 
-Hidden row filters are an error.
+If row-level security would hide rows, PostgreSQL raises an error.
 """
 
 _UNFINISHED: Final = """
@@ -76,7 +76,8 @@ _UNFINISHED: Final = """
     WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
     AND (a.datname IS NULL OR a.datname = current_database())
 """
-"""Transactions that have an id and have not ended, and whether they cannot be in the middle of their commit."""
+"""Transactions that have an id and have not ended. The last column is true if a transaction is certainly not in the
+middle of its commit."""
 
 _RELATION: Final = """
     SELECT c.oid, c.relkind, CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END || format('%I.%I', nspname, relname)
@@ -104,14 +105,14 @@ _PAGES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where PostgreSQL is, for JDBC."""
+    """The address of PostgreSQL and the properties of a connection, for JDBC."""
 
     url: str
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> "Source":
-        """Parse a connection string: libpq's ``host=... dbname=...``, or a URL of JDBC."""
+        """Parse a connection string in libpq's form (``host=... dbname=...``), or a JDBC URL."""
         if text.startswith("jdbc:postgresql:"):
             return cls(text)
         words = _words(text)
@@ -130,7 +131,7 @@ def _unquoted(value: str) -> str:
 
 
 def _words(text: str) -> dict[str, str]:
-    """Return the keywords and values of a connection string of libpq."""
+    """Return the keywords and values of a connection string in libpq's form."""
     if not _CONNINFO.fullmatch(text):
         raise ValueError("the connection string of PostgreSQL is not of the form host=... dbname=... user=...")
     return {name: re.sub(r"\\(.)", r"\1", _unquoted(value)) for name, value in _WORD.findall(text)}
@@ -146,7 +147,7 @@ class Snapshot:
 
     @property
     def xmax(self) -> int:
-        """The lowest transaction id, in 64 bits, of those that the snapshot can never see."""
+        """The lowest transaction id, in 64 bits, that the snapshot cannot see because it was not assigned yet."""
         return int(self.text.split(":")[1])
 
     @property
@@ -155,7 +156,7 @@ class Snapshot:
         return [int(xid) for xid in self.text.split(":")[2].split(",") if xid]
 
     def sees(self, xid: Column) -> Column:
-        """Return whether it sees a transaction. The id has the lower 32 bits, as in the stream."""
+        """Return whether the snapshot sees a transaction. ``xid`` has the lower 32 bits of its id, as in the stream."""
         ahead = F.pmod(xid.cast("long") - F.lit(self.xmax), F.lit(_XIDS))
         wide = F.lit(self.xmax) + F.when(ahead >= _XIDS // 2, ahead - _XIDS).otherwise(ahead)
         return (wide < self.xmax) & ~wide.isin(self.running)
@@ -163,7 +164,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table as a snapshot sees it. ``columns``: name, type (the base type of a domain), and category of the type."""
+    """A table as a snapshot sees it.
+
+    ``columns`` has, for each column, its name, its type (for a domain, the base type), and the category of the type.
+    """
 
     source: Source
     snapshot: Snapshot
@@ -174,7 +178,7 @@ class SourceTable:
     refusal: str = ""
 
     def read(self, spark: SparkSession, selected: Sequence[str]) -> DataFrame:
-        """Return the query of the table that is read in several ranges of pages at the same time."""
+        """Return the rows of the table. Spark reads several ranges of pages at the same time."""
         table = f"(SELECT {', '.join([*selected, 'ctid AS place'])} FROM {self.sql}) AS t"  # noqa: S608 - quoted
         options = {
             **self.source.properties,
@@ -186,7 +190,7 @@ class SourceTable:
 
 
 def _ranges(pages: int) -> list[str]:
-    """Return conditions that divide a table by its pages. The last one has no end, because tables grow."""
+    """Return conditions that divide a table by its pages. The last one has no upper bound, because tables grow."""
     bounds = list(range(_PAGES_READ, pages - _PAGES_READ // 2, _PAGES_READ))
     begins = ["true", *(f"place >= '({page},0)'::tid" for page in bounds)]
     ends = [*(f"place < '({page},0)'::tid" for page in bounds), "true"]
@@ -201,7 +205,7 @@ class Session:
         self.version = int(self._row("SHOW server_version_num")[0] or 0) // 10000
 
     def rows(self, sql: str) -> list[list[str | None]]:
-        """Return the rows of a query, all values as texts."""
+        """Return the rows of a query, with all values as text."""
         with self._statement() as statement:
             found = statement.executeQuery(sql)
             width = found.getMetaData().getColumnCount()
@@ -223,7 +227,7 @@ class Session:
         except Py4JJavaError as error:
             raise PipelineError(
                 f"PostgreSQL refused what the audit needs: {error.java_exception.getMessage()}. Nothing was compared. "
-                "The role needs SELECT on the tables and USAGE on their schemas; another session may hold a lock on one"
+                "The role needs SELECT on the tables and USAGE on their schemas, or another session locks a table"
             ) from None
         finally:
             statement.close()
@@ -232,10 +236,10 @@ class Session:
         return self.rows(sql)[0]
 
     def check_primary(self) -> None:
-        """Raise an error on a standby, because its snapshots do not say which transactions were still running."""
+        """Raise an error on a standby, because its snapshots do not show which transactions were still running."""
         if self._row("SELECT pg_is_in_recovery()") == ["t"]:
             raise PipelineError(
-                "the server is a standby, and its snapshots do not say which transactions were still running. Nothing "
+                "the server is a standby, and its snapshots do not show which transactions were still running. Nothing "
                 "was compared. Give the connection string of the primary"
             )
 
@@ -266,7 +270,7 @@ class Session:
             self.execute(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
 
     def snapshot(self) -> Snapshot:
-        """Export the transaction's snapshot."""
+        """Export the snapshot of the session's transaction, and return it."""
         name = self._row("SELECT pg_export_snapshot()")[0]
         current = "pg_current_snapshot()" if self.version >= 13 else "txid_current_snapshot()"  # noqa: PLR2004 - a version
         text = self._row(f"SELECT {current}::text")[0]
@@ -282,7 +286,7 @@ class Session:
         return (str(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
 
     def table(self, source: Source, snapshot: Snapshot, relation: tuple[str, str, str]) -> SourceTable:
-        """Return a locked table as a snapshot of this session sees it."""
+        """Return a table, which has to be locked, as a snapshot of this session sees it."""
         oid, kind, sql = relation
         columns = [(str(name), str(of), str(category)) for name, of, category in self.rows(_COLUMNS.format(oid=oid))]
         pages = self._row(_PAGES.format(oid=oid, is_root="true" if kind == "p" else "false"))[0]
@@ -306,7 +310,7 @@ class Session:
 
 
 def before_header(lsn: int, segment: int) -> int:
-    """Return an insert position without the header of a page that has no records yet."""
+    """Return an insert position, or the end of the previous page if only a page header comes before the position."""
     if segment and lsn % segment == _SEGMENT_HEADER:
         return lsn - _SEGMENT_HEADER
     return lsn - _PAGE_HEADER if lsn % _PAGE == _PAGE_HEADER else lsn
@@ -340,10 +344,11 @@ def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
 
 
 def import_statement(snapshot: Snapshot) -> str:
-    """Return the first statement of a session that has to see the same as the snapshot.
+    """Return the first statement of a session that has to read at the snapshot.
 
-    Spark executes it as ``sessionInitStatement`` after the driver's own BEGIN: with a ``fetchsize``, Spark turns off
-    autocommit. Outside of such a transaction, PostgreSQL refuses the import, so nothing is read at another moment.
+    Spark executes it as ``sessionInitStatement``. At that time, the session is in a transaction, because with a
+    ``fetchsize`` Spark turns off autocommit. Outside of a transaction, PostgreSQL would refuse the import, so nothing
+    is ever read at another snapshot.
     """
     own = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", f"SET TRANSACTION SNAPSHOT '{snapshot.name}'")
     return "; ".join((*own, *TEXT_SETTINGS))

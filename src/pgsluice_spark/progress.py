@@ -1,4 +1,4 @@
-"""The cuts that a query applied last, for its log and its caller. Used by :mod:`.query`. Pure."""
+"""The cuts that a query applied last, for the query's log and its caller. Used by :mod:`.query`. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from pgsluice_spark.cuts import Cut
 class Progress:
     """Cuts that were applied together, and became visible in one row of the control table.
 
-    ``events``: the changes that their cut records declare, including those of tables that are not copied. ``seconds``:
-    how long it took. ``lag_s``: how old the last of their transactions was afterwards, by this machine's clock. It is
-    None if no cut has a time.
+    ``events`` is the number of changes that the cut records declare, including those of tables that are not copied.
+    ``seconds`` is the time that it took to apply them. ``lag_s`` is the age of their last transaction at the end of
+    this work, by this machine's clock, or None if no cut has a time.
     """
 
     first_cut: int
@@ -25,7 +25,7 @@ class Progress:
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], topics: int, seconds: float, now_s: float) -> "Progress":
-        """Return the progress that these cuts make. ``now_s``: the time since 1970."""
+        """Return the progress for these cuts. ``now_s`` is the present time in seconds since 1970."""
         times = [cut.ts_us for cut in cuts if cut.ts_us is not None]
         return cls(
             first_cut=cuts[0].number,

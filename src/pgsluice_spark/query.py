@@ -1,7 +1,7 @@
-"""The query of a mirror or a change log: it reads cut records, and applies the changes of these cuts.
+"""The query of a mirror or a change log, which reads cut records and applies the changes of these cuts.
 
-Used by :mod:`.pipeline`. A batch consists of cuts. It is applied in pieces. The tables of a piece are applied in
-parallel, each in one commit, and then the control table gets a row.
+Used by :mod:`.pipeline`. A batch consists of cuts, and is applied in pieces (see :mod:`.batches`). The tables of a
+piece are applied in parallel, each in one commit. Then the control table gets a row.
 """
 
 import logging
@@ -105,7 +105,7 @@ class Applier:
             self._apply_piece(piece, versions)
 
     def _whole(self, parts: Sequence[Cut]) -> list[Cut]:
-        """Return whole cuts. If parts of the first cut were in the previous batch, they are read again."""
+        """Return whole cuts. If parts of the first cut were in the previous batch, read these parts again."""
         if parts and parts[0].part:
             first = parts[0]
             earlier = {0: [(first.offset - first.part, first.offset)]}
@@ -114,7 +114,7 @@ class Applier:
         return joined(parts)
 
     def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
-        """Return the schemas of each topic of tables. They include all those with which the cuts were written."""
+        """Return the schemas of each topic of tables, including all schemas with which the cuts were written."""
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
         found = self._origin.registry.versions(subjects) if subjects else []

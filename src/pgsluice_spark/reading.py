@@ -1,4 +1,4 @@
-"""Turns the records of one topic into changes: the schemas of its tables, and the columns of a change.
+"""Decodes the records of one topic into changes, with the schemas of the topic's tables.
 
 Used by :mod:`.changes` and :mod:`.query`.
 
@@ -42,7 +42,7 @@ class TopicReading:
     """The columns of the key in its newest schema."""
 
     def changes(self, records: DataFrame, *, tombstones: bool = False) -> DataFrame:
-        """Return the changes in ``records``, which have the form of Spark's Kafka source."""
+        """Return the changes in ``records``, which has the columns of Spark's Kafka source."""
         if self.others:
             records = records.where(~_is_of_another_table(self.others))
         if not tombstones:
@@ -61,21 +61,21 @@ class TopicReading:
             names = ambiguous_names(reading)
             if names and spark.conf.get("spark.sql.caseSensitive") != "true":
                 raise SchemaError(
-                    f"columns of {self.topic} differ only in case ({', '.join(names)}), and Spark does not tell them "
-                    "apart unless spark.sql.caseSensitive is true: set it in the session of this query"
+                    f"columns of {self.topic} differ only in case ({', '.join(names)}), and Spark can distinguish them "
+                    "only if spark.sql.caseSensitive is true: set it in the session of this query"
                 )
 
     def _change(self) -> Column:
         change = decoded("value", self.values)
         if self.keys is not None:
             return change
-        # A key where there was none when the query was planned is a new schema like any other.
+        # If the table had no key when the query was planned, but a record has one, its schema is unknown.
         return F.when(F.col("key").isNotNull(), undecodable_key()).otherwise(change)
 
 
 @lru_cache(maxsize=_KEPT)
 def topic_reading(versions: tuple[SchemaVersion, ...], topic: str, table: str | None = None) -> TopicReading:
-    """Return how to read a topic. ``versions`` are those of its two subjects. ``table``: read only this table."""
+    """Return how to read a topic, or only one ``table`` in it. ``versions`` are the schemas of its two subjects."""
     others = [] if table is None else _others(versions, topic, table)
     left_out = set(others)
     own = [version for version in versions if version not in left_out]
@@ -83,12 +83,12 @@ def topic_reading(versions: tuple[SchemaVersion, ...], topic: str, table: str | 
 
 
 def tables_of(versions: Sequence[SchemaVersion]) -> list[str]:
-    """Return the tables that have schemas among these."""
+    """Return the tables to which these schemas belong."""
     return sorted({table_of(version) for version in versions})
 
 
 def _others(versions: Sequence[SchemaVersion], topic: str, table: str) -> list[SchemaVersion]:
-    """Return the schemas of all other tables. Raise SchemaError if there is no schema of this one."""
+    """Return the schemas of all tables except ``table``. Raise SchemaError if ``table`` has no schema."""
     tables = tables_of(versions)
     if tables and table not in tables:
         raise SchemaError(f"topic {topic} has no table {table}, only {', '.join(tables)}")
@@ -117,7 +117,7 @@ def _newest_key(versions: Sequence[SchemaVersion], topic: str) -> tuple[str, ...
 
 
 def _is_of_another_table(others: Sequence[SchemaVersion]) -> Column:
-    """Return whether a record was written with one of these schemas. A tombstone has only the schema of its key."""
+    """Return whether a record was written with one of these schemas. For a tombstone, its key decides."""
     identifiers = [version.id for version in others]
     return F.when(F.col("value").isNotNull(), is_written_with("value", identifiers)).otherwise(
         is_written_with("key", identifiers)

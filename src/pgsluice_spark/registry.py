@@ -1,6 +1,6 @@
-"""Where the schemas come from: a registry's REST API, or the Kafka topic of pgsluice's own registry.
+"""The sources of schemas: a registry's REST API, or the Kafka topic of pgsluice's own registry.
 
-Used by :mod:`.changes`, which takes any object that has :meth:`Registry.versions`.
+Used by :mod:`.changes`, which accepts any object that has :meth:`Registry.versions`.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -25,7 +25,7 @@ from pgsluice_spark.schema import SchemaVersion
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _SUBJECT_NOT_FOUND: Final = 40401
 _REQUESTS: Final = 8
-"""The most requests at the same time."""
+"""The maximum number of simultaneous requests."""
 _REDIRECTS: Final = range(300, 400)
 
 
@@ -39,8 +39,8 @@ class Registry(Protocol):
     def versions(self, subjects: Collection[str]) -> Sequence[SchemaVersion]:
         """Return all versions of ``subjects``, the oldest of each subject first.
 
-        A subject that does not exist has no versions. Every call asks again, so the answer contains everything that was
-        registered before the call.
+        A subject that does not exist has no versions. Every call asks the registry again, so the result contains all
+        schemas that were registered before the call.
         """
 
 
@@ -48,8 +48,8 @@ class Registry(Protocol):
 class RestRegistry:
     """A server with the REST API of Confluent's Schema Registry, which pgsluice itself also serves.
 
-    ``tls``: for https with a certificate authority or client certificate of your own. Redirects are not followed. As
-    elsewhere in Python, ``http_proxy`` in the environment is obeyed: without TLS, the proxy sees the credentials.
+    Set ``tls`` for https with your own certificate authority or with a client certificate. Redirects are not followed.
+    As usual in Python, ``http_proxy`` in the environment is used. Without TLS, such a proxy sees the credentials.
     """
 
     url: str
@@ -58,13 +58,13 @@ class RestRegistry:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     timeout_s: float = 30.0
     _known: dict[tuple[str, int], SchemaVersion] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Versions that were read. A registry never changes a version."""
+    """The versions that were read before. They stay valid, because a registry never changes a version."""
 
     def __post_init__(self) -> None:
         if "@" in urllib.parse.urlsplit(self.url).netloc:
-            raise ValueError("the registry's URL has a user in it: give it as username and password")
+            raise ValueError("the registry's URL contains a user: give the user as username and password")
         if not self.url.startswith(("http://", "https://")):
-            # Without a scheme, the text in front of the host may be a password.
+            # The message does not quote the URL, because without a scheme, its beginning may be a password.
             raise ValueError("the registry's URL must begin with http:// or https://")
 
     def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
@@ -92,8 +92,8 @@ class RestRegistry:
             raise RegistryError(f"{self.url}{path}/{number} does not answer with a schema") from None
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
-        """Return the answer's JSON, or None if the registry does not have the subject."""
-        # Messages outlive the deletion of their schema's version, so we request deleted versions as well.
+        """Return the JSON in the answer, or None if the registry does not have the subject."""
+        # Request deleted versions as well, because there may still be messages that were written with them.
         url = f"{self.url.rstrip('/')}{path}?deleted=true"
         request = urllib.request.Request(url, headers=self._headers())  # noqa: S310 - the scheme was checked
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=self.tls), _NoRedirects)
@@ -117,12 +117,12 @@ class RestRegistry:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error. The standard library's handler sends the credentials to whichever host it names."""
+    """Makes a redirect an error, because the standard library would send the credentials to any host in a redirect."""
 
     def http_error_302(self, *_: object) -> None:
-        """Return nothing, so that the handler of errors gets the answer."""
+        """Return None, so that the handler of errors gets the answer."""
 
-    # it takes the same arguments as the others, but only by position
+    # The type is ignored because this method takes its arguments only by position.
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
 
 
@@ -132,13 +132,13 @@ def _refused(error: urllib.error.HTTPError, url: str) -> RegistryError:
     if error.code not in _REDIRECTS or location is None:
         return RegistryError(f"{url} answers {error.code} {error.reason}")
     return RegistryError(
-        f"{url} redirects to {_target(location)}, and pgsluice_spark does not follow, because the credentials are for "
-        "the first address only. Give the address of the registry itself."
+        f"{url} redirects to {_target(location)}, and pgsluice_spark does not follow, because the credentials are only "
+        "for the first address. Give the address of the registry itself."
     )
 
 
 def _target(location: str) -> str:
-    """Return scheme, host and port of a redirect, without a user and query, which may be secrets."""
+    """Return scheme, host and port of a redirect, without user, path and query, because these may contain secrets."""
     try:
         parts = urllib.parse.urlsplit(location)
     except ValueError:  # brackets that do not match
@@ -148,7 +148,7 @@ def _target(location: str) -> str:
 
 
 def _error_code(error: urllib.error.HTTPError) -> int | None:
-    """Return the API's own code of an error. Return None if the answer is not that of a registry."""
+    """Return the registry's own error code, or None if the answer does not come from a registry."""
     try:
         code: int = json.load(error)["error_code"]
     except (OSError, HTTPException, ValueError, RecursionError, TypeError, KeyError):
@@ -158,9 +158,9 @@ def _error_code(error: urllib.error.HTTPError) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistry:
-    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry. It needs no server but Kafka.
+    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry, which needs no other server than Kafka.
 
-    ``kafka_options``: further options of Spark's Kafka source, such as ``kafka.security.protocol``.
+    ``kafka_options`` has further options of Spark's Kafka source, such as ``kafka.security.protocol``.
     """
 
     spark: SparkSession
@@ -190,7 +190,7 @@ class TopicRegistry:
 
 
 def parse_records(records: Sequence[tuple[int, str]], topic: str) -> list[SchemaVersion]:
-    """Return the schemas in ``records`` (offset and JSON value) of a schema topic, oldest first."""
+    """Return the schemas in ``records`` (offset and JSON value) of a schema topic, the oldest of each subject first."""
     versions: dict[tuple[str, int], SchemaVersion] = {}
     for offset, value in sorted(records):
         try:
@@ -202,7 +202,7 @@ def parse_records(records: Sequence[tuple[int, str]], topic: str) -> list[Schema
 
 
 def _version(entry: dict[str, Any]) -> SchemaVersion:
-    """Return the content of a record. Raise TypeError or KeyError if it is not the record of a schema."""
+    """Return the schema in a record. Raise TypeError or KeyError if the record does not contain a schema."""
     found = SchemaVersion(entry["subject"], entry["version"], entry["id"], entry["schema"])
     if [type(part) for part in (found.subject, found.version, found.id, found.schema)] != [str, int, int, str]:
         raise TypeError

@@ -1,4 +1,4 @@
-"""The result of an audit, as text and as JSON. Pure; made by :mod:`.audit`."""
+"""The result of an audit, as text and as JSON. Created by :mod:`.audit`. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,16 @@ from typing import Final
 EQUAL: Final = "equal"
 DIFFERENT: Final = "different"
 REFUSED: Final = "refused"
-"""The table cannot be compared; ``reason`` says why."""
+"""The status of a table that cannot be compared. ``reason`` says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A row or a value that differs between the two sides.
 
-    ``kind``: ``value``; ``missing`` if the mirror lacks the row; ``extra`` if only the mirror has it. ``key`` holds the
-    key's columns, or the whole row of a table without key. Values are texts, None for null.
+    ``kind`` is ``value`` if a value differs, ``missing`` if the mirror lacks the row, and ``extra`` if only the mirror
+    has the row. ``key`` has the values of the key's columns, or the whole row if the table has no key. Values are
+    texts, or None for null.
     """
 
     kind: str
@@ -36,11 +37,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table. ``status`` is ``equal``, ``different`` or ``refused``, or says that the mirror's table is unfinished.
+    """The result for one table.
 
-    ``rows`` counts the rows in PostgreSQL. ``mirror_rows`` counts the rows of the mirror. It includes the changes after
-    the mirror's cut that PostgreSQL's snapshot sees. ``differences`` names the first of the rows that differ.
-    ``exceptions`` names the columns that were not compared, each with the reason.
+    ``status`` is ``equal``, ``different`` or ``refused``, or the state of a table that the mirror has not finished.
+    ``rows`` is the number of rows in PostgreSQL. ``mirror_rows`` is the number of rows in the mirror, after applying
+    the later changes that PostgreSQL's snapshot sees. ``differences`` has some of the rows that differ. ``exceptions``
+    has the columns that were not compared, each with the reason.
     """
 
     table: str
@@ -58,9 +60,10 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All tables of an audit.
+    """The result of an audit.
 
-    ``cut`` is the cut of the mirror. ``snapshot`` is PostgreSQL's, and ``wal_lsn`` is a position after that snapshot.
+    ``cut`` is the last cut of the mirror. ``snapshot`` is the snapshot of PostgreSQL that was compared, and ``wal_lsn``
+    is a position in the WAL after all transactions that this snapshot sees.
     """
 
     cut: int
@@ -73,7 +76,7 @@ class AuditReport:
 
     @property
     def equal(self) -> bool:
-        """Whether every table is equal. An unfinished or refused table is not."""
+        """Whether every table is equal. An unfinished or refused table does not count as equal."""
         return bool(self.tables) and all(table.status == EQUAL for table in self.tables)
 
     @property

@@ -18,15 +18,15 @@ from pgsluice_spark.lives import POSITION
 from pgsluice_spark.targets import Merge, quoted
 
 SYSTEM: Final = "_pgsluice"
-"""The column with the position of each row's last change, and with the names of its unknown values."""
+"""The column that has the position of the row's last change, and the names of fields whose values are unknown."""
 
 _SYSTEM_TYPE: Final = "epoch int, lsn long, seq long, ts timestamp, unchanged array<string>, raw map<string, string>"
 
 
 def target_schema(row: StructType) -> StructType:
-    """Return the columns of a target: those of the row, and our own."""
+    """Return the columns of a target: the columns of the row, and our own column."""
     if SYSTEM in (name.lower() for name in row.fieldNames()):
-        raise TableRefused(f"a table has a column {SYSTEM}, which is the name of the mirror's own. Rename the column")
+        raise TableRefused(f"a table has a column {SYSTEM}, but the mirror needs this name. Rename the column")
     fields = [StructField(field.name, field.dataType) for field in row]
     return StructType([*fields, StructField(SYSTEM, StructType.fromDDL(_SYSTEM_TYPE))])
 
@@ -54,7 +54,10 @@ def is_before(prefix: str, place: Position) -> str:
 
 
 def merge_of(net: DataFrame, fields: Sequence[str], key: Sequence[str], gone: Position | None) -> Merge:
-    """Return the statement that applies a piece."""
+    """Return the statement that applies a piece of a batch.
+
+    ``net`` has the net effect of the piece. Rows whose last change is before ``gone`` are deleted.
+    """
     source = (
         net if gone is None else net.withColumn("op", F.when(F.expr(is_before("", gone)), "d").otherwise(F.col("op")))
     )
@@ -98,7 +101,7 @@ def _assignments(fields: Sequence[str]) -> list[str]:
 def _insert(fields: Sequence[str]) -> str:
     """Return the part of the statement for rows that the target lacks.
 
-    If a row would keep a value of the target's row, this value is unknown, because there is no such row.
+    A value that would be kept from the target's row is unknown, because the target has no such row.
     """
     columns = ", ".join(quoted(name) for name in (*fields, SYSTEM))
     values = ", ".join(f"s.cells.{quoted(name)}" for name in fields)
@@ -111,5 +114,5 @@ def _system_sql(unchanged: str, raw: str) -> str:
 
 
 def _text(name: str) -> str:
-    """Return a field's name as a literal. It consists of letters, digits and underscores."""
+    """Return a field's name as a literal. The name consists of letters, digits and underscores."""
     return f"'{name}'"

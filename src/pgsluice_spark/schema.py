@@ -2,7 +2,7 @@
 
 Used by :mod:`.decode`. Each record has to be read with the schema that wrote it, but all records have to get the same
 type. So the writers' schemas become the branches of one Avro union. A record names its branch by number, and the
-reader's schema has the fields of all versions. Pure: JSON in, JSON out.
+reader's schema has the fields of all versions. Pure: the functions only transform JSON.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -27,18 +27,18 @@ _LOGICAL: Final[Sequence[str]] = ("logicalType", "precision", "scale")
 _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 _PARSED_MAX: Final = 4096
-"""Schemas whose parsed form is kept."""
+"""The number of schemas whose parsed form is cached."""
 
 _ENVELOPE_FIELDS: Final = frozenset(("op", "before", "after", "unchanged", "epoch", "lsn", "seq"))
 
 
 class SchemaError(ValueError):
-    """The schemas of a subject were not written by pgsluice, or cannot be read as one type."""
+    """The schemas of a subject were not written by pgsluice, or cannot be combined into one type."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """One version of a subject, as the registry has it. ``schema`` is its text."""
+    """One version of a subject in the registry. ``schema`` is the schema's text."""
 
     subject: str
     version: int
@@ -51,28 +51,28 @@ class Reading:
     """How the framed records of one subject are decoded."""
 
     writers: str
-    """JSON of the union of the writers' schemas."""
+    """The union of the writers' schemas, as JSON."""
     reader: str
-    """JSON of the record type as which all of them are read."""
+    """The reader's schema, as JSON. All records are read as this type."""
     branches: Mapping[int, int]
-    """The branch of the union that each known schema id stands for."""
+    """The number of the branch in the union, by schema id."""
     fields: Mapping[int, tuple[str, ...]]
-    """The names of the row's fields in the schema of each id. It is empty for keys."""
+    """The names of the row's fields, by schema id. They are empty for keys."""
 
 
 def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
-    """Return how envelopes are decoded. There is at least one version, and the oldest comes first."""
+    """Return how envelopes are decoded. ``versions`` must not be empty, and is sorted from the oldest to the newest."""
     return _reading(versions, [_envelope(version) for version in versions])
 
 
 def record_reading(versions: Sequence[SchemaVersion]) -> Reading:
-    """Return how keys or cut records are decoded. There is at least one version, and the oldest comes first."""
+    """Return how keys or cut records are decoded. ``versions`` must not be empty, and begins with the oldest."""
     return _reading(versions, [_record(version) for version in versions])
 
 
 def table_of(version: SchemaVersion) -> str:
     """Return the table of a schema, such as ``public.orders``. It is the end of the schema's namespace."""
-    _record(version)  # raises an error if it is not a schema of ours
+    _record(version)  # raises an error if pgsluice has not written this schema
     return _table(version.schema)
 
 
@@ -88,7 +88,7 @@ def field_names(version: SchemaVersion) -> tuple[str, ...]:
 
 
 def columns_of(version: SchemaVersion) -> dict[str, str]:
-    """Return the names of the columns in PostgreSQL that a row in this schema of values has, by its fields."""
+    """Return PostgreSQL's name of the column for each field of a row, from a schema of values."""
     envelope = json.loads(version.schema)
     kinds = [_split(field["type"])[1] for field in envelope["fields"] if field["name"] in ("before", "after")]
     row: Record = next(kind for kind in kinds if isinstance(kind, dict))
@@ -126,7 +126,7 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
 
 
 def _advice(versions: Sequence[SchemaVersion]) -> str:
-    """Return the remedy if schemas do not fit together, or an empty text if they all belong to one table."""
+    """Return the remedy for schemas that cannot be combined, or "" if they all belong to one table."""
     tables = sorted({table_of(version) for version in versions})
     return f". They are of several tables ({', '.join(tables)}): read one at a time" if len(tables) > 1 else ""
 
@@ -219,7 +219,7 @@ def _merged(records: Sequence[Record]) -> Record:
 
 
 def _merged_field(name: str, found: Sequence[dict[str, Any]], records: int) -> dict[str, Any]:
-    """Return the field that can read all of ``found``. ``records``: how many records there are, with or without it."""
+    """Return the field that can read all of ``found``. ``records`` is the number of records in all."""
     schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
     everywhere = len(found) == records
     if _split(schema)[0] or not (everywhere or "default" in found[0]):

@@ -24,9 +24,9 @@ _OWN_OPTIONS: Final = frozenset(
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
 """The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
-"""Up to this number of gaps, each gap gets a condition of its own."""
+"""If there are no more gaps than this, each gap gets its own condition."""
 _NARROW: Final = 16
-"""The most offsets of a narrow gap. Most gaps contain only a transaction's marker."""
+"""The maximum number of offsets in a narrow gap. Most gaps contain only a transaction's marker."""
 
 
 def read_topic(
@@ -35,7 +35,8 @@ def read_topic(
     """Return the records of ``topic``, as a stream or as a batch. ``options`` are further options of Spark's source."""
     check_options(options)
     reader = spark.readStream if streaming else spark.read
-    # A stream that began at Spark's default, the end, would lack every row that has not changed since.
+    # By default, Spark begins a stream at the end of the topic. Such a stream would lack all rows that do not change
+    # after that.
     defaults = {"startingOffsets": "earliest"}
     own = {
         "subscribe": topic,
@@ -46,7 +47,7 @@ def read_topic(
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Raise ValueError if ``options`` contain some that the user must not set."""
+    """Raise ValueError if ``options`` has an option that the user must not set."""
     taken = sorted(name for name in options if name.lower() in _OWN_OPTIONS)
     if taken:
         raise ValueError(f"pgsluice_spark sets {', '.join(taken)} itself; leave it out of kafka_options")
@@ -70,7 +71,7 @@ def read_ranges(
 
 
 def _without_gaps(records: DataFrame, ranges: Ranges) -> DataFrame:
-    """Leave out the records between ranges: those that belong to no cut (at least once), and markers."""
+    """Leave out the offsets between ranges: transaction markers, and, in the mode at least once, records of no cut."""
     gaps = [
         (partition, before[1], after[0]) for partition, known in ranges.items() for before, after in pairwise(known)
     ]

@@ -1,4 +1,4 @@
-"""Makes the command line of spark-submit that runs a command of ``pgsluice-spark`` on a cluster. Used by :mod:`.cli`.
+"""Builds the spark-submit command that runs a command of ``pgsluice-spark`` on a cluster. Used by :mod:`.commands`.
 
 ``tests/unit/pgsluice_spark/test_cli.py`` covers it.
 
@@ -30,19 +30,19 @@ _KAFKA_JAR: Final = "spark-sql-kafka-0-10_*.jar"
 
 
 def spark_home() -> Path:
-    """Return the directory of the Spark that spark-submit and sessions use: $SPARK_HOME, or that of PySpark."""
+    """Return the directory of the Spark that spark-submit and sessions use: $SPARK_HOME, or PySpark's directory."""
     return Path(_find_spark_home())
 
 
 def jar_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting that names the packages, unless ``settings`` name jars or the installation has them."""
+    """Return the setting that names the packages, or nothing if ``settings`` or the installation provides the jars."""
     if {"spark.jars", "spark.jars.packages"} & settings.keys() or any((spark_home() / "jars").glob(_KAFKA_JAR)):
         return {}
     return {"spark.jars.packages": ",".join(packages(pyspark.__version__))}
 
 
 def submitted(config: Config, settings: Mapping[str, str], words: Sequence[str]) -> int:
-    """Run ``words``, which are a command and its options, by spark-submit, and return its exit code."""
+    """Run ``words``, which are a command and its options, with spark-submit. Return the exit code."""
     with tempfile.TemporaryDirectory(prefix="pgsluice_spark_") as directory:
         line = prepared(config, settings, words, Path(directory))
         return subprocess.run(line, check=False).returncode  # noqa: S603 - what the user's file says
@@ -51,9 +51,9 @@ def submitted(config: Config, settings: Mapping[str, str], words: Sequence[str])
 def prepared(config: Config, settings: Mapping[str, str], words: Sequence[str], directory: Path) -> list[str]:
     """Write the files to submit into ``directory``, and return the command line that submits them.
 
-    ``settings`` are those of Spark. They are written to a file, because other users of the machine can see the
-    arguments of a command. In mode ``cluster`` the driver is on another machine, and finds the configuration where it
-    starts.
+    ``settings`` are the settings of Spark. They are written to a file, because other users of the machine can see the
+    arguments of a command. In deploy mode ``cluster``, the driver runs on another machine, and spark-submit copies the
+    configuration file into the driver's working directory.
     """
     is_cluster = settings.get("spark.submit.deployMode") == "cluster"
     own = {"spark.app.name": f"pgsluice-spark {words[0]} {config.get('pipeline.prefix')}"}

@@ -1,6 +1,6 @@
-"""A mirror's table together with those later changes that a snapshot of PostgreSQL sees.
+"""Adds to a mirror's table those later changes that a snapshot of PostgreSQL sees.
 
-Used by :mod:`.audit`, which explains why the result equals the table as the snapshot sees it.
+Used by :mod:`.audit`, which explains why the result equals the table at the snapshot.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -20,7 +20,7 @@ from pgsluice_spark.work import Work
 def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str]) -> DataFrame:
     """Return ``rows`` with the changes of ``work`` that the snapshot sees.
 
-    Their ``_pgsluice`` has only ``unchanged`` and ``raw``.
+    In the result, the column ``_pgsluice`` has only the fields ``unchanged`` and ``raw``.
     """
     seen = work.events.where("op != 'r'").where(snapshot.sees(F.col("xid"))).localCheckpoint()
     truncated, _ = truncates_of(seen) if work.declared.get("t") else (None, {})
@@ -38,7 +38,7 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
 
 
 def _with_inserts(rows: DataFrame, seen: DataFrame, work: Work) -> DataFrame:
-    """Return the rows of a table without a key, to which rows are only added."""
+    """Return the rows of a table without a key, with the new rows. Such a table has only inserts."""
     events = seen.where("op != 't'")
     new = events.select("after.*", _system())
     return rows.select(*work.row_type.fieldNames(), F.col(SYSTEM)).unionByName(new, allowMissingColumns=True)

@@ -2,7 +2,8 @@
 
 :mod:`.delta`, :mod:`.iceberg` and :mod:`.parquet` implement it.
 
-All modules that write to a target or read views of it use this interface, so none of them knows the format of a table.
+All modules that write to a target or read views of it use this interface, so they do not depend on the format of a
+table.
 
 ``tests/spark/test_mirror.py`` covers it.
 """
@@ -17,7 +18,10 @@ from pyspark.sql.types import StructType
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The metadata of a commit. ``version`` is the application's, and ``state`` is a text for the next commit."""
+    """The metadata of a commit.
+
+    ``app`` and ``version`` identify the commit, so that it is made only once. ``state`` is the table's state as text.
+    """
 
     app: str
     version: int
@@ -45,8 +49,9 @@ class Committed:
 class Upkeep:
     """The parameters of a table's maintenance.
 
-    The states of the commits ``kept`` remain readable, and all states that are younger than ``before``, in seconds
-    since 1970. That time is ``keep_s`` ago. The next maintenance needs the table's files for ``needed_s`` longer.
+    The states of the commits ``kept`` remain readable. So do all states that are newer than ``before``, which is a time
+    in seconds since 1970, ``keep_s`` seconds ago. The table's log has to keep the lists of their files for another
+    ``needed_s`` seconds, because later maintenance needs them.
     """
 
     kept: frozenset[int]
@@ -58,7 +63,7 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The requirements of a session: a class from a package, and settings (an empty value allows any)."""
+    """What a session needs: a class from a package, and settings. If a setting is empty here, any value is allowed."""
 
     class_name: str
     package: str
@@ -68,28 +73,28 @@ class Requirements:
 class TargetTable(Protocol):
     """One table of a target.
 
-    Each writing method makes one commit, all of it or nothing, and returns its number. The commit carries what
-    ``commit`` says. It is refused if something else has written to the table since our last commit (ForeignWrite), or
-    if another query has (PipelineError). Each table has a session of its own while it commits.
+    Each method that takes a ``commit`` makes one atomic commit with this metadata, and returns the number of the commit
+    in the target. It raises ForeignWrite if another program has written to the table since our last commit, and
+    PipelineError if another query of ours has. A session commits to only one table at a time.
     """
 
     @property
     def spark(self) -> SparkSession:
-        """The session that reads and writes."""
+        """The session that reads and writes the table."""
 
     @property
     def sql(self) -> str:
-        """Its name in SQL."""
+        """The table's name in SQL."""
 
     @property
     def exists(self) -> bool:
         """Whether the table has been created."""
 
     def read(self, version: int | None = None) -> DataFrame:
-        """Return its rows as of the commit with this number, or of the last commit."""
+        """Return the table's rows after the commit with this number, or after the last commit."""
 
     def fit(self, schema: StructType) -> None:
-        """Create the table, or give it the columns and the wider types that it lacks."""
+        """Create the table, or add missing columns and widen types, so that it has this schema."""
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows."""
@@ -98,7 +103,7 @@ class TargetTable(Protocol):
         """Add rows, which may have columns, fields and wider types that the table lacks."""
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
-        """Replace all rows by others."""
+        """Replace all rows by ``rows``."""
 
     def merge(self, merge: Merge, commit: Commit) -> int:
         """Merge rows into the table."""
@@ -107,13 +112,13 @@ class TargetTable(Protocol):
         """Delete rows."""
 
     def last(self) -> Committed | None:
-        """Return our last commit, or None. Raise ForeignWrite if something else has changed rows after it."""
+        """Return our last commit, or None. Raise ForeignWrite if another program has changed rows after it."""
 
     def forget(self, condition: str) -> None:
         """Delete rows without changing our last commit's number and state."""
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and delete those that are not needed any longer. Our last commit stays what it is."""
+        """Compact the files, and delete files that are not needed any more. Our last commit keeps its number."""
 
     def get_property(self, name: str) -> str | None:
         """Return a property of the table that we have set."""
@@ -127,29 +132,32 @@ class Target(Protocol):
 
     @property
     def place(self) -> str:
-        """Its place, for messages."""
+        """The location of the target, for messages."""
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the sessions that write to it."""
+        """The settings of the sessions that write to the target."""
 
     @property
     def is_mutable(self) -> bool:
-        """Whether rows and files can be replaced, which mirrors and maintenance do."""
+        """Whether rows and files can be replaced, as mirrors and maintenance need it."""
 
     @property
     def requires(self) -> Requirements:
-        """What a session must have before it starts."""
+        """The class and the settings that a session must have before it starts."""
 
     def check_writable(self, spark: SparkSession) -> None:
-        """Write test data and delete it again. Raise an error of Spark's or Java's if that is not possible."""
+        """Write test data and delete it again. Raise the error of Spark or Java if this is not possible."""
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> TargetTable:
-        """Return one of its tables, which need not exist yet. ``since``: the number of our last commit, if known."""
+        """Return a table of the target, which need not exist yet.
+
+        ``since`` is the number of our last commit, if it is known.
+        """
 
 
 def refusal(place: str) -> str:
-    """Return the message for a target that would have to replace rows or files and cannot."""
+    """Return the message for a target that cannot replace rows or files, although this is necessary."""
     return (
         f"{place} has files that are never replaced, so it takes change logs only, without maintenance. Nothing was "
         "written. Use Delta or Iceberg for mirrors, and for change logs with maintenance"
@@ -157,13 +165,13 @@ def refusal(place: str) -> str:
 
 
 def property_of(table: TargetTable, name: str) -> str | None:
-    """Return a property of a table that SQL knows."""
+    """Return a property of a table, read with SQL, or None if it is not set."""
     rows = table.spark.sql(f"SHOW TBLPROPERTIES {table.sql}").collect()
     return {row["key"]: row["value"] for row in rows}.get(name)
 
 
 def set_properties(table: TargetTable, properties: Mapping[str, str]) -> None:
-    """Set properties of a table that SQL knows."""
+    """Set properties of a table with SQL."""
     settings = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
     table.spark.sql(f"ALTER TABLE {table.sql} SET TBLPROPERTIES ({settings})")
 

@@ -1,8 +1,9 @@
-"""Makes the values of both sides of an audit comparable: reads PostgreSQL's text as the mirror's type.
+"""Makes the values of both sides of an audit comparable, by converting PostgreSQL's text to the mirror's type.
 
-Used by :mod:`.audit`. PostgreSQL writes each value with its type's output function, as it does for the daemon. (A cast
-to text gives another result for some types. For example, it removes the blanks of ``char(n)``.) Spark reads this text
-as the mirror's type, so values are compared, not texts. docs/types.md describes the conversion of each type.
+Used by :mod:`.compare`. PostgreSQL writes each value with its type's output function, as it does for the daemon. (A
+cast to text gives another result for some types. For example, it removes the blanks of ``char(n)``.) Spark converts
+this text to the mirror's type, so that values are compared, and not texts. docs/types.md describes the conversion of
+each type.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -24,7 +25,7 @@ _TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?( BC)?$"
 _INFINITIES: Final = ("infinity", "-infinity")
 
 _TIMES: Final = frozenset(("date", "timestamp", "timestamp_ntz"))
-"""Types that have infinities in PostgreSQL."""
+"""The types of a mirror whose values can be infinite in PostgreSQL."""
 
 _REFERENCES: Final = frozenset(
     f"reg{name}"
@@ -42,7 +43,7 @@ _MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text
 _MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
 _FINITE: Final = f"CASE WHEN isfinite({{0}}) THEN {_MICROS.replace('{}', '{0}')} END"
 _CODES: Final = {("time", "bigint"): _MICROS, ("time", "int"): _MILLIS, ("interval", "bigint"): _FINITE}
-"""The SQL for values that a mirror has as a number. The key is PostgreSQL's type and the mirror's type."""
+"""The SQL for values that are numbers in a mirror. A key has PostgreSQL's type and the mirror's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Pair:
     """A column in PostgreSQL and its field in the mirror. ``kind`` is the field's type.
 
     In the rows that are read from PostgreSQL, ``t<number>`` is the column's text. If the value cannot be computed from
-    this text, there is also ``c<number>``, from which it can.
+    this text, it is computed from another column, ``c<number>``.
     """
 
     number: int
@@ -94,7 +95,7 @@ class Pair:
     def key(self) -> Column:
         """Return PostgreSQL's value in the form by which rows are joined.
 
-        Spark's types cannot hold infinities, so the form has their texts as well.
+        Spark's types cannot hold infinities, so for these the form has the text.
         """
         if self.kind.simpleString() not in _TIMES:
             return comparable(self.value(), self.kind)
@@ -104,7 +105,7 @@ class Pair:
     def mirrored_key(self) -> Column:
         """Return the mirror's value in the form of :meth:`key`.
 
-        A key has every finite value, even if the row has its text in ``raw``.
+        A key column has every finite value, even if ``raw`` also has its text.
         """
         here = F.col(quoted(self.field))
         if self.kind.simpleString() not in _TIMES:
@@ -131,7 +132,7 @@ class Pair:
         return F.array_contains(f"{kept}.unchanged", self.field) | ~same
 
     def shown(self, mirror: str) -> Column:
-        """Return the mirror's value as a text for people."""
+        """Return the mirror's value as text, for a report."""
         raw = F.try_element_at(F.col(f"{mirror}.{SYSTEM}.raw"), F.lit(self.field))
         unknown = F.array_contains(f"{mirror}.{SYSTEM}.unchanged", self.field)
         here = F.col(f"{mirror}.{quoted(self.field)}")
@@ -143,7 +144,7 @@ class Pair:
         return F.when(unknown, F.lit("(not known: it was never sent)")).otherwise(F.coalesce(raw, text))
 
     def exception(self, version: int) -> str:
-        """Return why the column cannot be compared on this version of PostgreSQL, or an empty text if it can."""
+        """Return why the column cannot be compared on this version of PostgreSQL, or "" if it can be compared."""
         name = self.type.removeprefix("_")
         if name in _REFERENCES:
             return _REFERENCE
@@ -151,15 +152,15 @@ class Pair:
 
 
 def _output(name: str) -> str:
-    """Return the text that a type's output function makes of a value.
+    """Return SQL for the text that the type's output function returns for a value.
 
-    A null stays null. A composite is not null even if all of its fields are, so it has a text.
+    The text of null is null. A composite whose fields are all null is not null itself, so it has a text.
     """
     return f"CASE WHEN num_nonnulls({name}) = 1 THEN format('%s', {name}) END"
 
 
 def _read(text: Column, kind: DataType) -> Column:
-    """Return a text of PostgreSQL as a value, or null if the type cannot hold it."""
+    """Convert a text of PostgreSQL to a value of this type, or to null if the type cannot hold the value."""
     reading = _READINGS.get(kind.simpleString())
     return text.try_cast(kind) if reading is None else reading(text)
 
@@ -176,13 +177,14 @@ _READINGS: Final[Mapping[str, Callable[[Column], Column]]] = {
     "timestamp": lambda text: _timestamp(text, "Z").try_cast("timestamp"),
     "timestamp_ntz": lambda text: _timestamp(text, "").try_cast("timestamp_ntz"),
 }
-"""How texts become values, for the types whose texts Spark cannot read as PostgreSQL writes them."""
+"""The conversions for the types whose texts Spark cannot read in PostgreSQL's form."""
 
 
 def _signed(text: Column) -> Column:
-    """Write the year as Spark expects it: with a sign if it has more than four digits, or if it is before year 1.
+    """Return a text with the year in Spark's form.
 
-    Year 1 BC is year 0 of ISO 8601, and year 2 BC is -1.
+    Spark expects a sign if the year has more than four digits, or if it is before year 1. Year 1 BC is year 0 of ISO
+    8601, and year 2 BC is year -1.
     """
     year = F.regexp_extract(text, r"^(\d+)", 1).cast("int")
     rest = F.regexp_extract(text, r"^\d+(.*?)( BC)?$", 1)

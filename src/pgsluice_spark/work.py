@@ -1,6 +1,6 @@
 """The work for one table in a piece of a batch, and its result.
 
-Used by :mod:`.query`, and by :mod:`.mirror` and :mod:`.changelog`, which do this work.
+Used by :mod:`.job`, and by :mod:`.mirror` and :mod:`.changelog`, which do this work.
 
 ``tests/spark/test_query.py`` covers it.
 """
@@ -23,7 +23,7 @@ _SEQ_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Work:
-    """The changes of one table in some cuts. ``records`` reads the topic's records in these cuts."""
+    """The changes of one table in some cuts. ``records`` reads the records of the topic in these cuts."""
 
     app: str
     table: str
@@ -32,10 +32,10 @@ class Work:
     state: TableState
     reading: TopicReading
     declared: Mapping[str, int]
-    """How many events of each op the cuts declare for the topic, which other tables may share."""
+    """How many events of each op the cuts declare for the whole topic, which several tables may share."""
     records: Callable[[], DataFrame]
     distinct: bool = False
-    """Whether records may have come twice, as they do after a crash in the mode at least once."""
+    """Whether to drop duplicates, because records may be in the topic twice after a crash in the mode at least once."""
 
     @cached_property
     def events(self) -> DataFrame:
@@ -47,14 +47,17 @@ class Work:
 
     @property
     def row_type(self) -> StructType:
-        """The columns of the table, including those that it once had."""
+        """The columns of the table, including former columns."""
         kind = self.events.schema["after"].dataType
         assert isinstance(kind, StructType), "rows are records"
         return kind
 
     @property
     def repeated(self) -> Position | None:
-        """The position up to which these cuts repeat changes that were applied, in the mode at least once."""
+        """The position up to which these cuts repeat changes that were applied before, or None if they repeat none.
+
+        Cuts are repeated only in the mode at least once.
+        """
         if not self.cuts or self.cuts[0].number > self.state.cut:
             return None
         return Position(self.state.epoch, self.state.end_lsn - 1, _SEQ_MAX)
@@ -62,9 +65,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Changes that were read and counted, and wait to be committed.
+    """Changes that were read and counted, but not committed yet.
 
-    ``commit`` returns the table's state after them, and the number of the commit, or None if none was needed.
+    ``commit`` commits them, and returns the table's state and the number of the commit, or None if none was necessary.
     """
 
     counts: Mapping[str, int]

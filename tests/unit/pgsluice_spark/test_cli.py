@@ -49,7 +49,7 @@ path = "/lake/shop"
         (FILE.replace("url =", "username ="), "registry needs one of url and topic"),
         (FILE.replace("path =", "catalog ="), "target needs either path, for Delta tables, or both catalog and names"),
         (FILE.replace("[target]", '[target]\ncatalog = "lake"\nnamespace = "shop"'), "target needs either path, for"),
-        (FILE.replace(PATH, f'{PATH}\nformat = "csv"'), "target.format is delta or parquet, and belongs to a path"),
+        (FILE.replace(PATH, f'{PATH}\nformat = "csv"'), "target.format must be delta or parquet, and needs target.pa"),
         (f'{FILE}[maintenance]\nkeep = "7 moons"', "maintenance: '7 moons' is not a duration such as '6 hours'"),
         (f"{FILE}[maintenance]\ncompact = 1", "maintenance.compact must be true or false"),
     ],
