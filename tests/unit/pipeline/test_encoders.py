@@ -101,7 +101,7 @@ async def test_what_only_looked_like_one_has_its_own() -> None:
 
 async def test_a_partition_root_whose_partitions_differ_is_refused() -> None:
     root = replace(ROOT, partition_keys=(frozenset("c"), frozenset("a")))
-    with pytest.raises(ConfigError, match="Give them all the same one with ALTER TABLE"):
+    with pytest.raises(ConfigError, match="Give the table and all partitions the same one with ALTER TABLE"):
         await key_of(root, World(partitioned={7}))
 
 
