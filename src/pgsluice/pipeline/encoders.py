@@ -263,14 +263,14 @@ class Encoders:
         try:
             policy = self._tables.policy(relation.namespace, relation.name)
         except TableRefused:
-            return True  # it becomes a dead letter, or stops the pipeline
+            return True  # the change becomes a dead letter, or stops the pipeline
         if policy is None:
             self._keep(Rows(relation, None), self.ready)
             return False
         return policy.truncate or not change.message.startswith(TRUNCATE)
 
     def _keep(self, rows: AnyRows, among: dict[int, AnyRows], described: Sequence[TypeDescription] = ()) -> None:
-        """Keep this new encoder. Drop the oldest encoders if there are too many."""
+        """Add a new encoder to ``among``. Drop the oldest encoders if there are too many."""
         oid = rows.relation.oid
         self.forget(oid)
         among[oid] = rows
@@ -280,7 +280,7 @@ class Encoders:
             self.forget(next(iter(among if len(among) > READY_MAX else self._bytes)))
 
     async def of_messages(self) -> MessageEncoder:
-        """Return the encoder of messages. By then, its schemas are durable and its topic exists."""
+        """Return the encoder of messages, after its schemas are durable and its topic exists."""
         if self._messages is None:
             policy = self._tables.messages_policy()
             await self._sink.open_topic(policy, keyed=True)

@@ -175,7 +175,7 @@ class Session:
 
     @property
     def own_transaction(self) -> Transaction | None:
-        """Return the transaction that is being written in a Kafka transaction of its own."""
+        """Return the transaction that is being written in its own Kafka transaction."""
         return self._outbox.own_transaction
 
     @property

@@ -34,7 +34,7 @@ class SessionStatus:
         spool: Spool,
         vitals: Vitals,
     ) -> None:
-        """``checkpoint`` is the one that the session resumed from."""
+        """``checkpoint`` is the checkpoint from which the session continues."""
         self.server_lsn = checkpoint.end_lsn
         """The last known end of the server's WAL."""
         self.heard_at: float | None = None
@@ -62,7 +62,7 @@ class SessionStatus:
             return "Kafka does not accept what pgsluice sends"
         if self._vitals.silent_s <= STALL_S:
             return None
-        if self._spool.busy_s > STALL_S / 2:  # for most of that time, so it is the reason
+        if self._spool.busy_s > STALL_S / 2:  # the disk was busy for most of that time, so it is the reason
             return f"the disk under buffer.spill_dir has not finished a job for {self._spool.busy_s:.0f} s"
         return f"the session has given no sign of life for {self._vitals.silent_s:.0f} s"
 

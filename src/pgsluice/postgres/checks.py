@@ -33,7 +33,7 @@ _OLDEST_MAINTAINED_MAJOR = 14
 # fixed before their first release. Earlier majors than these never got the fix.
 _KNOWN_BUGS = (
     (
-        "ALTER PUBLICATION and ALTER TYPE, run beside open transactions, can lose changes or exhaust memory",
+        "ALTER PUBLICATION and ALTER TYPE can lose changes or exhaust memory if other transactions are open",
         {13: 22, 14: 19, 15: 14, 16: 10, 17: 6},
     ),
     (
@@ -186,7 +186,7 @@ async def _prepared_transactions(around: _Surroundings) -> list[Finding]:
     if not (prepared := await around.catalog.prepared_transactions()):
         return []
     detail = f"a new slot waits for the end of {listed(prepared)}"
-    remedy = "COMMIT PREPARED or ROLLBACK PREPARED those that were left behind."
+    remedy = "End forgotten ones with COMMIT PREPARED or ROLLBACK PREPARED."
     return [Finding("prepared transactions", Verdict.WARN, detail, remedy)]
 
 

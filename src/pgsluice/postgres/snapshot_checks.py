@@ -110,7 +110,7 @@ async def check_conditions(
     if not refused:
         return []
     more = f" (and {len(refused) - 1} more tables)" if len(refused) > 1 else ""
-    remedy = "Correct `where` in [[tables.rules]], or remove the reason that PostgreSQL gave."
+    remedy = "Correct `where` in [[tables.rules]], or solve the problem that PostgreSQL reports."
     return [Finding("snapshot conditions", Verdict.WARN, f"some rows cannot be read: {refused[0]}{more}", remedy)]
 
 

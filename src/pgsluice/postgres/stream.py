@@ -192,7 +192,7 @@ class ReplicationStream:
 
     def _take(self, frame: Frame, take: Callable[[XLogData | Keepalive], None]) -> None:
         if isinstance(frame, PrimaryStatus):
-            return  # we did not ask for it
+            return  # a status that we did not request
         if isinstance(frame, Keepalive) and frame.reply_requested:
             self._reply_due.set()
         take(frame)
