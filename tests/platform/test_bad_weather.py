@@ -44,7 +44,7 @@ def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
     daemon.mount = f"./confg.toml:{CONFIG}:ro"
     code, reason = daemon.fail()
     assert code == 78
-    assert f"{CONFIG}: cannot be read: Is a directory. Docker makes a directory if the file" in reason
+    assert f"{CONFIG}: cannot be read: Is a directory. Docker creates a directory if the file" in reason
     assert (daemon.directory / "confg.toml").is_dir()
 
 
@@ -121,7 +121,7 @@ def test_a_password_whose_file_does_not_exist(guest: Pipeline) -> None:
     daemon.options = ("-v", "./absent:/run/more/postgres__password:ro", "-e", "PGSLUICE_SECRETS_DIR=/run/more")
     code, reason = daemon.fail()
     assert code == 78
-    assert "/run/more/postgres__password: cannot be read: Is a directory. Docker makes a directory" in reason
+    assert "/run/more/postgres__password: cannot be read: Is a directory. Docker creates a directory" in reason
 
 
 # -- the machine ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pgsluice.config.model import Settings
 from pgsluice.finding import Finding, Verdict
 
 SOON: Final = timedelta(days=14)
-"""How long before a certificate expires a check warns, as the alert does."""
+"""A check warns of a certificate that expires within this time. The alert uses the same time."""
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -44,10 +44,10 @@ def _warning(name: str, at: datetime, now: datetime) -> Finding:
 
 
 def expiries(settings: Settings) -> dict[str, float]:
-    """Return when the certificates of each setting expire, as Unix times. Leave out what cannot be read.
+    """Return when the certificates of each setting expire, as Unix times. Leave out files that cannot be read.
 
-    In a chain, the earliest time counts. A file of authorities may hold old ones beside
-    their successors, so there the latest time counts.
+    The time of a chain is that of the certificate that expires first. The time of a file of authorities is that of the
+    authority that expires last, because such a file may have old authorities together with their successors.
     """
     postgres, client, registry = settings.postgres, settings.kafka.client, settings.schema_registry
     chains = {
@@ -71,13 +71,13 @@ def _expiries_of(file: str) -> list[float]:
             text = opened.read(_FILE_BYTES_MAX).decode("ascii", "replace")
         return [not_after(ssl.PEM_cert_to_DER_cert(pem)) for pem in _PEM.findall(text)]
     except (OSError, ValueError, IndexError):
-        return []  # the connection that needs the file fails with the reason
+        return []  # the connection that needs the file reports the reason
 
 
 def not_after(certificate: bytes) -> float:
     """Return the end of a certificate's validity as a Unix time. ``certificate`` is in DER.
 
-    Raise ValueError or IndexError if it is no certificate.
+    Raise ValueError or IndexError if it is not a certificate.
     """
     _, at, _ = _element(certificate, 0)  # Certificate
     _, at, _ = _element(certificate, at)  # TBSCertificate

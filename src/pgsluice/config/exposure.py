@@ -1,8 +1,8 @@
 """Finds what is exposed to other users: secrets that they can read, files that they can change, an open HTTP port.
 
-``pgsluice run`` logs the findings and ``pgsluice check`` prints them. The rule for files with secrets is that of libpq
-for private keys. A file of root may be readable for its group, because Kubernetes mounts secrets this way with
-``fsGroup``. Any other file may be readable for its owner only.
+``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Files with secrets have to follow the rule that
+libpq has for private keys. A file of root may be readable by its group, because Kubernetes mounts secrets this way with
+``fsGroup``. Any other file may be readable only by its owner.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
 """
@@ -43,7 +43,7 @@ def _readable(settings: Settings, sources: Sources) -> list[Finding]:
 
 
 def _writable(sources: Sources) -> Iterator[Finding]:
-    """Return a warning if others can change the settings, because they could send our changes to their own servers."""
+    """Return a warning if other users can change the settings, because they could send our changes elsewhere."""
     read = [*sources.file.origins.values(), *sources.secrets.origins.values()]
     files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", origin)) for origin in read)
     around = dict.fromkeys(file.absolute().parent for file in files)
@@ -79,8 +79,8 @@ def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     elif not http.allowed_hosts:
         detail = (
             f"http.listen is {http.listen}, and http.allowed_hosts is empty: everybody who reaches the port can read "
-            "names of tables and columns, and the settings without secrets, and so can a web page in a browser that "
-            "reaches it"
+            "names of tables and columns, and the settings without secrets. A web page in a browser that reaches the "
+            "port can read them as well"
         )
         remedy = (
             "Set http.token_file, or listen on 127.0.0.1. Against web pages alone, set http.allowed_hosts to the host "

@@ -17,14 +17,14 @@ class Http(Section):
     allowed_hosts: list[HostName] = Field(
         default=[],
         description="Host names that clients may use in their Host header, besides localhost and IP addresses. If "
-        "the list is empty, every name is allowed, unless `listen` is a loopback address: then no other "
-        "name is allowed.",
+        "the list is empty, every name is allowed, except when `listen` is a loopback address. In that case, only "
+        "localhost and IP addresses are allowed.",
         examples=[["pgsluice.example.com"]],
     )
     tls_cert_file: Text | None = Field(
         default=None,
-        description="File of the server's certificate, in PEM format, followed by those of the authorities between it "
-        "and the root. With it, the server speaks only HTTPS. It is read again when it changes.",
+        description="File of the server's certificate and then the intermediate certificates, in PEM format. If it is "
+        "set, the server speaks only HTTPS. The file is read again when it changes.",
         examples=["/etc/pgsluice/http.crt"],
     )
     tls_key_file: Text | None = Field(
@@ -34,9 +34,9 @@ class Http(Section):
     )
     token_file: Text | None = Field(
         default=None,
-        description="File whose first line is a token of at least 16 characters. Every request needs it, except "
-        "/livez and /readyz: as a bearer token, or as the password of basic authentication with any user. It is read "
-        "again when it changes.",
+        description="File whose first line is a token of at least 16 characters. Every request except /livez and "
+        "/readyz has to send the token, as a bearer token or as the password of basic authentication with any user. "
+        "The file is read again when it changes.",
         examples=["/run/secrets/http-token"],
     )
 

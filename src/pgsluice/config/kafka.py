@@ -1,4 +1,4 @@
-"""The settings of what is written to Kafka: ``[kafka]``, ``[kafka.topics]`` and ``[delivery]``."""
+"""The settings for writing to Kafka: ``[kafka]``, ``[kafka.topics]`` and ``[delivery]``."""
 
 from typing import Annotated, Literal
 
@@ -25,7 +25,7 @@ from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.tables import missing_placeholders
 
 _MSK = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
-"""How clients authenticate with IAM."""
+"""The properties of clients that authenticate with IAM."""
 
 
 class Topics(Section):
@@ -46,8 +46,8 @@ class Topics(Section):
     )
     max: Count = Field(
         default=10_000,
-        description="How many topics of tables there may be, so that people who may create tables cannot fill the "
-        "cluster with partitions. A new table beyond this number gets no topic, and is handled as tables.refused says.",
+        description="The most topics of tables, so that people who may create tables cannot fill the cluster with "
+        "partitions. A new table beyond this limit gets no topic, and is handled as tables.refused says.",
     )
     changed: Literal["stop", "accept"] = Field(
         default="stop",
@@ -86,19 +86,19 @@ class Kafka(Section):
     )
     password_file: Text | None = Field(
         default=None,
-        description="File whose first line is sasl.password. It is read again whenever clients are made, which is at "
-        "least once per session.",
+        description="File whose first line is sasl.password. It is read again whenever clients are created, which is "
+        "at least once per session.",
         examples=["/run/secrets/kafka-password"],
     )
     password_command: Command | None = Field(
         default=None,
-        description="Program and arguments. The first line that it prints is sasl.password. It runs whenever clients "
-        "are made, without a shell, and may take 30 seconds.",
+        description="Program and arguments. The first line that the program prints is sasl.password. The program runs "
+        "whenever clients are created, without a shell, and may take 30 seconds.",
         examples=[["vault", "kv", "get", "-field=password", "secret/kafka"]],
     )
     aws_msk_region: Text | None = Field(
         default=None,
-        description="Region of an Amazon MSK cluster, to authenticate with IAM. It needs the extra aws.",
+        description="Region of an Amazon MSK cluster, to authenticate with IAM. This needs pip install pgsluice[aws].",
         examples=["eu-central-1"],
     )
     topics: Topics = Topics()
@@ -116,14 +116,14 @@ class Kafka(Section):
         return setting
 
     def librdkafka_properties(self) -> dict[str, str]:
-        """Return the properties of every client of the cluster, without a password that :meth:`password` returns."""
+        """Return the properties of all clients. They do not contain a password that :meth:`password` returns."""
         msk = {} if self.aws_msk_region is None else _MSK
         return {"bootstrap.servers": self.bootstrap_servers, **msk, **reveal(self.client)}
 
     def password(self) -> str | None:
         """Return the password for a client, from its file or command, or None if neither is set. This may block.
 
-        Raise ConfigError or SinkUnavailable if that fails.
+        Raise ConfigError or SinkUnavailable if the file or command fails.
         """
         if self.password_command is not None:
             return secret_command.run(self.password_command, "kafka.password_command", SinkUnavailable)
@@ -141,7 +141,7 @@ class Delivery(Section):
     mode: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
         description="exactly_once: every cut is a Kafka transaction. at_least_once: there are no transactions. After a "
-        "crash, changes after the last checkpoint come again with the same epoch, lsn and seq.",
+        "crash, changes after the last checkpoint are delivered again with the same epoch, lsn and seq.",
     )
     transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
         default=Duration.parse("15min"),
@@ -151,25 +151,26 @@ class Delivery(Section):
     )
     cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
         default=Duration.parse("50ms"),
-        description="How long a cut stays open while changes keep coming. It closes at once when they pause.",
+        description="How long a cut stays open while changes keep coming. When no change is waiting, it closes at "
+        "once.",
     )
     cut_bytes: Annotated[Size, Within("1KiB", "64GiB")] = Field(
         default=Size.parse("8MiB"),
-        description="Size from which on a cut is closed at the next commit.",
+        description="A cut that has reached this size is closed at the next commit.",
     )
     inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
         default=Size.parse("32MiB"),
-        description="Encoded changes that may be in memory until Kafka has them, at least cut_bytes.",
+        description="The most encoded changes that may be in memory and not yet stored by Kafka, at least cut_bytes.",
     )
     poison: Literal["stop", "dead_letter"] = Field(
         default="stop",
-        description="What happens to a change that Kafka or Avro cannot represent (a record that is too large, a key "
-        "with a value that a key cannot hold): stop, or write a dead letter in its place and continue.",
+        description="What happens to a change that Kafka or Avro cannot represent (for example a record that is too "
+        "large): stop, or write a dead letter in its place and continue.",
     )
     heartbeat: Annotated[Duration, Within("100ms", "1min")] = Field(
         default=Duration.parse("10s"),
-        description="Interval at which an idle pipeline writes an empty cut, so that PostgreSQL can remove WAL. If the "
-        "server's WAL does not grow either, it writes one every minute.",
+        description="Interval at which an idle pipeline writes an empty cut, so that PostgreSQL can remove WAL. While "
+        "the server's WAL does not grow, the interval is one minute.",
     )
 
     @field_validator("inflight_max")

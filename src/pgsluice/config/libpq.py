@@ -1,6 +1,6 @@
-"""Connection parameters of libpq: those that users may set.
+"""The connection parameters of libpq that users may set.
 
-The settings model uses them. Parameters that are not set are left to libpq. Its PG* variables, password file and
+The settings model uses this module. libpq supplies parameters that are not set. Its PG* variables, password file and
 service file work as in every client, so all authentication methods are possible.
 
 https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
@@ -25,14 +25,14 @@ _WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balan
 
 
 def check_dsn(dsn: str) -> None:
-    """Raise ValueError for a connection string that libpq cannot read, or that sets parameters of pgsluice."""
+    """Raise ValueError if libpq cannot parse ``dsn``, or if ``dsn`` has a parameter that only pgsluice may set."""
     found = [f"may not set {name}: {reason}" for name, reason in _OURS.items() if name in parse_dsn(dsn)]
     if found:
         raise ValueError("; ".join(found))
 
 
 def parse_dsn(dsn: str) -> dict[str, str]:
-    """Return the parameters in ``dsn``; ValueError, which quotes no part of it, if libpq cannot read it."""
+    """Return the parameters in ``dsn``. Raise ValueError, without quoting ``dsn``, if libpq cannot parse it."""
     from psycopg import ProgrammingError  # noqa: PLC0415 - loads libpq: only where a dsn is used
     from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - as above
 
@@ -45,7 +45,7 @@ def parse_dsn(dsn: str) -> dict[str, str]:
 
 
 def check_primary(dsn: str) -> None:
-    """Raise ValueError for a primary's connection string without a server, or one that :func:`check_dsn` refuses."""
+    """Raise ValueError if a primary's ``dsn`` names no server, or if :func:`check_dsn` refuses it."""
     check_dsn(dsn)
     if not parse_dsn(dsn).keys() & {"host", "hostaddr", "service"}:
         raise ValueError("names no host: write it as host=db-primary or postgresql://db-primary")
@@ -54,7 +54,7 @@ def check_primary(dsn: str) -> None:
 def of_primary(parameters: Mapping[str, str], dsn: str) -> dict[str, str]:
     """Return the parameters for a connection to the primary that ``dsn`` names.
 
-    Parameters that ``dsn`` leaves out are taken from ``parameters``, those of its standby, except the ones that
+    ``parameters`` are those of its standby. They replace the parameters that ``dsn`` leaves out, except those that
     identify the server.
     """
     shared = {name: value for name, value in parameters.items() if name not in _WHICH_SERVER}
@@ -66,11 +66,11 @@ def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
 
     No connection is made. If libpq cannot find the service, ``parameters`` are returned as they are.
     """
-    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where a connection is looked at
+    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where a connection is examined
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - as above
 
-    # libpq has no function for this. But it resolves all parameters before it validates them. So a parameter that it
-    # refuses makes it stop after resolving, and before it looks up a host.
+    # libpq has no function for this. But it resolves all parameters before it validates them. So an invalid parameter
+    # makes it stop when it has resolved all parameters, and before it looks up a host.
     conninfo = make_conninfo("", **{**parameters, "target_session_attrs": "none of them"})
     connection = pq.PGconn.connect_start(conninfo.encode())
     found = {option.keyword: option.val for option in connection.info if option.val is not None}
@@ -79,7 +79,7 @@ def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def refusal(name: str) -> str:
-    """Return why ``name`` cannot be in postgres.parameters; empty if it can."""
+    """Return why ``name`` cannot be in postgres.parameters, or an empty string if it can."""
     if name in OWN_KEYS:
         return f"has its own key: write it as postgres.{name}"
     if name in _OURS:

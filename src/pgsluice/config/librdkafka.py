@@ -1,7 +1,7 @@
 """Properties of librdkafka that users may not set, because exactly-once delivery depends on them.
 
 The settings model uses this for ``kafka.client``. All other properties are passed to the library, which checks their
-names. The module also knows which values may be shown.
+names. The module also says which values may be printed.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """
@@ -27,7 +27,7 @@ REFUSED = {
     "transaction.timeout.ms": _TIMEOUT,
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
-    "partitioner": "keys have to keep their partitions: it is murmur2, as in the Java clients",
+    "partitioner": "each key has to stay in its partition, so it is always murmur2, as in the Java clients",
     "message.max.bytes": "records may be as large as topics and brokers allow: set max.message.bytes there",
     "queue.buffering.max.messages": _QUEUE,
     "queue.buffering.max.kbytes": _QUEUE,
@@ -79,7 +79,8 @@ _SHOWN = frozenset(
     topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
     """.split()  # noqa: SIM905 - a list would take a hundred lines
 )
-"""Properties whose values are not secret. All others count as secret, because a misspelt name may hold a password."""
+"""Properties whose values are not secret. All others are treated as secret, because even the value of a misspelt
+property may be a password."""
 
 
 def may_be_shown(name: str) -> bool:
@@ -88,8 +89,8 @@ def may_be_shown(name: str) -> bool:
 
 
 def refusal(name: str) -> str:
-    """Return why property ``name`` cannot be set; empty if it can."""
-    # An environment variable gives ".cb" instead of "_cb".
+    """Return why property ``name`` cannot be set, or an empty string if it can."""
+    # In names from environment variables, a dot has replaced the underscore of "_cb".
     if name.endswith(("_cb", ".cb")) or name in ("logger", "on_delivery"):
         return "cannot be set: it takes a function, which settings cannot hold"
     return f"cannot be set: {REFUSED[name]}" if name in REFUSED else ""

@@ -32,7 +32,7 @@ from pgsluice.config.tables import Rule
 from pgsluice.config.toml_text import toml_value
 
 _FLAGS, _SECRETS, _FILE = 0, 2, 3
-"""The indexes of the layers of the flags, the secret files and the file."""
+"""The indexes of three layers: the flags, the secret files, and the file."""
 
 _SENTENCES = {
     "literal_error": "must be {expected}",
@@ -46,14 +46,14 @@ _SENTENCES = {
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
 }
-"""Our sentence for each type of error of pydantic. The {names} come from the error's context, which never has the
+"""Our sentence for each type of error of pydantic. The {names} come from the error's context, which never contains the
 input."""
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Sequence[str] = ()) -> Settings:
-    """Return the settings from all sources; SettingsError with all problems.
+    """Return the settings from all sources. Raise SettingsError with all problems.
 
-    If ``file`` is None, the file that PGSLUICE_CONFIG names is read, if any.
+    If ``file`` is None, read the file that PGSLUICE_CONFIG names, if it names one.
     """
     return Sources.read(file, environ, flags).settings()
 
@@ -77,7 +77,7 @@ class Sources:
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value cancels that of an image
+                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value undoes what an image has set
                 file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),
             )
@@ -99,7 +99,7 @@ class Sources:
         return self.layers[_SECRETS]
 
     def settings(self) -> Settings:
-        """Return the validated settings; SettingsError with every problem of every source."""
+        """Return the validated settings. Raise SettingsError with every problem of every source."""
         problems = [problem for layer in self.layers for problem in layer.problems]
         settings = None
         if not any(layer.broken for layer in self.layers):
@@ -123,7 +123,7 @@ class Sources:
         return next((layer.origin(path) for layer in layers if layer.get(path) is not None), None)
 
     def _layers_of(self, path: Path) -> Sequence[Layer]:
-        """Return the layers that can set ``path``. Tables are merged from all layers, a list comes from one of them."""
+        """Return the layers that can set ``path``. Tables are merged from all layers, but a list is from one layer."""
         names = tuple(takewhile(lambda part: isinstance(part, str), path))
         if names == path:
             return self.layers
@@ -135,7 +135,7 @@ class Sources:
         return next((value for value in values if value is not None), None)
 
     def http(self) -> Http:
-        """Return ``http``, even if other settings are wrong, for commands that only query a running daemon."""
+        """Return the settings of ``[http]``, for commands that only query a daemon. Other settings may be wrong."""
         problems = [problem for layer in self.layers if layer.broken for problem in layer.problems]
         if problems:
             raise SettingsError(problems)
@@ -170,7 +170,10 @@ def _by_line(problem: Problem) -> tuple[str, int]:
 
 
 def _sentences(detail: ErrorDetails) -> Iterator[tuple[Path, str]]:
-    """Return sentences about one of pydantic's errors, each with its path. A missing table lacks several keys."""
+    """Return sentences about one of pydantic's errors, each with its path.
+
+    If a table is missing, there is a sentence for each of its required keys.
+    """
     path, context = detail["loc"], detail.get("ctx", {})
     error = context.get("error")
     if detail["type"] == "missing":
@@ -182,7 +185,7 @@ def _sentences(detail: ErrorDetails) -> Iterator[tuple[Path, str]]:
     elif error is not None:
         yield path, str(error)
     else:
-        # If pydantic finds a type of error that we have no sentence for, its own message never has the input.
+        # Without a sentence of ours, use pydantic's own message, which does not contain the input either.
         words = _SENTENCES.get(detail["type"])
         yield path, words.format(**context) + _choice(detail) if words else detail["msg"]
 

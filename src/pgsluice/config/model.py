@@ -1,8 +1,8 @@
 """The settings as a whole: all tables of the file, and the rules across tables.
 
-The modules beside this one hold one table each, with the type, default, limits and meaning of every key. The
-documentation is generated from them. The daemon maps settings to the options of the shell packages, and ``sources``
-reads the values. If two keys have to agree, the check belongs to the key that comes later in the file.
+Each table has a module in this package, with the type, default, limits and meaning of every key. The documentation is
+generated from these modules. The daemon maps settings to the options of the shell packages, and ``sources`` reads the
+values. If two keys have to agree, the check belongs to the key that comes later in the file.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """
@@ -37,8 +37,8 @@ class Settings(BaseSettings):
 
     version: Literal[1] = Field(description="Version of the file's layout.", examples=[1])
     name: PipelineName = Field(
-        description="Name of the pipeline: lower-case letters, digits and underscores. The slot, the clients "
-        "and the fencing of former owners are named after it.",
+        description="Name of the pipeline: lower-case letters, digits and underscores. It is part of the names of the "
+        "slot and the clients, and of the transactional id with which Kafka fences former owners.",
         examples=["shop"],
     )
     postgres: Postgres = Postgres()
@@ -63,7 +63,7 @@ class Settings(BaseSettings):
 
     @property
     def slot_name(self) -> str:
-        """The name of the slot: ``postgres.slot``, or by default a name from that of the pipeline."""
+        """The name of the slot: ``postgres.slot``, or by default ``pgsluice_`` and the pipeline's name."""
         return self.postgres.slot or f"{SLOT_PREFIX}{self.name}"
 
     def primary_parameters(self) -> dict[str, str] | None:
@@ -82,7 +82,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use our layers, which were read with the origin of each value. The library's own sources do not keep it."""
+        """Use our layers, which keep the origin of each value. The library's own sources lose it."""
         return (init_settings, *(InitSettingsSource(settings_cls, layer) for layer in cls.layers))
 
 
@@ -91,11 +91,11 @@ def _taken_topics(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
     for number, rule in enumerate(tables.rules):
         topic = (rule.topic or "{table}").replace("{prefix}", kafka.topic_prefix)
         if "{" not in topic and topic in taken:
-            yield ("rules", number, "topic"), f"{topic} is the topic of pgsluice itself: choose another name"
+            yield ("rules", number, "topic"), f"{topic} is one of pgsluice's own topics: choose another name"
 
 
 def _lost_truncates(tables: Tables, kafka: Kafka) -> Iterator[tuple[Path, str]]:
-    sentence = 'a compacted topic cannot hold truncates, because they have no key: set it to "skip"'
+    sentence = 'a compacted topic cannot have records of TRUNCATE, because they have no key: set truncate to "skip"'
     if tables.truncate == "emit" and _is_compacted(kafka.topics.config):
         yield ("truncate",), sentence
     for number, rule in enumerate(tables.rules):

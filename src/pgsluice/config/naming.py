@@ -1,6 +1,7 @@
 """Checks of names in the settings: templates of topics, globs over tables, hosts and addresses.
 
-The settings model uses them. They make sure, as far as settings can, that two tables never share a topic by accident.
+The settings model uses these checks. As far as the settings alone can show, two tables then never share a topic by
+accident.
 """
 
 import re
@@ -27,12 +28,12 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", re.ASCII)
 
 
 def check_slot_name(name: str) -> str:
-    """Return ``name`` if PostgreSQL accepts it for a replication slot; ValueError otherwise."""
+    """Return ``name``. Raise ValueError if PostgreSQL does not accept it for a replication slot."""
     return _check_identifier(name, _IDENTIFIER_MAX)
 
 
 def check_pipeline_name(name: str) -> str:
-    """Return ``name`` if a slot can be named after it; ValueError otherwise."""
+    """Return ``name``. Raise ValueError if a slot cannot be named after it."""
     return _check_identifier(name, _IDENTIFIER_MAX - len(SLOT_PREFIX))
 
 
@@ -43,7 +44,7 @@ def _check_identifier(name: str, longest: int) -> str:
 
 
 def check_host_name(text: str) -> str:
-    """Return ``text`` if it can be the name in a Host header; ValueError otherwise."""
+    """Return ``text``. Raise ValueError if it cannot be the name in a Host header."""
     if not _HOST_NAME.fullmatch(text):
         raise ValueError(
             f"{text!r} is not a host name: write it without scheme, port and wildcard, as in 'pgsluice.example.com'"
@@ -52,7 +53,7 @@ def check_host_name(text: str) -> str:
 
 
 def check_topic_prefix(prefix: str) -> str:
-    """Return ``prefix`` if it can be the first part of topic names; ValueError otherwise."""
+    """Return ``prefix``. Raise ValueError if it cannot be the first part of topic names."""
     if len(prefix) > _TOPIC_PREFIX_MAX or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", prefix):
         raise ValueError(
             f"{prefix!r} must be at most {_TOPIC_PREFIX_MAX} letters, digits, '_' and '-', "
@@ -65,13 +66,13 @@ _NO_ADDRESS = "must be addresses like http://127.0.0.1:8081, separated by commas
 
 
 def check_address(url: str) -> str:
-    """Return ``url`` if it can be the base of an HTTP API; otherwise ValueError, without any secret in it."""
+    """Return ``url``. Raise ValueError if it cannot be the base of an HTTP API. The error's text has no secret."""
     try:
         parts = urlsplit(url)
     except ValueError:  # its message may quote the URL
         raise ValueError(_NO_ADDRESS) from None
     if "@" in parts.netloc:
-        raise ValueError("has a user in it: write it as username and password, which are kept out of logs")
+        raise ValueError("has a user in it: set username and password instead, which are kept out of logs")
     found = re.fullmatch(r"(?:\[[^\]]+\]|[^:]+)(?::([0-9]{1,5}))?", parts.netloc)
     is_usable = found is not None and int(found[1] or 0) <= MAX_PORT and url.isprintable() and " " not in url
     if parts.scheme not in {"http", "https"} or not is_usable or parts.query or parts.fragment:
@@ -80,13 +81,13 @@ def check_address(url: str) -> str:
 
 
 def check_glob(glob: str) -> str:
-    """Return ``glob`` if it is a pattern over ``schema.table``; ValueError otherwise."""
+    """Return ``glob``. Raise ValueError if it is not a pattern over ``schema.table``."""
     TablePattern.parse(glob)
     return glob
 
 
 def check_template(template: str) -> str:
-    """Return ``template``; ValueError if Kafka does not allow such names, or if they could be ambiguous."""
+    """Return ``template``. Raise ValueError if its topic names could be invalid in Kafka, or ambiguous."""
     if not template or not _TOPIC_CHARACTERS.fullmatch(_PLACEHOLDER.sub("", template)):
         raise ValueError(
             f"{template!r} cannot name a topic: write letters, digits, '.', '_', '-' "

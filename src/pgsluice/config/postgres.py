@@ -12,13 +12,13 @@ from pgsluice.config.values import Command, Flag, Names, Parameters, Port, Secre
 from pgsluice.errors import ConfigError, SourceUnavailable
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
-"""With three updates per timeout, one that is lost or late does not end the connection."""
+"""With three updates per timeout, a single lost or late update does not end the connection."""
 
 
 class Postgres(Section):
     """The server, the slot and the publications.
 
-    A connection key that is not set is left to libpq: its PG* variables, password file and service
+    libpq supplies each connection key that is not set, so its PG* variables, password file and service
     file work as in every client.
     """
 
@@ -49,13 +49,13 @@ class Postgres(Section):
     )
     password_command: Command | None = Field(
         default=None,
-        description="Program and arguments. The first line that it prints is the password. It runs for every "
-        "connection, without a shell, and may take 30 seconds.",
+        description="Program and arguments. The first line that the program prints is the password. The program runs "
+        "for every connection, without a shell, and may take 30 seconds.",
         examples=[["vault", "read", "-field=password", "database/static-creds/pgsluice"]],
     )
     sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(
         default=None,
-        description="Whether TLS is used, and what is verified of the server's certificate.",
+        description="Whether TLS is used, and how the server's certificate is verified.",
         examples=["verify-full"],
     )
     sslrootcert: Text | None = Field(
@@ -83,13 +83,13 @@ class Postgres(Section):
     create_slot: Flag = Field(default=True, description="Create the slot when it does not exist yet.")
     streaming: Literal["off", "on", "parallel"] = Field(
         default="on",
-        description="Whether the server sends large transactions while they are in progress, if it can (on from "
-        "PostgreSQL 14, parallel from 16).",
+        description="Whether the server sends large transactions while they are still in progress. A server that is "
+        "too old does not do so (on needs PostgreSQL 14, parallel needs 16).",
     )
     two_phase: Flag = Field(
         default=False,
         description="Receive prepared transactions at PREPARE TRANSACTION, and publish them at COMMIT PREPARED "
-        "(from PostgreSQL 15). A slot remembers it, and only PostgreSQL 18 and later can switch it off.",
+        "(from PostgreSQL 15). The slot stores this setting, and only PostgreSQL 18 and later can switch it off.",
     )
     binary: Flag = Field(
         default=False,
@@ -102,16 +102,16 @@ class Postgres(Section):
     )
     origin: Literal["any", "none"] = Field(
         default="any",
-        description="Changes to publish: all (any), or only those that were made on this server (none, from "
-        "PostgreSQL 16).",
+        description="Changes to publish. any: all changes. none: only changes without a replication origin, which "
+        "were made on this server itself (from PostgreSQL 16).",
     )
     failover: Flag = Field(
         default=False, description="Create a slot that survives a failover to a standby (from PostgreSQL 17)."
     )
     wal_sender_timeout: Annotated[Duration, Within("1s", "1h")] = Field(
         default=Duration.parse("15s"),
-        description="Time after which the server drops the connection of a pgsluice that does not answer, and frees "
-        "the slot for another one. pgsluice sets it for its session, from PostgreSQL 12 on.",
+        description="Time after which the server drops the connection of a pgsluice process that does not answer, and "
+        "frees the slot for another process. pgsluice sets it for its own connection, from PostgreSQL 12 on.",
     )
     status_interval: Annotated[Duration, Within("100ms", "10s")] = Field(
         default=Duration.parse("5s"),
@@ -164,7 +164,7 @@ class Postgres(Section):
         return interval
 
     def libpq_parameters(self) -> dict[str, str]:
-        """Return the parameters of all connections, without a password that :meth:`secret` returns."""
+        """Return the parameters of all connections. If :meth:`secret` returns a password, they contain none."""
         parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
         own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
         parameters |= {name: str(value) for name, value in own.items() if value is not None}
@@ -177,7 +177,7 @@ class Postgres(Section):
     def secret(self) -> str | None:
         """Return the password for one connection, from its file or command, or None if neither is set. This may block.
 
-        Raise ConfigError or SourceUnavailable if that fails.
+        Raise ConfigError or SourceUnavailable if the file or command fails.
         """
         if self.password_command is not None:
             return secret_command.run(self.password_command, "postgres.password_command", SourceUnavailable)

@@ -1,6 +1,6 @@
 """Problems of the settings: one sentence per problem, each with its origin and its remedy.
 
-The model's validators and the sources raise them, and ``load`` reports all of them at once. A sentence never contains
+The model's validators and the sources find them, and ``load`` reports all of them at once. A sentence never contains
 the value of a secret.
 """
 
@@ -44,7 +44,7 @@ class SettingsError(ConfigError):
 
 
 class KeyProblems(ValueError):
-    """The problems that a validator found in the entries of a key: sentences, each with the rest of its path."""
+    """The problems that a validator found in the entries of a key: sentences, each with its path below the key."""
 
     def __init__(self, found: Iterable[tuple[Path, str]]) -> None:
         self.found = tuple(found)
@@ -52,7 +52,7 @@ class KeyProblems(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question that names the known word most similar to ``word``; empty if no word is similar."""
+    """Return a question that names the known word most similar to ``word``, or an empty string if none is similar."""
     near = get_close_matches(word, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
@@ -73,7 +73,7 @@ def unreadable(error: OSError, if_absent: str = "") -> str:
     match error:
         case IsADirectoryError():
             remedy = (
-                "Docker makes a directory if the file to be mounted does not exist. Remove the directory, and write "
+                "Docker creates a directory if the file to be mounted does not exist. Remove the directory, and write "
                 "the file"
             )
         case PermissionError():

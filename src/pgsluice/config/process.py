@@ -18,7 +18,7 @@ class Buffer(Section):
     )
     spill_dir: Text = Field(
         default="/var/lib/pgsluice/spill",
-        description="Directory on a local disk. Nothing in it outlives the process.",
+        description="Directory on a local disk. Nothing in it is needed after the process has ended.",
     )
     spill_max: Annotated[Size, Within("1MiB", "1024TiB")] = Field(
         default=Size.parse("20GiB"), description="Disk space for the rows of all transactions."

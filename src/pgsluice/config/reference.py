@@ -1,4 +1,4 @@
-"""Writes settings for people: the example file, the reference, and the values in force with their sources.
+"""Writes settings for people to read: the example file, the reference, and the values in force with their sources.
 
 ``pgsluice config`` uses it. It makes ``config.example.toml`` and the tables of ``docs/configuration.md``.
 """
@@ -34,7 +34,7 @@ _MARKUP = re.compile(r"(?<!\w)_|_(?!\w)|[*<|]")
 
 
 class _WrittenDefaults(GenerateJsonSchema):
-    """Shows the default of a setting as it is written in a file: ``5min``, and not a number of milliseconds."""
+    """Shows the default of a setting as it is written in a file, for example ``5min`` and not 300000."""
 
     def encode_default(self, dft: Any) -> Any:  # noqa: ANN401 - as in pydantic
         """Return the default as JSON."""

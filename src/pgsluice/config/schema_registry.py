@@ -14,9 +14,9 @@ from pgsluice.errors import ConfigError, RegistryUnavailable
 
 
 class SchemaRegistry(Section):
-    """The schema registry, which gives ids to schemas, and from which consumers get them by id.
+    """The schema registry, which assigns ids to schemas. Consumers look up a schema by its id.
 
-    The keys after type are for a registry server: with type confluent, and for `pgsluice registry export`.
+    The keys after type describe a registry server, for type confluent and for `pgsluice registry export`.
     """
 
     type: Literal["builtin", "confluent"] = Field(
@@ -42,8 +42,8 @@ class SchemaRegistry(Section):
     )
     password_command: Command | None = Field(
         default=None,
-        description="Program and arguments. The first line that it prints is the password. It runs for every "
-        "connection, without a shell, and may take 30 seconds.",
+        description="Program and arguments. The first line that the program prints is the password. The program runs "
+        "for every connection, without a shell, and may take 30 seconds.",
         examples=[["vault", "kv", "get", "-field=password", "secret/registry"]],
     )
     token: Secret | None = Field(
@@ -56,7 +56,8 @@ class SchemaRegistry(Section):
     )
     token_command: Command | None = Field(
         default=None,
-        description="Program and arguments. The first line that it prints is the token, as with password_command.",
+        description="Program and arguments. The first line that the program prints is the token. The rest is as with "
+        "password_command.",
         examples=[["gcloud", "auth", "print-access-token"]],
     )
     ca_file: Text | None = Field(
@@ -70,11 +71,11 @@ class SchemaRegistry(Section):
     )
     key_file: Text | None = Field(
         default=None,
-        description="File of the client's private key, not encrypted, if it is not in cert_file.",
+        description="File of the client's private key, if the key is not in cert_file. It must not be encrypted.",
         examples=["/etc/pgsluice/registry-client.key"],
     )
     timeout: Annotated[Duration, Within("100ms", "5min")] = Field(
-        default=Duration.parse("10s"), description="How long one address may take to answer."
+        default=Duration.parse("10s"), description="How long each address may take to answer."
     )
     subject_name_strategy: Literal["topic", "record", "topic-record"] = Field(
         default="topic",
@@ -107,7 +108,7 @@ class SchemaRegistry(Section):
     @classmethod
     def _check_password(cls, password: object, info: ValidationInfo) -> object:
         if password is not None and info.data.get("username", "") is None:
-            raise ValueError("needs schema_registry.username: without it, no password is sent")
+            raise ValueError("needs schema_registry.username, because without a user no password is sent")
         return password
 
     @field_validator("password_file", "token_file")

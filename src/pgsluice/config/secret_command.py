@@ -1,4 +1,4 @@
-"""Runs commands that print secrets: ``postgres.password_command`` and its like for Kafka and the schema registry.
+"""Runs commands that print secrets: ``postgres.password_command``, and those for Kafka and the schema registry.
 
 Clouds and vaults issue passwords that expire after minutes, so the command runs for each connection. Everything that
 such a command prints may be secret, so no message quotes it.
@@ -17,7 +17,7 @@ from pgsluice.config.secret_file import PASSWORD_BYTES_MAX, first_line
 from pgsluice.errors import ConfigError, RetryableError
 
 TIME_LIMIT_S = 30.0
-"""How long a command may take. The command-line tools of clouds take seconds, and try again for a while."""
+"""How long a command may take. The command-line tools of clouds take seconds, and retry for a while if they fail."""
 
 
 def run(command: Sequence[str], key: str, unavailable: type[RetryableError], time_limit_s: float = TIME_LIMIT_S) -> str:
@@ -44,7 +44,7 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
             exit_code = process.wait(max(0.0, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired):
             raise unavailable(
-                f"{key}: {program} took longer than {time_limit_s:g} s. Run it by hand, as the user of pgsluice."
+                f"{key}: {program} took longer than {time_limit_s:g} s. Run it by hand, as the user that runs pgsluice."
             ) from None
         finally:
             _end(process)
@@ -54,17 +54,20 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
         )
     if exit_code != 0:
         raise unavailable(
-            f"{key}: {program} failed with exit code {exit_code}. What it printed is not shown, because it may contain "
-            "secrets. Run it by hand, as the user of pgsluice."
+            f"{key}: {program} failed with exit code {exit_code}. Its output is not shown, because it may contain "
+            "secrets. Run it by hand, as the user that runs pgsluice."
         )
     try:
-        return first_line(output, f"what {program} printed")
+        return first_line(output, f"the output of {program}")
     except ValueError as error:
         raise ConfigError(f"{key}: {error}. Let the command print the secret, and nothing before it.") from None
 
 
 def _read(pipe: IO[bytes], deadline: float) -> bytes:
-    """Read the pipe to its end, but not much more than a secret can have. TimeoutError if the pipe stays open."""
+    """Read the pipe to its end, or until it has given more than a secret can have.
+
+    Raise TimeoutError if the pipe is still open at the deadline.
+    """
     output = bytearray()
     while len(output) <= PASSWORD_BYTES_MAX:
         if not select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

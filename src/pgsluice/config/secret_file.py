@@ -5,25 +5,25 @@ from pathlib import Path
 from pgsluice.config.problems import unreadable
 
 PASSWORD_BYTES_MAX = 64 * 1024
-"""Every password is shorter: even cloud tokens have only a few KiB. A file that was named by mistake may be longer."""
+"""The most bytes that are read. Even cloud tokens have only a few KiB, but a file named by mistake may be large."""
 
 TOKEN_MIN_CHARACTERS = 16
 """A shorter token of the HTTP server could be guessed."""
 
 
 def read_token_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError if the file cannot be read, or the token is not safe."""
+    """Return the first line of file ``name``. Raise ValueError if it cannot be read, or if the token is too short."""
     token = read_password_file(name)
     if len(token) < TOKEN_MIN_CHARACTERS:
         raise ValueError(
             f"the first line of {name} has fewer than {TOKEN_MIN_CHARACTERS} characters, so the token could be "
-            "guessed: openssl rand -hex 32 makes a safe one"
+            "guessed. Create a safe token with openssl rand -hex 32"
         )
     return token
 
 
 def read_password_file(name: str) -> str:
-    """Return the first line of file ``name``; ValueError if the file cannot be read, or the line is not a password."""
+    """Return the first line of file ``name``. Raise ValueError if it cannot be read, or is not a password."""
     try:
         with Path(name).open("rb") as file:
             content = file.read(PASSWORD_BYTES_MAX)
@@ -33,7 +33,7 @@ def read_password_file(name: str) -> str:
 
 
 def first_line(content: bytes, source: str) -> str:
-    """Return the first line of ``content``, which came from ``source``; ValueError if it is not a password."""
+    """Return the first line of ``content``, which is from ``source``. Raise ValueError if it is not a password."""
     try:
         password = content.decode().split("\n", 1)[0].removesuffix("\r")
     except UnicodeDecodeError:

@@ -15,10 +15,10 @@ class Snapshot(Section):
 
     mode: Literal["never", "initial", "when_needed"] = Field(
         default="initial",
-        description='"initial": the rows of every published table are read once, also if the table is published '
-        'later. "when_needed": they are read again in each new epoch, because changes may be missing before it. '
-        '"never": only the tables that `pgsluice snapshot start` names are read. If it is not set, tables that were '
-        "delivered by a version without this default count as loaded.",
+        description='"initial": the rows of every published table are read once, even if the table is published '
+        'later. "when_needed": they are read again in each new epoch, because changes before the epoch may be missing. '
+        '"never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, tables whose '
+        "changes an older version with another default has delivered are treated as loaded.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",
@@ -36,8 +36,8 @@ class Snapshot(Section):
     )
     without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
         default=Size.parse("1GiB"),
-        description="The largest table without a key that is read. Such a table is read in one piece, and all changes "
-        "wait in the meantime.",
+        description="The largest table without a key that is read. Such a table is read at once, and all changes wait "
+        "in the meantime.",
     )
     max_rows_per_second: Count | None = Field(
         default=None,
@@ -47,8 +47,9 @@ class Snapshot(Section):
     )
     primary: Secret | None = Field(
         default=None,
-        description="Server from which rows are read if [postgres] is a standby: connection string or URI of libpq "
-        "that names its primary. Parameters that are not in it, except host and port, are those of [postgres].",
+        description="Server from which rows are read if [postgres] is a standby: a connection string or URI of libpq "
+        "that names the standby's primary. Parameters that it leaves out, except host and port, are those of "
+        "[postgres].",
         examples=["host=db-primary.example.com"],
     )
 

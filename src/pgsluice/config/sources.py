@@ -1,6 +1,6 @@
-"""The sources of settings: file, secret files, environment and flags. Each one keeps the origin of every value.
+"""The sources of settings: file, secret files, environment and flags. Each source keeps the origin of every value.
 
-``loading`` merges the layers. If a source cannot understand something, it notes a problem.
+``loading`` merges the layers. A source records a problem for everything that it cannot parse.
 """
 
 import json
@@ -23,7 +23,7 @@ NEW_FILE = "Start from `pgsluice config example`; for a container, mount the fil
 _PREFIX = "PGSLUICE_"
 _LEVEL = "__"
 _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-"""A key in a flag. Any other text before the equals sign may be a secret: ``--set 'postgres.password aGVsbG8='``."""
+"""A key in a flag. Other text before the equals sign may be a secret, as in ``--set 'postgres.password aGVsbG8='``."""
 
 
 @dataclass(slots=True)
@@ -48,12 +48,12 @@ class Layer:
         return value
 
     def origin(self, path: Path) -> str:
-        """Return the origin of ``path``, or else of the nearest table or list around it."""
+        """Return the origin of ``path``. If it has none, return that of the nearest table or list around it."""
         around = (path[:length] for length in range(len(path), 0, -1))
         return next((self.origins[outer] for outer in around if outer in self.origins), self.name)
 
     def put(self, path: tuple[str, ...], value: object, origin: str) -> None:
-        """Set ``path``. Do nothing if there is a value where a table has to be, which is reported anyway."""
+        """Set ``path``. Do nothing if there is a value in place of a table, because validation reports that."""
         table = self.values
         for part in path[:-1]:
             table = table.setdefault(part, {})
@@ -64,7 +64,7 @@ class Layer:
 
 
 def file_layer(name: str | None) -> Layer:
-    """Read the TOML file. Without a file, all settings may come from the other sources."""
+    """Read the TOML file. Without a file, the other sources may have all settings."""
     if name is None:
         return Layer(NO_FILE, {"version": 1})
     layer = Layer(name)
@@ -101,7 +101,7 @@ def _lacks_quotes(line: str) -> bool:
 
 
 def secrets_layer(directory: str | None) -> Layer:
-    """Read files named like ``postgres__password``. Names without ``__`` have nothing to do with pgsluice."""
+    """Read files with names like ``postgres__password``. Files without ``__`` in their names are not for pgsluice."""
     layer = Layer(SECRETS_VARIABLE)
     if directory is None:
         return layer
@@ -119,8 +119,7 @@ def secrets_layer(directory: str | None) -> Layer:
 def _may_hold_secret(entry: "os.DirEntry[str]") -> bool:
     """Return whether to read a file.
 
-    If the file of a setting is missing, there may be a directory or a broken link instead. It is read as well, so that
-    it is reported.
+    A directory or a broken link with the name of a setting is read as well, so that the error is reported.
     """
     if _LEVEL not in entry.name or entry.name.startswith("."):
         return False
@@ -155,9 +154,10 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def _with_one_underscore(name: str, value: str) -> str | None:
-    """Return the variable that was meant by ``name``, which has one underscore where two have to be; or None.
+    """Return the variable that was probably meant by ``name``, if ``name`` has one underscore in place of two.
 
-    Kubernetes sets the variable PGSLUICE_POSTGRES_PORT for a service pgsluice-postgres. Its value is a URL.
+    Return None otherwise, and also if ``value`` is a URL, because Kubernetes sets the variable PGSLUICE_POSTGRES_PORT
+    to a URL if there is a service pgsluice-postgres.
     """
     if re.match("(tcp|udp|sctp)://", value):
         return None
@@ -189,7 +189,7 @@ def flags_layer(flags: Sequence[str]) -> Layer:
 
 
 def _flag_origin(flag: str, number: int) -> str:
-    """Return a name for a flag that cannot be parsed. It has no unknown text, which may be a secret."""
+    """Return a name for a flag that cannot be parsed. It contains only known keys, because other text may be secret."""
     found = _DOTTED.match(flag.strip())
     parts = found[0].split(".") if found else []
     key, _ = _find(parts)
@@ -211,7 +211,7 @@ def _put_text(layer: Layer, parts: list[str], text: str, origin: str, spell: Cal
 
 
 def _find(parts: list[str]) -> tuple[Key | None, list[str]]:
-    """Return the key that ``parts`` name, and the rest of them, which names an entry if the key is a table."""
+    """Return the key that ``parts`` name, and the remaining parts. These name an entry if the key is a table."""
     keys = all_keys()
     for length in range(len(parts), 0, -1):
         key = keys.get(tuple(parts[:length]))
@@ -234,7 +234,7 @@ def _put_value(layer: Layer, key: Key, text: str, origin: str) -> None:
 
 
 def _decode(kind: Kind, text: str) -> object:
-    """Return the value of ``kind`` that ``text`` stands for, or ``text`` itself if the model has to refuse it."""
+    """Return ``text`` as a value of ``kind``. If it is not one, return ``text`` itself, which the model refuses."""
     match kind:
         case Kind.INTEGER if re.fullmatch(r"[+-]?[0-9]{1,20}", text, re.ASCII):
             return int(text)

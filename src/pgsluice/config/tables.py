@@ -32,7 +32,7 @@ class Rule(Section):
     )
     topic: Template | None = Field(
         default=None,
-        description="Name of the topic, as kafka.topics.name. Tables that it does not distinguish share the topic.",
+        description="Name of the topic, as kafka.topics.name. Tables that get the same name share the topic.",
         examples=["{prefix}.orders"],
     )
     partitions: Count | None = Field(default=None, description="As kafka.topics.partitions.", examples=[12])
@@ -48,24 +48,24 @@ class Rule(Section):
     truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
     snapshot: Literal["skip"] | None = Field(
         default=None,
-        description='"skip": the rows that the table already has are not read, whatever snapshot.mode is.',
+        description='"skip": the rows that the table already has are not read, with any snapshot.mode.',
         examples=["skip"],
     )
     where: Annotated[Text, Field(max_length=WHERE_MAX)] | None = Field(
         default=None,
-        description="SQL condition on the table's columns. Of the rows that the table already has, only those that "
-        "fulfil it are read. All changes are delivered nevertheless.",
+        description="SQL condition on the table's columns. Only existing rows that meet the condition are read. "
+        "Changes are delivered whether they meet it or not.",
         examples=["placed_at >= '2026-01-01'"],
     )
     types: ColumnTypes = Field(
         default={},
-        description="Avro types that replace the usual ones, by patterns of column names. See types.md.",
+        description="Avro types that replace the default types, by patterns of column names. See types.md.",
         examples=[{"amount": "decimal(38,9)", "*_at": "timestamp-millis"}],
     )
 
 
 class Tables(Section):
-    """The tables of the publications that are delivered, and how. Patterns are globs over schema.table."""
+    """Which tables of the publications are delivered, and how. Patterns are globs over schema.table."""
 
     include: Annotated[list[Glob], Field(min_length=1)] = Field(default=["*.*"], description="Tables to deliver.")
     exclude: list[Glob] = Field(
@@ -77,14 +77,14 @@ class Tables(Section):
     truncate: OnTruncate = Field(default="emit", description="Whether a TRUNCATE becomes a record.")
     refused: Literal["quarantine", "stop"] = Field(
         default="quarantine",
-        description="What happens to a table that cannot be published with these settings (a type that a column cannot "
-        'have, a topic that is taken). "quarantine": a dead letter replaces each of its changes, and all other tables '
-        'continue. "stop": pgsluice stops.',
+        description="What happens to a table that cannot be published with these settings, for example because another "
+        'table has its topic. "quarantine": a dead letter replaces each of its changes, and all other tables are '
+        'delivered. "stop": pgsluice stops.',
     )
     time_range: Literal["common", "full"] = Field(
         default="common",
-        description="Dates and timestamps that become typed values: years 1 to 9999, which most readers can "
-        "hold (common), or all that PostgreSQL has (full). The text of all others is in the envelope's field raw.",
+        description="Dates and timestamps that become typed values. common: the years 1 to 9999, which most readers "
+        "can represent. full: the whole range of PostgreSQL. The text of all others is in the envelope's field raw.",
     )
     numeric: NumericAs = Field(
         default=NumericAs(),

@@ -1,4 +1,4 @@
-"""Finds connections that somebody between pgsluice and a server could read or change, judged by the settings.
+"""Finds connections that, according to the settings, an attacker between pgsluice and a server could read or change.
 
 ``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Connections within the machine (loopback
 addresses, Unix sockets) are left out. No connection is made.
@@ -25,7 +25,7 @@ _SSLMODES = {
     "disable": "the connection to {hosts} is not encrypted",
     "allow": "the connection to {hosts} is encrypted only if the server insists, and the server is not verified",
     "prefer": "the connection to {hosts} is encrypted only if the server offers it, and the server is not verified",
-    "require": "the connection to {hosts} is encrypted, but the server is verified only if there is a file of "
+    "require": "the connection to {hosts} is encrypted, but the server is verified only if there is a file of trusted "
     "authorities",
 }
 
@@ -62,7 +62,7 @@ def _postgres(name: str, configured: Mapping[str, str] | None) -> Iterator[Findi
 
 
 def _postgres_hosts(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Return the address and the name of each host that may be connected to by TCP."""
+    """Return the address and the name of each host to which libpq may connect by TCP."""
     names, addresses = (parameters.get(name, "").split(",") for name in ("host", "hostaddr"))
     for name, hostaddr in zip_longest(names, addresses, fillvalue=""):
         address = hostaddr.strip() or name.strip()
@@ -93,13 +93,13 @@ def _kafka_tls(properties: Mapping[str, str], hosts: str) -> Iterator[Finding]:
     verification, identification = "enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm"
     if properties.get(verification, "true").lower() in _FALSE:
         detail = f"{verification} is false: {hosts} are not verified, so somebody in between can impersonate them"
-        yield _kafka_finding(detail, f'Remove "{verification}"; "ssl.ca.location" names your own authority')
+        yield _kafka_finding(detail, f'Remove "{verification}", and set "ssl.ca.location" for your own authority')
     elif properties.get(identification, "https").lower() == "none":
         detail = (
             f"{identification} is none: the names in the certificates of {hosts} are not compared, so every "
             "certificate of the authority is accepted"
         )
-        yield _kafka_finding(detail, f'Remove "{identification}"; let the certificates have the names of the brokers')
+        yield _kafka_finding(detail, f'Remove "{identification}", and put the brokers\' names into their certificates')
 
 
 def _token_endpoint(url: str) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _host(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` is a name or an address of this machine that no other machine reaches."""
+    """Return whether ``host`` is a name or an address of this machine that other machines cannot reach."""
     if host.lower() == "localhost":
         return True
     try:

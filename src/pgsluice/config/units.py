@@ -1,6 +1,6 @@
-"""Values that TOML has no type for: durations, sizes, addresses and decimals. Each has one text form.
+"""Values that TOML has no type for: durations, sizes, addresses and decimals. They are written as text.
 
-The settings model uses them. A text is read exactly or refused. Nothing is rounded, and no unit is guessed.
+The settings model uses them. A text is parsed exactly or refused. Nothing is rounded, and no unit is guessed.
 
 https://docs.pydantic.dev/latest/concepts/types/#customizing-validation-with-__get_pydantic_core_schema__
 """
@@ -34,9 +34,9 @@ class Within:
     ) -> core_schema.CoreSchema:
         least, most = source.parse(self.least), source.parse(self.most)
 
-        def check(value: Any) -> Any:  # noqa: ANN401 - whatever type is annotated, compared with its own kind
+        def check(value: Any) -> Any:  # noqa: ANN401 - the annotated type, which is also that of the limits
             if not least <= value <= most:
-                raise ValueError(f"is {value}, and must be from {least} to {most}")
+                raise ValueError(f"is {value}, but must be from {least} to {most}")
             return value
 
         return core_schema.no_info_after_validator_function(check, handler(source))
@@ -50,7 +50,7 @@ class TextValue(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """Return the value of ``text``; ValueError with a sentence that has the remedy if it has none."""
+        """Return the value of ``text``. If it has none, raise ValueError with a sentence that says what to write."""
 
     @classmethod
     def _validate(cls, value: object) -> Self:
@@ -90,7 +90,10 @@ def _split_unit(text: str, units: dict[str, int], example: str) -> int:
 
 
 def _meant(unit: str, units: Iterable[str]) -> str:
-    """Return the unit with the longest common prefix. If several have it, return the largest: minutes for ``m``."""
+    """Return the known unit that shares the longest prefix with ``unit``.
+
+    If several units do so, return the largest of them, for example ``min`` for ``m``.
+    """
     smallest_first = list(units)
     common = [_in_common(unit.lower(), known.lower()) for known in smallest_first]
     if not any(common):
@@ -199,7 +202,7 @@ class NumericAs(TextValue):
 
     @property
     def avro(self) -> Literal["string"] | tuple[int, int]:
-        """The type as ``TypeOptions`` has it."""
+        """The type in the form that ``TypeOptions`` takes."""
         return self.decimal or "string"
 
     def __str__(self) -> str:

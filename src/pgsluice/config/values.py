@@ -1,7 +1,7 @@
 """The types of the values of settings, each with its check.
 
-The modules of the settings use them. A check that refuses a value raises ValueError, or KeyProblems if the value is a
-table with several wrong keys.
+The modules of the settings use these types. A check that refuses a value raises ValueError, or KeyProblems if the value
+is a table with wrong keys.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from pgsluice.config.naming import (
 from pgsluice.config.problems import KeyProblems, Path, is_secret
 
 COMPRESSION = {"compression.type": "lz4"}
-"""The default of clients. It needs little CPU time, and reduces text and Avro to a third."""
+"""The default compression. It needs little CPU time, and reduces text and Avro to a third of their size."""
 
 MaskedTexts = dict[str, str | SecretStr]
 _EMPTY = "is empty: write the secret, or leave the setting out"
@@ -89,18 +89,18 @@ def _no_zero(factor: int) -> int:
 
 
 def no_uri(host: str) -> str:
-    """Return the host; ValueError if it has a scheme or a user."""
+    """Return the host. Raise ValueError if it has a scheme or a user."""
     if "://" in host:
         raise ValueError("is a URI: write it as postgres.dsn")
     if any("@" in one.strip()[1:] for one in host.split(",")):  # a leading @ begins an abstract name of a Unix socket
-        raise ValueError("has a user in it: write it as postgres.user and postgres.password")
+        raise ValueError("has a user in it: set postgres.user and postgres.password instead")
     return host
 
 
 def no_user(servers: str) -> str:
-    """Return the servers; ValueError if there is a user in them."""
+    """Return the servers. Raise ValueError if there is a user in them."""
     if "@" in servers:
-        raise ValueError('has a user in it: write it as "sasl.username" and "sasl.password" under kafka.client')
+        raise ValueError('has a user in it: set "sasl.username" and "sasl.password" under kafka.client instead')
     return servers
 
 

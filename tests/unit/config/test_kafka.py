@@ -29,7 +29,7 @@ def test_bootstrap_servers_must_not_contain_a_user() -> None:
     assert problems(kafka={"bootstrap_servers": "u:hunter2@kafka:9092"}) == [
         (
             ("kafka", "bootstrap_servers"),
-            'has a user in it: write it as "sasl.username" and "sasl.password" under kafka.client',
+            'has a user in it: set "sasl.username" and "sasl.password" under kafka.client instead',
         )
     ]
 

@@ -68,13 +68,13 @@ def test_a_rule_cannot_take_a_topic_that_is_taken() -> None:
     assert problems(tables={"rules": rules}) == [
         (
             ("tables", "rules", 0, "topic"),
-            "shop.transactions is the topic of pgsluice itself: choose another name",
+            "shop.transactions is one of pgsluice's own topics: choose another name",
         ),
     ]
 
 
 def test_a_compacted_topic_cannot_hold_truncates() -> None:
-    sentence = 'a compacted topic cannot hold truncates, because they have no key: set it to "skip"'
+    sentence = 'a compacted topic cannot have records of TRUNCATE, because they have no key: set truncate to "skip"'
     compact: dict[str, Any] = {"cleanup.policy": "compact,delete"}
     everywhere = {"topics": {"config": compact}}
     assert problems(kafka=everywhere) == [(("tables", "truncate"), sentence)]

@@ -120,6 +120,6 @@ def test_a_uri_is_no_host(host: str) -> None:
 
 def test_a_host_must_not_contain_a_user() -> None:
     assert problems(postgres={"host": "db1,u:hunter2@db2"}) == [
-        (("postgres", "host"), "has a user in it: write it as postgres.user and postgres.password")
+        (("postgres", "host"), "has a user in it: set postgres.user and postgres.password instead")
     ]
     assert settings(postgres={"host": "db1,@abstract"}).postgres.host == "db1,@abstract"

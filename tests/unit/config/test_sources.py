@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_directory_in_place_of_the_file(tmp_path: Path) -> None:
     (problem,) = file_layer(str(tmp_path)).problems
-    assert problem.sentence.startswith("cannot be read: Is a directory. Docker makes a directory if the file")
+    assert problem.sentence.startswith("cannot be read: Is a directory. Docker creates a directory if the file")
 
 
 def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:

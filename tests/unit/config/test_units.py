@@ -95,8 +95,8 @@ def test_plain_numbers_are_answered_with_what_to_write() -> None:
 def test_limits_are_included() -> None:
     assert Model.model_validate({"limited": "1s"}).limited == Duration(1_000)
     assert Model.model_validate({"limited": "1min"}).limited == Duration(60_000)
-    assert refusal(limited="999ms") == "is 999ms, and must be from 1s to 1min"
-    assert refusal(limited="61s") == "is 61s, and must be from 1s to 1min"
+    assert refusal(limited="999ms") == "is 999ms, but must be from 1s to 1min"
+    assert refusal(limited="61s") == "is 61s, but must be from 1s to 1min"
 
 
 @pytest.mark.parametrize(
