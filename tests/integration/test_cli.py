@@ -109,12 +109,12 @@ def test_check_fails_where_a_start_would_refuse_the_history(
     with running(settings, "run"):
         while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
             time.sleep(0.1)
-        assert history(0, "OK") == "a running process continues it; another one would be its standby"
+        assert history(0, "OK") == "a process is streaming already; another process would be its standby"
         with database.connect() as connection:
             connection.execute("INSERT INTO orders VALUES (0)")
         while topic not in admin(kafka).list_topics(timeout=30).topics:
             time.sleep(0.1)
-    assert "a start goes on at 0/" in history(0, "OK")
+    assert "a start continues at 0/" in history(0, "OK")
     with database.connect() as connection:
         connection.execute("INSERT INTO orders VALUES (1)")
         while connection.execute("SELECT FROM pg_replication_slots WHERE active").fetchall():

@@ -55,7 +55,7 @@ WRONG = (
         {"http": {**CERTIFICATES, "tls_key_file": "@other.key"}},
     ),
     Wrong(
-        "http.tls_cert_file: … and … are no certificate and key in PEM format",
+        "http.tls_cert_file: … and … are not a certificate and a key in PEM format",
         78,
         {"http": {**CERTIFICATES, "tls_key_file": "@server.crt"}},
     ),

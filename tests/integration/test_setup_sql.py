@@ -130,7 +130,7 @@ def test_before_version_13_the_publication_names_the_partitions(
 
 def test_without_asking(file: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = sql(file, capsys, "--offline")
-    assert "as --offline asks for" in found
+    assert "because of --offline" in found
     assert f'CREATE ROLE "{role}" LOGIN REPLICATION;' in found
     assert cli.main(["setup-sql", "--offline", "-c", file, "public.*"]) == 2
     assert "is not the name of one table" in capsys.readouterr().err

@@ -197,10 +197,10 @@ def test_a_load_is_cancelled_and_not_begun_again(follow: Follow) -> None:
     said, _ = loading.communicate(timeout=TIMEOUT_S)
     assert loading.returncode == 65
     assert said.splitlines() == [
-        "2 tables are going to be loaded. Loads are paused.",
-        "public.items: It was cancelled. (it is not loaded any more)",
+        "2 tables will be loaded. Loads are paused.",
+        "public.items: It was cancelled. (its load has ended)",
         "public.others: loaded, 1 rows",
-        "pgsluice: 1 of 2 tables were not loaded to their end.",
+        "pgsluice: 1 of 2 tables were not loaded completely.",
     ]
     scene.daemon.restart()
     assert [mark["topic"].rpartition(".")[2] for mark in marks(scene.read(), "end")].count("items") == 1

@@ -13,19 +13,19 @@ from pgsluice.printable import printable, without_url_secrets
 
 Run = Callable[[argparse.Namespace], int]
 
-_SNAPSHOT = "Load tables through a running pipeline, and manage what it loads."
+_SNAPSHOT = "Load tables through a running pipeline, and manage its loads."
 
 _SNAPSHOT_ACTIONS = {
     "start": "Load tables, or load them again.",
-    "status": "Print which tables are loaded, and how far loads have come.",
+    "status": "Print which tables are loaded, and the progress of loads.",
     "pause": "Read no more rows until `resume`. Changes are still delivered.",
-    "resume": "Go on with loads that were paused.",
+    "resume": "Continue loads that were paused.",
     "cancel": "End loads. Rows that were delivered stay.",
 }
 
 _PAUSES = (
-    ("pause", "pause_pipeline", "Let a running pipeline deliver nothing more until `resume`."),
-    ("resume", "resume_pipeline", "Let a pipeline that was paused go on."),
+    ("pause", "pause_pipeline", "Pause a running pipeline, so that it delivers nothing until `resume`."),
+    ("resume", "resume_pipeline", "Let a paused pipeline continue."),
 )
 
 _DETACH = "send the command, and do not wait for its end"
@@ -64,14 +64,14 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         one.set_defaults(command=commands[name])
         return one
 
-    run = add("run", "Deliver changes until told to stop.")
+    run = add("run", "Deliver changes until SIGTERM or Ctrl-C.")
     run.add_argument("--adopt-slot", action="store_true", help="start at the slot's own position, without a checkpoint")
     check = add("check", "Check settings, PostgreSQL and Kafka before anything runs.")
     check.add_argument("--offline", action="store_true", help="check only the settings")
     check.add_argument("--json", action="store_true", help="print a JSON list")
     setup = add("setup-sql", "Print the SQL that prepares PostgreSQL: role, rights, publication, replica identities.")
     setup.add_argument("tables", nargs="+", metavar="TABLE", help="schema.table, to be published")
-    setup.add_argument("--offline", action="store_true", help="do not ask the server what is there already")
+    setup.add_argument("--offline", action="store_true", help="do not ask the server what it has already")
     slot = add("slot", "Manage the replication slot.")
     slot.add_argument("action", choices=["create", "status", "drop"])
     snapshot = added.add_parser("snapshot", help=_SNAPSHOT, description=_SNAPSHOT, allow_abbrev=False)
@@ -93,19 +93,19 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"
     )
     registry.add_argument("--url", help="URL of the server to export to (default: schema_registry.url)")
-    status = add("status", "Print what a running daemon does.")
-    status.add_argument("--url", help="URL of the daemon (default: where http.listen says)")
+    status = add("status", "Print the status of a running daemon.")
+    status.add_argument("--url", help="URL of the daemon (default: the address in http.listen)")
     status.add_argument(
         "--watch",
         nargs="?",
         const=1.0,
         type=_seconds,
         metavar="SECONDS",
-        help="print it again every second, or every SECONDS, until Ctrl-C",
+        help="print the status again every second, or every SECONDS, until Ctrl-C",
     )
-    health = add("health", "Ask a running daemon whether it lives: exit 0, or 69.")
-    health.add_argument("--url", help="URL of the daemon (default: where http.listen says)")
-    health.add_argument("--ready", action="store_true", help="ask whether it is ready as well")
+    health = add("health", "Ask a running daemon whether it is live. Exit with 0 if it is, otherwise with 69.")
+    health.add_argument("--url", help="URL of the daemon (default: the address in http.listen)")
+    health.add_argument("--ready", action="store_true", help="ask whether it is ready instead")
     health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
     config = add("config", "Print settings: in force, an example, their JSON schema, a reference.")
     config.add_argument("what", choices=["show", "example", "schema", "reference"])
@@ -130,13 +130,13 @@ def _add_tail(tail: Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="only these columns, and no changes that leave them as they are; may be repeated",
+        help="only these columns, and only changes that affect them; may be repeated",
     )
     tail.add_argument(
         "--xid", action="append", default=[], type=_count, help="only changes of this transaction; may be repeated"
     )
     tail.add_argument("--json", action="store_true", help="print one JSON object per line")
-    tail.add_argument("--limit", type=_count, metavar="N", help="end after so many changes")
+    tail.add_argument("--limit", type=_count, metavar="N", help="end after N changes")
 
 
 def _seconds(text: str) -> float:
@@ -144,14 +144,14 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - faster serves nobody, and a day is enough
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs more often than that, or less than once a day
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
     return seconds
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
@@ -174,12 +174,12 @@ def _add_snapshot_actions(snapshot: Parser, command: Run, with_settings: Parser)
 
 def _settings_options() -> Parser:
     options = Parser(add_help=False)
-    options.add_argument("-c", "--config", metavar="FILE", help="settings (default: what PGSLUICE_CONFIG names)")
+    options.add_argument("-c", "--config", metavar="FILE", help="settings file (default: $PGSLUICE_CONFIG)")
     options.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="one setting, like postgres.host=db; may be repeated, takes precedence over all else",
+        help="one setting, like postgres.host=db; may be repeated, takes precedence over all other sources",
     )
     return options

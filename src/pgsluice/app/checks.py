@@ -1,4 +1,4 @@
-"""``pgsluice check``: examines PostgreSQL, Kafka and the registry as ``run`` would find them. It changes nothing.
+"""``pgsluice check``: checks that PostgreSQL, Kafka and the registry have what ``run`` needs. It changes nothing.
 
 ``tests/integration/test_cli.py`` covers it.
 """
@@ -40,7 +40,7 @@ from pgsluice.spool.disk import Disk
 from pgsluice.tables import TablePolicy, Tables
 
 REFUSED_SHOWN: Final = 20
-"""How many tables are named because they cannot be published."""
+"""How many of the tables that cannot be published are named."""
 
 
 def check(settings: Settings) -> list[Finding]:
@@ -64,7 +64,7 @@ async def _check(settings: Settings) -> list[Finding]:
     )
     tables = await _check_tables(settings, sink_options(settings, client))
     snapshots = await _check_snapshots(settings)
-    # Without the topics, or one of the servers, nothing can be compared. The findings have the reason already.
+    # If a server or the topics cannot be read, nothing can be compared. The findings have the reason already.
     failed = [one.name for one in (*postgres, *kafka) if one.verdict is Verdict.FAIL]
     is_readable = not any(name.endswith("reachable") or name.startswith("topic ") for name in failed)
     history = await check_history(settings, client) if is_readable else []
@@ -94,7 +94,7 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
 
 
 def _without_one_identity(found: Sequence[tuple[Identity, Identity]], tables: Tables) -> list[TableRefused]:
-    """Return why roots are refused whose partitions have other replica identities."""
+    """Return why partitioned tables are refused if the replica identities of their partitions do not fit."""
     keys: dict[tuple[str, str], tuple[frozenset[str], list[frozenset[str]]]] = {}
     for root, partition in found:
         _, of_partitions = keys.setdefault((root.schema, root.table), (root.key, []))
@@ -107,7 +107,7 @@ def _without_one_identity(found: Sequence[tuple[Identity, Identity]], tables: Ta
 
 
 def _is_published(tables: Tables, schema: str, table: str) -> bool:
-    with suppress(TableRefused):  # which has its own finding
+    with suppress(TableRefused):  # a refused table has its own finding
         return tables.policy(schema, table) is not None
     return False
 
@@ -142,9 +142,9 @@ async def _check_snapshots(settings: Settings) -> list[Finding]:
 
 
 def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[TopicSpec]:
-    """Return the topics of the tables that have one.
+    """Return the topics of the tables that are published.
 
-    Only the first row of a table shows whether the table has a key.
+    Whether a table has a key is not checked here, because only its first row shows that.
     """
     specs = []
     for schema, table in names:
@@ -159,7 +159,7 @@ def _refused_tables(sentences: Sequence[str], *, stops: bool) -> list[Finding]:
     remedy = (
         "pgsluice stops at its first change (tables.refused)."
         if stops
-        else "It goes into quarantine: a dead letter stands for each of its changes (tables.refused)."
+        else "It goes into quarantine: a dead letter replaces each of its changes (tables.refused)."
     )
     found = [Finding("tables", verdict, sentence, remedy) for sentence in sentences[:REFUSED_SHOWN]]
     if more := len(sentences) - len(found):

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments.parser(COMMANDS)
     options, unknown = parser.parse_known_args(argv)
     if unknown:
-        # A stray argument may be a password: the value of a --set that was split by a blank.
+        # An unknown argument may be a password, because a blank may have split the value of a --set.
         names = [one.partition("=")[0] for one in unknown if one.startswith("-")]
         parser.error(f"unrecognized arguments: {', '.join(names) or 'write --set KEY=VALUE as one argument'}")
     try:
@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
 def _without_garbage_collection() -> Iterator[None]:
     """Import modules a fifth faster.
 
-    Imports create many objects, all of which stay, so the collector would search them again and again in vain.
+    Imports create many objects that are never freed, so the collector would search them repeatedly and find nothing.
     """
     gc.disable()
     yield
@@ -131,7 +131,7 @@ def _registry(options: argparse.Namespace) -> int:
     # A registry serves many pipelines, so it needs no pipeline's name or prefix.
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
     if options.url and options.action == "serve":
-        raise UsageError("--url goes with `registry export`: the server to export to")
+        raise UsageError("--url goes with `registry export`, and names the server to export to")
     if options.url:
         options.set.append(f"schema_registry.url={options.url}")
     settings = _settings_to_start_with(options, defaults)
@@ -143,7 +143,7 @@ def _registry(options: argparse.Namespace) -> int:
         return 0
     done = registry_commands.export_registry(settings, prefixes)
     lines = [
-        f"{subject}: {exported} schemas exported, {known} were there already"
+        f"{subject}: {exported} schemas exported, the server already had {known}"
         for subject, (exported, known) in done.items()
     ]
     return _say(*lines, f"{len(done)} subjects")
@@ -203,7 +203,7 @@ def _pause_or_resume(options: argparse.Namespace) -> int:
 
 
 def _give(client: "CommandClient", command: "Command", options: argparse.Namespace) -> int:
-    """Send a command to the pipeline. Wait for its end unless the user does not want to."""
+    """Send a command to the pipeline. Wait until it has been carried out, unless the user gave --detach."""
     from pgsluice.app import snapshot_cli  # noqa: PLC0415 - as in _run
 
     client.send(command)
@@ -326,7 +326,7 @@ def _status_lines(options: argparse.Namespace) -> list[str]:
         status = None
     if not isinstance(status, Mapping):
         raise UnavailableError(
-            f"the program that answers there is not pgsluice: asked for its status, it answered {code}"
+            f"the program that answers there is not pgsluice: it answered HTTP {code} to the request for its status"
         )
     return _outline(status)
 
@@ -351,12 +351,12 @@ def _outlined(name: str, value: object, indent: str, width: int) -> list[str]:
 
 
 def _text(lines: Iterable[str]) -> str:
-    """Return the text to write. Line breaks within a line are escaped, like everything that comes from elsewhere."""
+    """Return the text to write. Control characters in a line are escaped, including line breaks."""
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _say_document(text: str) -> int:
-    """Print a text of our own, in which foreign names are escaped already. Return the exit code of success."""
+    """Print a text of several lines, in which names are escaped already. Return the exit code of success."""
     return _say(*text.rstrip("\n").split("\n"))
 
 
@@ -367,7 +367,7 @@ def _say(*lines: str) -> int:
 
 
 def _write(text: str) -> None:
-    """Print whole lines, in which everything that comes from elsewhere is escaped already."""
+    """Print whole lines, in which all untrusted text is escaped already."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -388,7 +388,7 @@ def _settings(options: argparse.Namespace, defaults: Mapping[str, object] | None
 
 
 def _settings_to_start_with(options: argparse.Namespace, defaults: Mapping[str, object] | None = None) -> "Settings":
-    """Return the settings of a process that runs until it is stopped. Log a warning for each caution."""
+    """Return the settings of a process that runs until it is stopped. Log a warning for each setting with a risk."""
     import structlog  # noqa: PLC0415 - only where something is logged
 
     sources = _sources(options, defaults)
@@ -412,7 +412,7 @@ def _cautions(settings: "Settings", sources: "Sources") -> list[Finding]:
 
 
 def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
-    """Ask a running daemon over HTTP. Return the status code and the answer."""
+    """Send a request to a running daemon. Return the status code and the answer."""
     from pgsluice.app.http import client  # noqa: PLC0415 - loads ssl
 
     http = _sources(options).http()
@@ -422,7 +422,7 @@ def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
 
 
 def _url(http: "Http") -> str:
-    """Return the URL at which this machine can ask a daemon that listens there."""
+    """Return the URL of a daemon on this machine that has these settings."""
     listen = http.listen
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
     return f"{'http' if http.tls_cert_file is None else 'https'}://{replace(listen, host=host)}"

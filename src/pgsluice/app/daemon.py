@@ -49,8 +49,8 @@ from pgsluice.spool.disk_spool import DiskSpool, SpoolOptions
 log = structlog.get_logger(__name__)
 
 COLLECT_AFTER = 50_000
-"""After how many new objects Python looks for garbage in cycles. Records wait by the ten thousand, and none of them is
-ever part of a cycle. With Python's default of 700, looking through them took a tenth of the CPU time."""
+"""Python searches for garbage in cycles after this many new objects. Tens of thousands of records wait at a time, and
+none of them is ever part of a cycle. With Python's default of 700, these searches took a tenth of the CPU time."""
 
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
@@ -61,7 +61,7 @@ def run(settings: Settings, *, adopt_slot: bool) -> None:
 
 
 def collect_seldom() -> None:
-    """Adapt Python's garbage collector to this process. Imported objects stay, so it never looks at them."""
+    """Make Python's garbage collector run rarely. Exclude imported objects, because they are never freed."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
 
@@ -98,7 +98,7 @@ class Daemon:
         self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
 
     async def run(self) -> None:
-        """Run until told to stop. Raise the PgsluiceError that ends the run before that."""
+        """Run until a signal stops the process. Raise the PgsluiceError that ends it before that."""
         health = Health(self._status.document, self._status.live, self._status.ready, self._recent.overview)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         listening, files = self._settings.http, access_files(self._settings)
@@ -128,7 +128,7 @@ class Daemon:
             await first_of(pipeline.run(), self._registry.follow(), looks, *shown)
 
     async def _open_source(self) -> PostgresSource:
-        """Connect for one session. From then on, the slot watch looks at the same server."""
+        """Connect for one session. From then on, the slot watch queries the same server."""
         options = source_options(self._settings)
         stream = replace(options.stream, binary=self._pipeline.binary)
         source = await PostgresSource.open(replace(options, stream=stream))

@@ -37,19 +37,19 @@ class Gauges:
         self._show_limits(settings)
 
     async def keep_certificates(self) -> NoReturn:
-        """Show when the certificates expire. Read them again and again, because they are renewed."""
+        """Show when the certificates expire. Read them every ``CERTIFICATES_S`` seconds, because they are renewed."""
         while True:
             self._metrics.certificate_expiry.set_all(await asyncio.to_thread(expiries, self._settings))
             await asyncio.sleep(CERTIFICATES_S)
 
     async def keep(self) -> NoReturn:
-        """Copy the present state into the metrics, again and again."""
+        """Copy the present state into the metrics every ``GAUGES_S`` seconds."""
         metrics = self._metrics
         while True:
             session = self._status.pipeline.session
             metrics.set_state(self._status.pipeline.state, State)
             if (is_paused := self._status.is_paused()) is not None or self._status.pipeline.state is State.STANDBY:
-                metrics.paused.set(is_paused)  # between two sessions, it stays as it was
+                metrics.paused.set(is_paused)  # between two sessions, the metric keeps its value
             lag_seconds, lag_bytes = self._status.lag()
             metrics.lag_seconds.set(lag_seconds)
             metrics.lag_bytes.set(lag_bytes)
@@ -73,7 +73,7 @@ class Gauges:
         metrics.waiting_limit_bytes.labels("disk").set(buffer.spill_max.bytes)
 
     def _show_stages(self, lag_seconds: float | None) -> None:
-        """Show the lag of each stage. Between sessions, the last known positions count. A standby has no lag."""
+        """Show the lag of each stage. Between sessions, use the last known positions. A standby has no lag."""
         metrics, status = self._metrics, self._status
         if lag_seconds is None:
             self._positions = None
@@ -90,7 +90,7 @@ class Gauges:
         metrics.source_lag_seconds.set(0.0 if lag_seconds == 0 else age)
 
     def _show_slot(self) -> None:
-        """Show what is known of the slot. Remove what is not known any more."""
+        """Show what is known of the slot. Remove values that are no longer known."""
         metrics, sample = self._metrics, self._status.sample()
         last = self._status.slot.sample
         slot = None if sample is None else sample.slot

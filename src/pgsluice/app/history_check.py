@@ -1,6 +1,6 @@
 """The part of ``pgsluice check`` that finds out whether a start could continue from the last checkpoint.
 
-It gathers the facts of a start, and calls the same function for the decision. ``tests/integration/test_cli.py`` covers
+It gathers the same facts as a start, and calls the same function to decide. ``tests/integration/test_cli.py`` covers
 it.
 """
 
@@ -26,7 +26,7 @@ _NAME: Final = "history"
 
 
 async def check_history(settings: Settings, client: ClientOptions) -> list[Finding]:
-    """Return whether slot, server, checkpoints and topics belong together. Return nothing if one cannot be read."""
+    """Return whether slot, server, checkpoints and topics match. Return nothing if PostgreSQL cannot be used."""
     try:
         source = await PostgresSource.open(source_options(settings))
     except PgsluiceError:
@@ -39,7 +39,7 @@ async def check_history(settings: Settings, client: ClientOptions) -> list[Findi
         known = Past(past.checkpoints, past.recorded, is_atomic)
         checkpoint = await examine(pipeline_options(settings, adopt_slot=False), source, known)
     except SlotInUse:
-        return [Finding(_NAME, Verdict.OK, "a running process continues it; another one would be its standby")]
+        return [Finding(_NAME, Verdict.OK, "a process is streaming already; another process would be its standby")]
     except RetryableError as error:
         return [Finding(_NAME, Verdict.WARN, str(error), "A start would wait for this.", error.exit_code)]
     except PgsluiceError as error:
@@ -49,7 +49,7 @@ async def check_history(settings: Settings, client: ClientOptions) -> list[Findi
         await source.close()
     if checkpoint is None:
         return [Finding(_NAME, Verdict.OK, "nothing was delivered yet; a start begins with a new slot")]
-    detail = f"a start goes on at {format_lsn(checkpoint.end_lsn)}, after cut {checkpoint.cut}"
+    detail = f"a start continues at {format_lsn(checkpoint.end_lsn)}, after cut {checkpoint.cut}"
     return [Finding(_NAME, Verdict.OK, f"{detail} of epoch {checkpoint.epoch}")]
 
 

@@ -1,7 +1,7 @@
 """The log: structured events on standard error, as JSON unless it is a terminal.
 
 The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
-``logging``, whose events go to the same stream. Row data cannot get into the log: see :func:`only_plain_values`.
+``logging``, whose events go to the same stream. :func:`only_plain_values` keeps row data out of the log.
 
 https://www.structlog.org/en/stable/processors.html
 """
@@ -25,10 +25,11 @@ from pgsluice.lsn import MAX_LSN, format_lsn
 from pgsluice.printable import printable, without_url_secrets
 
 REPEAT_INTERVAL_S = 10.0
-"""The shortest time between two log lines of the same event. There is no limit at level debug."""
+"""The shortest time between two log lines of the same event. Events of level debug are not limited."""
 
 REPEATS_TRACKED_MAX = 1000
-"""How many different events this limit remembers. The oldest is forgotten first, and may then be logged again."""
+"""How many different events the limiter remembers. A forgotten event may be logged again. The oldest is forgotten
+first."""
 
 WARNINGS_KEPT_MAX = 50
 WARNING_MAX_CHARACTERS = 2000
@@ -113,7 +114,7 @@ class _LineWriter:
                 self._stream.write(line + "\n")
                 self._stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads standard error any more, which is no reason to stop delivering changes
+            pass  # standard error is closed, but changes still have to be delivered
 
     debug = info = warning = error = critical = msg
 
@@ -142,7 +143,7 @@ class _Seen:
 
 
 class RepeatLimiter:
-    """Passes an event once per ``interval_s``, with the number of events that it has dropped before.
+    """Passes an event once per ``interval_s``, with the number of its repeats that were dropped before.
 
     Two events are the same if they have the same level and text, and the same texts in their fields. Counts, positions
     and times may differ.
@@ -223,17 +224,17 @@ def lsns_as_text(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def only_printable_text(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Escape texts that could command a terminal or look like another line.
+    """Escape texts that could control a terminal or look like another line.
 
-    Lists and dicts are printed escaped anyway.
+    Texts in lists and dicts are escaped when they are printed.
     """
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def only_plain_values(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Replace every value that could contain a row (bytes, messages, objects) by its type. Print one line of errors.
+    """Replace every value that could contain a row (bytes, messages, objects) by its type.
 
-    Remove users, passwords and queries of URLs from texts.
+    Keep only the first line of an error. Remove users, passwords and queries of URLs from texts.
     """
     return {name: value if name == "exc_info" else _plain(value) for name, value in event.items()}
 

@@ -21,7 +21,7 @@ _WIDTH: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A metric: its name, what it is, and what to do. The latter may be empty."""
+    """A metric: its name, what it is, and what to do. ``remedy`` may be empty."""
 
     name: str
     meaning: str
@@ -89,15 +89,15 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_state",
-                "1 for what the process is doing: `starting`, `standby`, `streaming`, `waiting` "
-                "(it tries again), `stopped`.",
+                "1 for the present state of the process: `starting`, `standby`, `streaming`, `waiting` "
+                "(until it tries again), `stopped`.",
                 "See [when it waits](runbook.md#when-it-waits).",
             ),
             Entry(
                 "pgsluice_paused",
                 "1 while [`pgsluice pause`](commands.md#pause-a-pipeline) keeps the pipeline from "
                 "delivering, 0 otherwise. Absent at a standby, and before the first session.",
-                "`pgsluice resume` ends it (PgsluicePaused). PostgreSQL keeps WAL meanwhile.",
+                "`pgsluice resume` ends the pause (PgsluicePaused). Until then, PostgreSQL keeps WAL.",
             ),
             Entry(
                 "pgsluice_lag_seconds",
@@ -110,15 +110,14 @@ SECTIONS: Final = (
                 "Time since the commit of the last delivered transaction, in seconds; 0 when "
                 "everything is delivered. Absent before the first delivery of the process, and at"
                 " a standby.",
-                "It says how old the data of consumers is. If the server commits rarely, it is larger than "
+                "This is the age of the data that consumers have. If the server commits rarely, it is larger than "
                 "`pgsluice_lag_seconds`.",
             ),
             Entry(
                 "pgsluice_stage_lag_bytes",
-                "WAL by `stage`, in bytes: `receive` is what the server has written and pgsluice "
-                "has not received, `deliver` what was received and is not in Kafka, `confirm` "
-                "what is in Kafka and not confirmed to the server. Between sessions, the last "
-                "known positions count.",
+                "WAL by `stage`, in bytes: `receive` was written by the server but not received by pgsluice, "
+                "`deliver` was received but is not in Kafka, `confirm` is in Kafka but not confirmed to the server. "
+                "Between sessions, the last known positions are used.",
                 "It shows the cause of a lag. `receive`: the server or the network is slow, or pgsluice has "
                 "stopped reading because Kafka is slow. `deliver`: Kafka is slow. `confirm`: a transaction is prepared "
                 "or open, or a heartbeat is due.",
@@ -141,13 +140,14 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_slot_exists",
-                "1 if the server has the slot, 0 if it has none of that name.",
-                "0 after 1: somebody dropped it (PgsluiceSlotLost). Before the first start it is 0.",
+                "1 if the server has the slot, 0 if it does not.",
+                "A change from 1 to 0 means that somebody dropped the slot (PgsluiceSlotLost). Before the first start, "
+                "it is 0.",
             ),
             Entry(
                 "pgsluice_slot_active",
-                "1 while a process streams from the slot, 0 while none does.",
-                "0 for longer than a restart takes: PgsluiceSlotInactive.",
+                "1 while a process streams from the slot, 0 otherwise.",
+                "PgsluiceSlotInactive: it has been 0 for longer than a restart takes.",
             ),
             Entry(
                 "pgsluice_slot_retained_bytes",
@@ -157,13 +157,13 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_safe_bytes",
-                "`safe_wal_size`: WAL that can be written before the slot may lose some, in bytes.",
+                "`safe_wal_size`: WAL that can be written before the server may remove WAL of the slot, in bytes.",
                 "PgsluiceSlotSafeLow, PgsluiceSlotLostSoon: raise `max_slot_wal_keep_size` while the disk has room.",
             ),
             Entry(
                 "pgsluice_slot_wal_status",
                 "1 for the slot's `wal_status` (`reserved`, `extended`, `unreserved`, `lost`), 0 for the others.",
-                "`unreserved`: the next checkpoint invalidates it (PgsluiceSlotUnreserved). "
+                "`unreserved`: the server's next checkpoint invalidates the slot (PgsluiceSlotUnreserved). "
                 "`lost`: replace the slot and load the tables again, as the "
                 "[runbook](runbook.md#the-slot-and-the-history) says (PgsluiceSlotLost).",
             ),
@@ -172,7 +172,7 @@ SECTIONS: Final = (
                 "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove rows of system catalogs "
                 "that were deleted since then.",
                 "It grows while the slot does not advance. At some millions, catalogs bloat. Near 2 billion, the "
-                "server refuses to write. Let pgsluice go on, or drop the slot.",
+                "server refuses to write. Let pgsluice continue, or drop the slot.",
             ),
             Entry(
                 "pgsluice_slot_decoded_bytes_total",
@@ -209,8 +209,8 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_tls_certificate_expiry_timestamp_seconds",
-                "When the certificates in the file of `setting` expire, as Unix time in seconds. In a chain, "
-                "the certificate that expires first counts; of several authorities, the one that expires last. "
+                "When the certificates in the file of `setting` expire, as Unix time in seconds. For a chain, this is "
+                "when its first certificate expires, and for several authorities, when the last of them expires. "
                 "Absent without such a file.",
                 "PgsluiceCertificateExpires: renew the certificate, and replace the file.",
             ),
@@ -226,9 +226,10 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_topic_events_total",
-                "The same by topic. The first 500 topics since the start of the process have their own time series. "
-                "All others are counted as `(other)`, a name that no topic can have. Dead letters are not counted.",
-                "It shows which tables are busy. If `(other)` is large, count with the `counts` of the cut records.",
+                "Change events by topic. The first 500 topics since the start of the process have their own time "
+                "series. All others are counted as `(other)`, a name that no topic can have. Dead letters are not "
+                "counted.",
+                "It shows which tables are busy. If `(other)` is large, use the `counts` of the cut records instead.",
             ),
             Entry(
                 "pgsluice_event_bytes_total",
@@ -239,7 +240,7 @@ SECTIONS: Final = (
                 "pgsluice_received_bytes_total",
                 "Bytes received from the slot.",
                 "If it does not grow while the server writes, the server is decoding changes that are "
-                "not published, or a large transaction.",
+                "not published, or is decoding a large transaction.",
             ),
             Entry(
                 "pgsluice_transactions_total",
@@ -249,8 +250,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_cuts_total",
                 "Cuts, which are transactions of Kafka: `data`, or `heartbeat` without events.",
-                "There is at least one a minute. If there is none, Kafka accepts nothing, or a "
-                "large transaction is being written.",
+                "There is at least one cut a minute. Otherwise, Kafka accepts nothing, or a large "
+                "transaction is being written.",
             ),
             Entry(
                 "pgsluice_cut_seconds",
@@ -264,10 +265,10 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_snapshot_tables",
-                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (it "
-                "could not be read the last time, or transactions that are changing it have not "
+                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last "
+                "attempt to read the table failed, or transactions that are changing it have not "
                 "ended), `left_out` (it cannot be loaded as it is), `stale` (it was altered after"
-                " it was loaded, and is not loaded again by itself), `skipped` by the settings, "
+                " it was loaded, and is not loaded again automatically), `skipped` by the settings, "
                 "`assumed` to be loaded because an earlier version has delivered their changes, "
                 "`loaded`.",
                 "PgsluiceTablesNotLoaded: `pgsluice status` names tables and reasons. See "
@@ -280,20 +281,20 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_snapshot_estimated_rows",
-                "What `pgsluice_snapshot_rows` will be at the end, by PostgreSQL's estimates.",
+                "The value that `pgsluice_snapshot_rows` will reach, by PostgreSQL's estimates.",
                 "",
             ),
             Entry(
                 "pgsluice_snapshot_rounds_total",
                 "Rounds, each of which reads a chunk of rows, by `result`: `placed` in the stream, `no_place` if the "
                 "stream had no place for the chunk (it is read again, with half as many rows), `failed`.",
-                "Many `no_place`: transactions commit in another order than the one in which they"
-                " become visible, which synchronous replication makes frequent. `failed`: the log"
+                "Many `no_place`: transactions become visible in another order than that of their"
+                " commits, which happens often with synchronous replication. `failed`: the log"
                 " has the reason.",
             ),
             Entry(
                 "pgsluice_snapshot_round_seconds",
-                "Time of a round, from the lock of the table to its rows' place in the stream, in seconds.",
+                "Time of a round, from locking the table to placing its rows in the stream, in seconds.",
                 "Tens of milliseconds are normal. If it takes seconds, lower "
                 "`snapshot.chunk_rows`, because the table is locked for that long.",
             ),
@@ -313,7 +314,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_buffered_bytes",
                 "Encoded bytes that are not durable in Kafka yet.",
-                "At the limit, nothing more is read: Kafka is the bottleneck.",
+                "At the limit, pgsluice stops reading, because Kafka is the bottleneck.",
             ),
             Entry(
                 "pgsluice_buffered_limit_bytes",
@@ -328,7 +329,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_waiting_bytes",
                 "Space that these rows take in `memory` and on `disk`, in bytes.",
-                "PgsluiceSpillNearlyFull: at the limit on disk, pgsluice stops (69). Commit or end the transaction.",
+                "PgsluiceSpillNearlyFull: at the limit on disk, pgsluice stops (69). Commit or roll back the "
+                "transaction.",
             ),
             Entry(
                 "pgsluice_waiting_limit_bytes",
@@ -342,13 +344,14 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_oldest_prepared_seconds",
-                "Age of the oldest prepared transaction with changes, in seconds; 0 without one.",
-                "PgsluicePreparedTransactionOld: it keeps the slot from moving. COMMIT PREPARED or ROLLBACK PREPARED.",
+                "Age of the oldest prepared transaction with changes, in seconds; 0 if there is none.",
+                "PgsluicePreparedTransactionOld: the transaction keeps the slot from advancing. End it with COMMIT "
+                "PREPARED or ROLLBACK PREPARED.",
             ),
             Entry(
                 "pgsluice_event_loop_delay_seconds",
                 "The delay with which the event loop ran a task that was due, in seconds, measured once a second.",
-                "Milliseconds are normal. If it takes longer, the process has too little CPU, or "
+                "Milliseconds are normal. If it is longer, the process has too little CPU, or "
                 "encodes without a pause: [scaling.md](scaling.md).",
             ),
             Entry(
@@ -388,7 +391,7 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_sessions_total",
-                "Sessions begun; all but the first are reconnects.",
+                "Sessions that have begun. All except the first are reconnects.",
                 "",
             ),
             Entry(
@@ -415,7 +418,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_quarantined_tables",
-                "Tables that cannot be published with the present settings; at most 100 are counted.",
+                "Tables that cannot be published with the present settings. At most 100 are counted.",
                 "PgsluiceTablesInQuarantine: `pgsluice status` names tables and reasons. See "
                 "[tables in quarantine](dead-letters.md#tables-in-quarantine).",
             ),

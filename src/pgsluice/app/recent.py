@@ -1,6 +1,6 @@
-"""What has happened in the last minutes, for the status page: lag, rates, open transactions, warnings.
+"""The last minutes of a pipeline, for the status page: lag, rates, open transactions, warnings.
 
-Everything is in memory and bounded. Nothing here asks PostgreSQL or Kafka.
+Everything is in memory and bounded. Nothing here accesses PostgreSQL or Kafka.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SAMPLES_MAX: Final = 181
 """Fifteen minutes of samples."""
 
 RATE_SAMPLES: Final = 13
-"""A rate is the mean of one minute: thirteen samples are its beginning, its end, and those in between."""
+"""A rate is the mean of one minute. Thirteen samples have twelve intervals of five seconds between them."""
 
 TOPICS_SHOWN: Final = 20
 OPEN_SHOWN: Final = 20
@@ -54,7 +54,7 @@ class Recent:
         """When each open transaction was seen for the first time."""
 
     async def keep(self) -> NoReturn:
-        """Take samples, again and again."""
+        """Take a sample every ``SAMPLE_S`` seconds. Never return."""
         while True:
             self.sample(time.monotonic())
             await asyncio.sleep(SAMPLE_S)
@@ -101,7 +101,7 @@ class Recent:
             yield now - one.at, events / max(one.at - before.at, 0.001)
 
     def _open(self, now: float) -> Iterator[OpenTransaction]:
-        """Return the transactions that have not been delivered: the large one, streamed ones, and prepared ones."""
+        """Return the undelivered transactions: the large one that is being written, the streamed and the prepared."""
         session = self._status.pipeline.session
         if session is None:
             return

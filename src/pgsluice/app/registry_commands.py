@@ -44,7 +44,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
         lambda: None,
-        lambda _role: None if caught_up.is_set() else "the schemas have not been read to their end yet",
+        lambda _role: None if caught_up.is_set() else "not all schemas have been read yet",
     )
     listening = settings.http
     metrics = registry_metrics(lambda: len(store.subjects()))

@@ -1,6 +1,6 @@
-"""``pgsluice setup-sql``: prints the SQL that gives PostgreSQL what a pipeline needs, and nothing more.
+"""``pgsluice setup-sql``: prints the SQL that prepares PostgreSQL for a pipeline, with no more rights than it needs.
 
-It only prints the SQL.
+It does not execute the SQL.
 
 ``tests/integration/test_setup_sql.py`` covers it.
 """
@@ -31,7 +31,7 @@ class _Present:
     role: str
     database: str
     version: int = 0
-    """The version of the server, or 0 if the server was not asked."""
+    """The version of the server, or 0 if the server was not queried."""
     wal_level: str = "logical"
     may_replicate: bool = False
     tables: Sequence[NamedTable] = ()
@@ -43,11 +43,11 @@ class _Present:
 def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> list[str]:
     """Return the lines of the SQL for these tables, in the form schema.table.
 
-    Ask the server what is there already, unless ``offline``. If it cannot be asked, a comment says why. Raise
-    UsageError if a table has another form, or does not exist.
+    Leave out what the server has already, unless ``offline``. If the server cannot be queried, a comment says why.
+    Raise UsageError if a table is not in this form, or does not exist.
     """
     names, publication = [_name(table) for table in tables], settings.postgres.publications[0]
-    options, reason = connection_options(settings), "as --offline asks for"
+    options, reason = connection_options(settings), "because of --offline"
     present = _Present(*options.role_and_database())
     if not offline:
         try:
@@ -72,7 +72,7 @@ def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> l
 _UNKNOWN = (
     "-- wal_level has to be logical: ALTER SYSTEM SET wal_level = 'logical'; then restart the server.",
     "-- Before PostgreSQL 13, a publication has to name partitions instead of their partitioned table.",
-    "-- The rows of partitions are read under their own names: GRANT SELECT on each of them.",
+    "-- The rows of partitions are read from the partitions themselves: GRANT SELECT on each of them.",
     "-- A published table without a primary key needs: ALTER TABLE ... REPLICA IDENTITY FULL;",
 )
 
@@ -118,7 +118,7 @@ def _role(present: _Present) -> list[str]:
 
 
 def _reading(present: _Present, names: Names) -> list[str]:
-    """Return the rights to read rows that the tables already have. They are read under the names that are published."""
+    """Return the statements that allow reading existing rows, by the names under which the tables are published."""
     role = sql_identifier(present.role)
     if present.version:
         via_root = present.publication is not None and present.publication.via_root

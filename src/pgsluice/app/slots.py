@@ -33,7 +33,7 @@ def create_slot(settings: Settings) -> int:
 
 
 def slot_status(settings: Settings) -> dict[str, object] | None:
-    """Return the slot's state by the names that are shown, or None if there is no slot."""
+    """Return the slot's state by the names under which it is printed, or None if there is no slot."""
 
     async def look(connection: ReplicationConnection) -> dict[str, object] | None:
         found = await connection.slot(settings.slot_name)
@@ -49,7 +49,7 @@ def drop_slot(settings: Settings) -> None:
         if await connection.slot(settings.slot_name) is None:
             raise UnavailableError(
                 f"Replication slot {settings.slot_name!r} does not exist on this server, so nothing was dropped. "
-                "Compare postgres.slot, and the host, with what you want to drop."
+                "Check postgres.slot and the host."
             )
         await connection.drop_slot(settings.slot_name)
 
@@ -68,7 +68,7 @@ def _exists(slot: SlotState) -> str:
     user = "nobody streams from it" if slot.active_pid is None else f"process {slot.active_pid} streams from it"
     return (
         f"Replication slot {slot.name!r} exists already, and {user}. Nothing was created or changed. `pgsluice slot "
-        "status` shows it. To begin anew, drop it first; what was not delivered from it is lost then."
+        "status` shows it. To start over, drop it first. Changes that were not delivered from it are then lost."
     )
 
 

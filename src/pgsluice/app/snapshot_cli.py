@@ -1,6 +1,6 @@
 """``pgsluice snapshot``, ``pause`` and ``resume``: they send commands to a running pipeline and show their progress.
 
-``cli`` uses it. The checkpoint says how far loads have come. The answers to the command say how they ended.
+``cli`` uses it. The checkpoint has the progress of loads. The answers to the command say how the loads ended.
 """
 
 import time
@@ -14,10 +14,10 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""A pipeline ignores a command that is older than this, because the user may have given up on it."""
+"""A pipeline ignores a command that is older than this, because the user may no longer expect it to be carried out."""
 
 LATE_S: Final = 30.0
-"""How much longer to wait for an answer. It comes with the next cut."""
+"""How long to wait for an answer after the command has expired. An answer is sent with the next cut."""
 
 PROGRESS_S: Final = 5.0
 """How often the progress of loads is shown."""
@@ -33,9 +33,9 @@ def new_command(verb: Verb, tables: tuple[str, ...], where: str) -> Command:
 
 
 def follow(client: CommandClient, command: Command, say: Say) -> int:
-    """Show the results of a command until no more will come. Return the exit code of success.
+    """Show the results of a command until it has ended. Return the exit code of success.
 
-    Raise CommandRefused if it was not carried out completely, and UnavailableError if no pipeline answers.
+    Raise CommandRefused if the command was not carried out completely, and UnavailableError if no pipeline answers.
     """
     answer = _first_answer(client, command)
     if answer.outcome == "refused":
@@ -43,11 +43,11 @@ def follow(client: CommandClient, command: Command, say: Say) -> int:
     if answer.outcome == "done":
         say(answer.detail or "done")
         return 0
-    say(" ".join([f"{len(answer.tables)} tables are going to be loaded.", answer.detail]).rstrip())
+    say(" ".join([f"{len(answer.tables)} tables will be loaded.", answer.detail]).rstrip())
     try:
         return _follow_loads(client, command, answer, say)
     except KeyboardInterrupt:
-        say("The load goes on. `pgsluice snapshot status` shows how far it is, `pgsluice snapshot cancel` ends it.")
+        say("The load continues. `pgsluice snapshot status` shows its progress, `pgsluice snapshot cancel` ends it.")
         raise
 
 
@@ -76,8 +76,8 @@ def _first_answer(client: CommandClient, command: Command) -> Answer:
         if answer is not None:
             return answer
     raise UnavailableError(
-        "No pipeline has answered. The command has expired, so nothing will come of it. Start `pgsluice run`, or see "
-        "in its log why it takes no commands, then give the command again."
+        "No pipeline has answered. The command has expired, so it will not be carried out. Start `pgsluice run`, or "
+        "see in its log why it accepts no commands. Then give the command again."
     )
 
 
@@ -96,7 +96,7 @@ def _follow_loads(client: CommandClient, command: Command, accepted: Answer, say
             if answer.outcome != "waiting":
                 left -= set(answer.tables)
     if failed:
-        raise CommandRefused(f"{len(failed)} of {len(accepted.tables)} tables were not loaded to their end.")
+        raise CommandRefused(f"{len(failed)} of {len(accepted.tables)} tables were not loaded completely.")
     return 0
 
 
@@ -104,7 +104,7 @@ def _sentence(answer: Answer) -> str:
     name = ", ".join(answer.tables)
     if answer.outcome == "loaded":
         return f"{name}: loaded, {answer.rows} rows"
-    state = "it is tried again" if answer.outcome == "waiting" else "it is not loaded any more"
+    state = "it will be tried again" if answer.outcome == "waiting" else "its load has ended"
     return f"{name}: {answer.detail} ({state})"
 
 

@@ -1,4 +1,4 @@
-"""What the process shows about its pipeline: ``/status``, ``/livez`` and ``/readyz``."""
+"""The contents of ``/status``, ``/livez`` and ``/readyz``, which show the state of a pipeline."""
 
 import time
 from dataclasses import asdict
@@ -17,14 +17,14 @@ from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared
 
 SAMPLE_SHOWN_S: Final = 60.0
-"""How long a sample of the slot is shown. One failed look must not reset alerts that are about to fire."""
+"""How long a sample of the slot is shown. A single failed query must not reset alerts that are about to fire."""
 
 PREPARED_SHOWN: Final = 10
 """How many prepared transactions the status shows, the oldest first."""
 
 LIVE_S: Final = 120.0
-"""How long a running pipeline may give no sign of life. This is more than any step ever needs: PostgreSQL has time-outs
-of some ten seconds for connecting and for answering, and a disk that hangs ends the process after thirty."""
+"""How long a running pipeline may give no sign of life. No step takes that long, because PostgreSQL has time-outs of
+some ten seconds for connecting and for answering, and a disk that hangs ends the process after thirty seconds."""
 
 
 class Status:
@@ -92,7 +92,7 @@ class Status:
         return f"{state.value}: {self.pipeline.last_error or 'not streaming yet'}"
 
     def lag(self) -> tuple[float | None, int | None]:
-        """Return the lag in seconds and in bytes. Each may be unknown. A standby has no lag of its own."""
+        """Return the lag in seconds and in bytes. Either is None if it is unknown. A standby has no lag."""
         now, lag, session, sample = time.monotonic(), self._lag, self.pipeline.session, self.slot.sample
         if self.pipeline.state is State.STANDBY:
             lag.note_other_owner(now)
@@ -120,7 +120,7 @@ class Status:
         return sample if sample is not None and time.monotonic() - sample.sampled_at < SAMPLE_SHOWN_S else None
 
     def load_report(self) -> LoadReport | None:
-        """Return how far loads have come. Return None if that is not known yet, or if tables are not loaded."""
+        """Return the progress of loads. Return None if it is not known yet, or if the pipeline loads no tables."""
         session = self.pipeline.session
         return session.load_report if session is not None and self.pipeline.state is State.STREAMING else None
 

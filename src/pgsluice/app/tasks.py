@@ -1,4 +1,4 @@
-"""Tasks that run side by side until one of them ends or the process is told to stop."""
+"""Runs tasks concurrently until one of them ends, and reacts to the signals that stop the process."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run all of ``works`` until one of them ends. Raise its error."""
+    """Run all of ``works`` until one of them ends, and cancel the others. Raise the error of the work that ended."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

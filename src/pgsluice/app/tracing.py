@@ -1,6 +1,6 @@
 """Sends spans by OpenTelemetry: of sessions, cuts, rounds of loads, and requests to the schema registry server.
 
-Only the variables ``OTEL_...`` configure it, and only the extra ``otel`` installs it. Without the variables or the
+The variables ``OTEL_...`` configure it, and the extra ``otel`` installs OpenTelemetry. Without the variables or the
 extra, nothing is imported. A span is created after the work, so it costs nothing while the work is in progress.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
@@ -45,14 +45,14 @@ class Tracing:
         begun.end(end_ns)
 
     def close(self) -> None:
-        """Send what has not been sent. Do not wait for a collector that does not answer."""
+        """Send the remaining spans. Wait at most ``CLOSE_S``, because the collector may not answer."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def tracing(pipeline: str) -> Tracing | None:
-    """Return the sender of spans. Return None if the environment asks for no spans."""
+    """Return the sender of spans. Return None if the environment asks for no spans, or if the extra is missing."""
     wanted = any(os.environ.get(name) for name in _ASK_FOR_SPANS)
     is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if not wanted or is_off or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":

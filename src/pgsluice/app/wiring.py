@@ -1,4 +1,4 @@
-"""Turns settings into the options of the packages that they configure. Nothing connects yet."""
+"""Turns settings into the options of the packages that they configure. It makes no connections."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SELECTION_DIGITS: Final = 16
-"""How many digits of the digest are kept. Two configurations never have the same digits by chance."""
+"""How many digits of the digest are kept. They are enough to tell all configurations apart."""
 
 QUEUE_FACTOR: Final = 2
 """librdkafka may hold this many times delivery.inflight_max. This also limits the largest row that can be delivered."""
@@ -92,7 +92,7 @@ def connection_options(settings: Settings) -> ConnectionOptions:
 
 
 def primary_options(settings: Settings) -> ConnectionOptions | None:
-    """Return the connection options of the server from which rows are read. None means the server of the stream."""
+    """Return the connection options of the server from which rows are read. None: it is the server of the stream."""
     parameters = settings.primary_parameters()
     if parameters is None:
         return None
@@ -117,7 +117,9 @@ def source_options(settings: Settings) -> SourceOptions:
         origin=postgres.origin,
     )
     if postgres.messages and postgres.streaming != "off":
-        log.info("streaming is off, because messages are published: it would include those of rolled-back savepoints")
+        log.info(
+            "streaming is off, because messages are published: a stream would include those of rolled-back savepoints"
+        )
     return SourceOptions(
         connection_options(settings),
         settings.slot_name,
@@ -140,7 +142,7 @@ def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOption
 def schema_registry(
     settings: Settings, builtin: BuiltinRegistry, metrics: Metrics
 ) -> "BuiltinRegistry | ConfluentRegistry":
-    """Return the registry that assigns ids to schemas: the topic alone, or a server with the topic as its record."""
+    """Return the registry that assigns ids to schemas: the topic alone, or a server whose ids the topic records."""
     chosen = settings.schema_registry
     if chosen.type == "builtin":
         return builtin
@@ -184,7 +186,7 @@ def client_installed() -> Iterator[None]:
 
 
 def _service_topic_config(settings: Settings) -> dict[str, str]:
-    """Return the settings for durability of the user's topics. Service topics get the same ones."""
+    """Return the durability settings of the user's topics, which apply to service topics as well."""
     name = "min.insync.replicas"
     config = settings.kafka.topics.config
     return {name: config[name]} if name in config else {}
@@ -259,7 +261,7 @@ def _load_options(settings: Settings) -> LoadOptions:
 
 
 def _selection(settings: Settings) -> str:
-    """Return a digest of what decides which changes are delivered. It is short, because every checkpoint has it."""
+    """Return a digest of the settings that decide which changes are delivered. Every checkpoint contains it."""
     postgres, tables = settings.postgres, settings.tables
     selecting = [
         sorted(postgres.publications),

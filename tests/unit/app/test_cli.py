@@ -114,8 +114,8 @@ def test_what_is_refused_is_not_repeated(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("tail", "--limit", "0"), "'0' is not a whole number from 1 on"),
-        (("tail", "--xid", "x"), "'x' is not a whole number from 1 on"),
+        (("tail", "--limit", "0"), "'0' is not a positive whole number"),
+        (("tail", "--xid", "x"), "'x' is not a positive whole number"),
         (("tail", "--op", "upsert"), "invalid choice: 'upsert'"),
         (("status", "--watch", "0"), "'0' is not a number of seconds from 0.1 to 86400"),
         (("status", "--watch", "soon"), "'soon' is not a number of seconds from 0.1 to 86400"),
@@ -406,11 +406,11 @@ def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> N
     ]
     assert cli.main(["status", "--url", f"{url}/elsewhere"]) == 69
     assert (
-        "the program that answers there is not pgsluice: asked for its status, it answered 404"
+        "the program that answers there is not pgsluice: it answered HTTP 404 to the request for its status"
         in capsys.readouterr().err
     )
     assert cli.main(["status", "--url", f"{url}/odd"]) == 69
-    assert "it answered 200" in capsys.readouterr().err
+    assert "it answered HTTP 200" in capsys.readouterr().err
     assert cli.main(["status", "--url", f"{url}/list"]) == 69
 
 

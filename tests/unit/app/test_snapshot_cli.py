@@ -68,8 +68,8 @@ class TestFollowing:
         client = Client(ACCEPTED, waiting, None, ACCEPTED, *LOADED)
         assert follow(client, COMMAND, said.append) == 0
         assert said == [
-            "2 tables are going to be loaded.",
-            "public.a: It is locked. (it is tried again)",
+            "2 tables will be loaded.",
+            "public.a: It is locked. (it will be tried again)",
             "public.a: loaded, 3 rows",
             "public.b: loaded, 4 rows",
         ]
@@ -79,8 +79,8 @@ class TestFollowing:
         ended = Answer("7", "ended", "It was cancelled.", ("public.a",))
         with pytest.raises(CommandRefused, match="1 of 2 tables"):
             follow(Client(replace(ACCEPTED, detail="Loads are paused."), ended, LOADED[1]), COMMAND, said.append)
-        assert said[0] == "2 tables are going to be loaded. Loads are paused."
-        assert said[1] == "public.a: It was cancelled. (it is not loaded any more)"
+        assert said[0] == "2 tables will be loaded. Loads are paused."
+        assert said[1] == "public.a: It was cancelled. (its load has ended)"
 
     def test_progress_is_shown_now_and_then(self, monkeypatch: pytest.MonkeyPatch) -> None:
         moments = iter((0.0, 1.0, 6.0, 12.0, 13.0))
@@ -100,7 +100,7 @@ class TestFollowing:
         said: list[str] = []
         with pytest.raises(KeyboardInterrupt):
             follow(Client(ACCEPTED), COMMAND, said.append)
-        assert said[-1].startswith("The load goes on.")
+        assert said[-1].startswith("The load continues.")
 
     def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LATE_S", -2 * 86_400.0)

@@ -47,7 +47,7 @@ class Access:
         """Read the files. Raise ConfigError if one cannot be used."""
         self._files = files
         self.tls: ssl.SSLContext | None = None
-        """The TLS context of connections. None: connections are not encrypted."""
+        """The TLS context of connections, or None if connections are not encrypted."""
         self._token: bytes | None = None
         watched: list[tuple[tuple[str, ...], Callable[[], None]]] = []
         if files.cert_file is not None and files.key_file is not None:
@@ -63,15 +63,15 @@ class Access:
 
     @property
     def needs_token(self) -> bool:
-        """Return whether requests need a token."""
+        """Whether requests need a token."""
         return self._token is not None
 
     def allows(self, authorization: str) -> bool:
-        """Return whether a request with this header Authorization may pass.
+        """Return whether a request with this Authorization header is allowed.
 
-        The token comes as a bearer token, or as the password of basic authentication, which browsers and clients of
-        registries can send. The comparison takes the same time for every wrong token, so its duration reveals nothing
-        about the token.
+        The token is a bearer token, or the password of basic authentication, which browsers and clients of registries
+        can send. The comparison takes the same time for every wrong token, so its duration reveals nothing about the
+        token.
         """
         if self._token is None:
             return True
@@ -84,7 +84,7 @@ class Access:
         return hmac.compare_digest(token, self._token)
 
     async def watch(self) -> NoReturn:
-        """Read files again that have changed. Keep what was read before if they cannot be used."""
+        """Read changed files again. If they cannot be used, keep the former certificate or token. Never return."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
@@ -104,7 +104,7 @@ class Access:
                 log.info("the HTTP server has read its files again", files=list(names))
 
     def _load_certificate(self) -> None:
-        """Load certificate and key. Try a new context first, because a failed attempt leaves it half changed."""
+        """Load certificate and key, first into a trial context, because a failure leaves a context half changed."""
         cert_file, key_file = self._files.cert_file, self._files.key_file
         assert cert_file is not None, "it is watched"
         assert key_file is not None, "it is watched"
@@ -135,13 +135,13 @@ def _not_a_pair(cert_file: str, key_file: str, error: ssl.SSLError) -> str:
             "the key that the certificate was made for, and put the server's own certificate first in its file."
         )
     return (
-        f"http.tls_cert_file: {cert_file} and {key_file} are no certificate and key in PEM format, without a password "
-        f"({error.reason or error}). Nothing is served. Correct the files."
+        f"http.tls_cert_file: {cert_file} and {key_file} are not a certificate and a key in PEM format, without a "
+        f"password ({error.reason or error}). Nothing is served. Correct the files."
     )
 
 
 def _password(credentials: bytes) -> bytes:
-    """Return the password in the credentials of basic authentication, or nothing."""
+    """Return the password in the credentials of basic authentication, or empty bytes if they have none."""
     try:
         return base64.b64decode(credentials, validate=True).partition(b":")[2]
     except binascii.Error:
@@ -149,7 +149,7 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _signature(names: tuple[str, ...]) -> _Signature:
-    """Return a value that changes with the files. Inodes are part of it, because Kubernetes switches a link."""
+    """Return a value that changes with the files. It has their inodes, because Kubernetes replaces a symbolic link."""
     return tuple(map(_stat, names))
 
 

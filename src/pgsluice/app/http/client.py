@@ -1,4 +1,4 @@
-"""Asks the HTTP server of a running daemon, for ``pgsluice status`` and ``pgsluice health``.
+"""Sends requests to the HTTP server of a running daemon, for ``pgsluice status`` and ``pgsluice health``.
 
 ``tests/unit/app/http/test_access.py`` covers it.
 """
@@ -19,11 +19,11 @@ _UNAUTHORIZED: Final = 401
 
 
 def ask(url: str, path: str, *, token_file: str | None = None, cert_file: str | None = None) -> tuple[int, str]:
-    """Return the status code and the answer of the daemon at ``url``.
+    """Return the status code and the answer of the daemon at ``url``. Send the token in ``token_file``.
 
-    The token in ``token_file`` is sent. ``cert_file`` is the certificate that the server has to show. It is needed for
-    requests within the machine, because their URL has an IP address, and the certificate has a host name. Without
-    ``cert_file``, the system's certificate authorities verify the server.
+    ``cert_file`` has the certificate that the server has to present. It is needed for requests within the machine,
+    because their URL has an IP address, and the certificate has a host name. Without ``cert_file``, the server's
+    certificate is verified with the system's certificate authorities.
     """
     parts = _split(url)
     connection = _connection(parts, cert_file)
@@ -40,7 +40,7 @@ def ask(url: str, path: str, *, token_file: str | None = None, cert_file: str | 
     finally:
         connection.close()
     if code == _UNAUTHORIZED:
-        raise PermissionDenied(f"the daemon at {where} refuses us. Set http.token_file to the file that it has there.")
+        raise PermissionDenied(f"the daemon at {where} refuses us. Set http.token_file to the file that it uses.")
     return code, body
 
 
@@ -65,7 +65,7 @@ def _connection(parts: SplitResult, cert_file: str | None) -> HTTPConnection:
 
 
 def _check_certificate(connection: HTTPConnection, cert_file: str, where: str) -> None:
-    """Raise UnavailableError if the server shows another certificate than the first one in the file."""
+    """Raise UnavailableError if the server does not present the first certificate in the file."""
     assert isinstance(connection.sock, ssl.SSLSocket), "only https has a certificate"
     try:
         own = ssl.PEM_cert_to_DER_cert(_first_certificate(Path(cert_file).read_text(encoding="ascii")))
@@ -73,8 +73,8 @@ def _check_certificate(connection: HTTPConnection, cert_file: str, where: str) -
         raise ConfigError(f"http.tls_cert_file: {cert_file} cannot be read: {error}") from None
     if connection.sock.getpeercert(binary_form=True) != own:
         raise UnavailableError(
-            f"what answers at {where} shows another certificate than http.tls_cert_file. Nothing was sent to it. "
-            "A daemon reads a renewed file within seconds: try again, or see which process listens there."
+            f"the server at {where} shows another certificate than http.tls_cert_file. Nothing was sent to it. "
+            "A daemon reads a renewed file within seconds. So try again, or check which process listens there."
         )
 
 

@@ -1,7 +1,8 @@
-"""The connections of the HTTP server, with limits for their number and for the time that one may be silent.
+"""The connections of the HTTP server, with limits for their number and for the time that each may be silent.
 
-:mod:`.server` uses it. aiohttp itself waits without limit for requests, and for clients that do not read. So everybody
-who can reach the port could use up the file descriptors that PostgreSQL, Kafka and the health checks need.
+:mod:`.server` uses this module. aiohttp itself waits without limit for requests, and for clients that do not read their
+answers. So everybody who can reach the port could use up the file descriptors that the connections to PostgreSQL and
+Kafka and the health checks need.
 """
 
 import asyncio
@@ -16,10 +17,10 @@ CONNECTIONS_MAX: Final = 100
 """The most connections. This is enough even if many consumers ask for schemas at once, because each caches them."""
 
 SILENT_S: Final = 20.0
-"""How long a connection may take to send the head of a request or to take an answer, or be idle between requests."""
+"""How long a connection may take to send the head of a request or to receive an answer, or be idle between requests."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
-"""The limit of all answers together that wait until clients read them. This is enough for a few lists of 100,000
+"""The limit for all answers together that clients have not read yet. This is enough for a few lists of 100,000
 subjects. The library keeps a second copy of data that it has not written yet."""
 
 NEW_S: Final = 0.5
@@ -31,7 +32,7 @@ _LOOK_S: Final = 1.0
 class Connections:
     """The connections of one server.
 
-    A new one never has to wait, because an older one is closed if there are too many.
+    A new connection never has to wait, because an older connection is closed if there are too many.
     """
 
     def __init__(self, server: web.Server) -> None:
@@ -72,7 +73,7 @@ class Connections:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return how many bytes of answers wait until clients read them, in all connections together."""
+        """The bytes of answers that clients have not read yet, of all connections together."""
         return sum(map(_waiting_bytes, self._since))
 
     def make_room(self, connection: web.RequestHandler, size: int) -> None:
@@ -84,7 +85,7 @@ class Connections:
             excess -= waiting
 
     async def watch(self) -> None:
-        """Close connections that are silent for too long. Never return."""
+        """Close connections that have been silent for too long. Never return."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._forget_ended()
@@ -93,7 +94,7 @@ class Connections:
                 self._end(connection)
 
     def _forget_ended(self) -> None:
-        """Drop closed connections. One that was accepted just now is not among the server's connections yet."""
+        """Drop closed connections. Keep newly accepted ones, because the server does not list them yet."""
         now = time.monotonic()
         new = {one: since for one, since in self._since.items() if since > now - _LOOK_S}
         self._since = new | {one: self._since.get(one, now) for one in self._server.connections}

@@ -7,10 +7,10 @@ from pgsluice.app.http.overview import Curve
 
 WIDTH: Final = 600
 HEIGHT: Final = 100
-"""The size of the drawing in its own units. The page stretches it."""
+"""The size of the drawing in its own units. The page scales it to its width."""
 
 LEAST_SPAN_S: Final = 60.0
-"""A curve that is shorter than this does not take the whole width."""
+"""A curve that covers less time than this does not take the whole width."""
 
 
 def curve(values: Curve, unit: str, name: str) -> str:

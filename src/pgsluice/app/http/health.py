@@ -25,4 +25,4 @@ class Health:
     live: Callable[[], str | None]
     ready: Callable[[Role], str | None]
     overview: Callable[[], Overview] | None = None
-    """What the page shows besides the status, or None."""
+    """Returns the data that the page shows besides the status. None if there are no such data."""

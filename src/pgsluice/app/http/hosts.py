@@ -11,10 +11,11 @@ LOCAL: Final = "localhost"
 class Hosts:
     """The names under which clients may use a server.
 
-    A web page can give the name of its own host the address of this server. The browser then lets the page read our
-    answers, as if they came from the page's own site. Such requests have that name in their Host header, so we check
-    the header. A page cannot do this with an IP address, so addresses are always allowed. ``allowed`` are the names.
-    Without any, all names are allowed, except on a loopback address.
+    The owner of a web site can make the site's name resolve to the address of this server. The browser then lets the
+    site's pages read our answers, as if they came from the site itself. Such requests have the site's name in their
+    Host header, so we check the header. This attack does not work with an IP address in place of a name, so addresses
+    are always allowed. ``allowed`` are the other names, besides localhost. If it is empty, all names are allowed,
+    unless the server listens on a loopback address.
 
     https://en.wikipedia.org/wiki/DNS_rebinding
     """
@@ -26,7 +27,7 @@ class Hosts:
     def allow(self, host: str) -> bool:
         """Return whether to answer a request with this Host header.
 
-        A request without one does not come from a browser.
+        A request without this header does not come from a browser.
         """
         if self._any or not host:
             return True

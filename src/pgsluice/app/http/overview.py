@@ -1,4 +1,4 @@
-"""What the status page of a pipeline shows besides the status: the last minutes, and the settings.
+"""The data that the status page of a pipeline shows besides the status: the last minutes, and the settings.
 
 ``app.recent`` creates it, and :mod:`.page` shows it. ``tests/unit/app/http/test_page.py`` covers it.
 """

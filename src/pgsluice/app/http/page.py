@@ -79,7 +79,7 @@ def _head(health: Health, status: Mapping[str, object]) -> str:
     state = f" <span class=state>{_text(status['state'])}{paused}</span>" if "state" in status else ""
     return (
         f"<h1>{name}<small>pgsluice {escape(__version__)}</small>{state}</h1>"
-        "<p class=stale>There has been no answer lately, so this is what the process said last.</p>"
+        "<p class=stale>The process does not answer. This is its last answer.</p>"
         f"<table>{rows}</table>"
     )
 
@@ -107,7 +107,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _wrapped(content: str) -> str:
-    """Make a wide table scroll separately, so that the page fits a phone."""
+    """Make a wide table scroll on its own, so that the page fits the screen of a phone."""
     return f"<div class=wide>{content}</div>"
 
 
@@ -172,7 +172,7 @@ def _text(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return any part of the status as HTML. Objects become tables, and a list of objects has a row for each."""
+    """Return any part of the status as HTML. An object becomes a table, and a list of objects becomes its rows."""
     if isinstance(value, Mapping):
         rows = (f"<tr><th>{_text(name)}</th><td>{_cell(part)}</td></tr>" for name, part in value.items())
         return f"<table>{''.join(rows)}</table>"

@@ -1,4 +1,4 @@
-"""The HTTP server: its routes, its limits, and errors that come before a handler. ``app.daemon`` creates it.
+"""The HTTP server: its routes, its limits, and errors that occur before a handler runs. ``app.daemon`` creates it.
 
 https://docs.aiohttp.org/en/stable/web.html
 https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
@@ -42,20 +42,20 @@ HEADERS_MAX: Final = 64
 BACKLOG: Final = 16
 """The backlog of the listening socket."""
 HANDSHAKE_S: Final = 5.0
-"""How long a TLS handshake may take. Until it ends, the client does not count as a connection."""
+"""How long a TLS handshake may take. The limit of connections applies only after the handshake."""
 SHUTDOWN_S: Final = 1.0
 """How long requests in progress may take once the server stops."""
 EARLY_LOOKS: Final = 10
 EARLY_LOOK_S: Final = 0.1
-"""A consumer can have a message a moment before we have its schema. "Not found" would end most consumers, so we
-wait."""
+"""A consumer can have a message a moment before we have its schema. Most consumers would fail on "not found", so we
+look this often, with these pauses."""
 
 _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _PORT_MAX: Final = 65535
 
 _OPEN_METRICS: Final = "application/openmetrics-text"
 
-# The content of the header Server. The library's own text would show its version and Python's, even to other protocols.
+# The content of the Server header. The library's own text would show its version and Python's.
 web_response.SERVER_SOFTWARE = "pgsluice"  # type: ignore[attr-defined]  # the library does not export it
 
 _READ: Final = ("GET", "HEAD")
@@ -72,7 +72,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpServer:
     """One listening address.
 
-    ``allowed_hosts`` are names by which clients may know it (see :class:`.Hosts`). ``files`` are its certificate, its
+    ``allowed_hosts`` are names under which clients may use it (see :class:`.Hosts`). ``files`` are its certificate, its
     key and its token (see :class:`.Access`).
     """
 
@@ -109,12 +109,12 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """Return the port of the server. It differs from the port in ``listen`` if that is 0."""
+        """The port of the server. It differs from the port in ``listen`` if that is 0."""
         return int(self._listener.sockets[0].getsockname()[1])
 
     @property
     def waiting_bytes(self) -> int:
-        """Return how many bytes of answers wait until clients read them."""
+        """The bytes of answers that clients have not read yet."""
         return self._connections.waiting_bytes
 
     async def start(self) -> None:
@@ -245,12 +245,12 @@ class HttpServer:
 
 
 async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> None:
-    """Forbid browsers to guess the content type of an answer."""
+    """Forbid browsers from guessing the content type of an answer."""
     answer.headers["X-Content-Type-Options"] = "nosniff"
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer the header Expect. The library's own answer would quote it, and fail if it is not UTF-8."""
+    """Answer the Expect header. The library's own answer would quote the header, and fail if it is not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed
     if request.version == HttpVersion11:
@@ -270,7 +270,7 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
 
 
 async def _body(request: web.Request) -> bytes:
-    """Return the body. Refuse a compressed body: no client sends one, and its real size would be known too late."""
+    """Return the body. Refuse a compressed one, because its real size is known too late, and no client sends one."""
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise web.HTTPUnsupportedMediaType
     return await request.read()
@@ -295,14 +295,14 @@ def _verdict(reason: str | None) -> web.Response:
 
 
 def _reason(error: OSError) -> str:
-    """Return why listening failed, in the system's words. asyncio puts its own sentence around them."""
+    """Return the system's reason why listening failed. The text of asyncio's error is longer."""
     if error.errno is None or isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     return os.strerror(error.errno)
 
 
 def _parse_address(listen: str) -> tuple[str | None, int]:
-    """Split ``host:port``. IPv6 hosts are in brackets, and no host means every address."""
+    """Split ``host:port``. IPv6 hosts are in brackets. An empty host means every address."""
     match = _ADDRESS.fullmatch(listen)
     if match is None or int(match["port"]) > _PORT_MAX:
         raise ConfigError(f"http.listen: {listen!r} is not an address (expected host:port, like 127.0.0.1:8080).")

@@ -1,4 +1,4 @@
 """``pgsluice tail``: prints changes as they come, from PostgreSQL or from the topics of a pipeline.
 
-``shown`` is a change that can be printed, ``postgres`` and ``kafka`` yield such changes, and ``command`` prints them.
+``shown`` defines a change that can be printed, ``postgres`` and ``kafka`` yield changes, and ``command`` prints them.
 """

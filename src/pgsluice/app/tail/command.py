@@ -1,4 +1,4 @@
-"""``pgsluice tail``: prints the changes that pass a filter, until there are enough or Ctrl-C ends it.
+"""``pgsluice tail``: prints the changes that pass a filter, until the limit is reached or Ctrl-C ends it.
 
 ``tests/integration/test_tail.py`` covers it.
 """

@@ -1,4 +1,4 @@
-"""The changes in the topics of a pipeline, as consumers see them: read_committed, decoded with the topic of schemas.
+"""The changes in the topics of a pipeline, as consumers see them. They are decoded with the schemas in Kafka.
 
 A pipeline does not use this module. fastavro trusts the schemas that it is given, so anybody who can write to the topic
 of schemas can crash this command.
@@ -35,11 +35,11 @@ _RECORDS: Final = ("Envelope", "Message")
 """The names of the records in the topics that are read."""
 _BATCH: Final = 500
 _POLL_S: Final = 0.25
-"""How long one poll for records takes. Ctrl-C and new topics may have to wait as long."""
+"""How long one poll for records takes. Ctrl-C and new topics may have to wait for it."""
 
 
 async def changes(settings: Settings, ready: Callable[[], None]) -> AsyncIterator[list[Shown]]:
-    """Yield the changes that are committed from now on, in portions. Call ``ready`` when reading has begun.
+    """Yield the changes that are committed from now on, in lists. Call ``ready`` when reading has begun.
 
     Changes of one partition are in order. Raise ConfigError if there is no topic of schemas, and HistoryError if a
     record cannot be read.
@@ -82,7 +82,7 @@ class _Consumer:
         )
 
     def add(self, topics: Iterable[str], offset: int) -> None:
-        """Read these topics as well, from ``offset``. Leave out those that are read, or do not exist."""
+        """Read these topics as well, from ``offset``. Ignore topics that are already read or do not exist."""
         if not (new := set(topics) - self._known):
             return
         with closing(Topics(self._client, Event())) as admin:
@@ -97,7 +97,7 @@ class _Consumer:
         )
 
     def read(self) -> list[Message]:
-        """Wait a moment for records."""
+        """Return the next records. Wait for them for at most ``_POLL_S``."""
         return [one for one in self._consumer.consume(_BATCH, _POLL_S) if _is_record(one)]
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class _Reader:
         return isinstance(schema, dict) and schema.get("name") in _RECORDS
 
     async def shown(self, message: Message) -> Shown | None:
-        """Return the change of a record, or None if its topic is not one of tables or messages."""
+        """Return the change of a record. Raise HistoryError if the record cannot be decoded."""
         value, place = message.value(), f"Record {message.offset()} of topic {message.topic()} [{message.partition()}]"
         try:
             identifier, body = unframe(value)
@@ -147,12 +147,12 @@ class _Reader:
             raise
         except Exception as error:
             raise HistoryError(
-                f"{place} cannot be read ({type(error).__name__}). It is not one of this pipeline, or its schema is "
+                f"{place} cannot be read ({type(error).__name__}). It is not from this pipeline, or its schema is "
                 "not in the topic of schemas. Compare kafka.topic_prefix with that of the pipeline."
             ) from error
 
     async def _schema(self, identifier: int) -> dict[str, Any]:
-        """Return a schema. If it is not known, read first what was registered since."""
+        """Return a schema. If it is not known, first read the schemas that were registered meanwhile."""
         if identifier not in self._schemas:
             if not self._follower.store.uses(identifier):
                 await self._follower.start()
@@ -161,7 +161,7 @@ class _Reader:
 
 
 def _decoded(schema: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """Return the fields of a record. If Python cannot represent a time, all times are the numbers that Avro has."""
+    """Return the fields of a record. If Python cannot represent a time, return all times as Avro's numbers."""
     try:
         found = fastavro.schemaless_reader(BytesIO(body), schema, None)
     except OverflowError:
@@ -206,7 +206,7 @@ def _message(record: Mapping[str, Any]) -> Shown:
 def _row(
     row: Mapping[str, Any] | None, is_known: Callable[[str, object], bool], raw: Mapping[str, str], at: str
 ) -> Row | None:
-    """Return the known values. ``raw`` has the text of values that Avro cannot hold, by ``at`` and field name."""
+    """Return the known values. ``raw`` has the text of values that Avro cannot hold, under ``at`` + field name."""
     if row is None:
         return None
     values = {name: raw.get(at + name, value) for name, value in row.items()}

@@ -1,6 +1,7 @@
 """The changes of publications, read from PostgreSQL through a temporary slot, which ends with the connection.
 
-The slot is one of ``max_replication_slots``. It begins now, so it shows nothing that was committed before.
+The slot counts towards ``max_replication_slots``. Its stream begins when it is created, so no earlier changes are
+shown.
 
 ``tests/integration/test_tail.py`` covers it.
 """
@@ -40,9 +41,9 @@ def options_of_tail(options: SourceOptions) -> SourceOptions:
 
 
 async def changes(options: SourceOptions, ready: Callable[[], None]) -> AsyncIterator[list[Shown]]:
-    """Yield the changes that commit from now on, in portions. Call ``ready`` when the slot exists.
+    """Yield the changes that are committed from now on, in lists. Call ``ready`` when the slot exists.
 
-    Raise the same as a session of the pipeline if the server cannot be used, or ends the stream.
+    Raise the same errors as a session of the pipeline if the server cannot be used, or ends the stream.
     """
     source = await PostgresSource.open(options)
     try:
@@ -59,7 +60,7 @@ async def changes(options: SourceOptions, ready: Callable[[], None]) -> AsyncIte
 
 
 class _Tail:
-    """Turns the frames of one stream into changes. ``position``: everything before it has been taken."""
+    """Turns the frames of one stream into changes. ``position``: everything before it has been processed."""
 
     def __init__(self, source: PostgresSource) -> None:
         self.position = 0
@@ -135,7 +136,7 @@ def _with_before(
     if old is None:
         return shown
     cells = _cells(relation, old)
-    if identified is None:  # the identity is unknown; a key never has nulls
+    if identified is None:  # The identity is unknown. A key has no nulls, so a null was not sent.
         return replace(shown, before=_row(cell for cell in cells if cell[1] is not None), before_image="key")
     if message.old is not None and identified.replica_identity == "f":
         return replace(shown, before=_row(cells), before_image="full")

@@ -37,9 +37,9 @@ Row = Mapping[str, object]
 class Shown:
     """One change. ``lsn`` is the LSN of the commit, and ``ts`` its time as ISO 8601.
 
-    ``before`` has what was sent of the old row: its key (``before_image`` is "key"), or all of it ("full").
-    ``unchanged`` are the columns whose new value was not sent because it is the old one. In a message, ``schema`` and
-    ``table`` are empty, and ``after`` has its prefix and its content.
+    ``before`` has the part of the old row that was sent: its key (``before_image`` is "key"), or all of it ("full").
+    ``unchanged`` are the columns whose new value was not sent because it equals the old one. For a message, ``schema``
+    and ``table`` are empty, and ``after`` has the message's prefix and content.
     """
 
     op: str
@@ -58,7 +58,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which changes are shown. All changes pass an empty part."""
+    """Which changes are shown. An empty attribute accepts all changes."""
 
     tables: Sequence[TablePattern] = ()
     ops: frozenset[str] = frozenset()
@@ -66,7 +66,7 @@ class Filter:
     xids: frozenset[int] = frozenset()
 
     def apply(self, change: Shown) -> Shown | None:
-        """Return the change with the columns that are asked for. Return None if it is not to be shown."""
+        """Return the change with the requested columns. Return None if the change is not to be shown."""
         if self.ops and change.op not in self.ops:
             return None
         if self.xids and change.xid not in self.xids:
@@ -144,7 +144,7 @@ def _columns(change: Shown) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """Return a value so that a null, an empty text and the text "null" look different."""
+    """Return the text of a value. A null, an empty text and the text "null" give different results."""
     if isinstance(value, str) and value != "null" and _PLAIN.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -103,7 +103,7 @@ class TestCertificate:
 
     def test_what_is_no_certificate(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         (tmp_path / "text").write_text("hello")
-        with pytest.raises(ConfigError, match="are no certificate and key in PEM format"):
+        with pytest.raises(ConfigError, match="are not a certificate and a key in PEM format"):
             Access(files((tmp_path / "text", pair[1])))
 
     def test_a_key_with_a_password(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
