@@ -328,7 +328,7 @@ BREAKAGES = (
     Breakage(
         "the registry is emptied",
         (
-            "Topic … was deleted, or made anew, while it was being read",
+            "Topic … was deleted, or created again, while it was being read",
             "The schemas of topic … are not registered any more",
         ),
         delete_schemas,

@@ -290,7 +290,7 @@ class TestBuiltin:
             following = asyncio.create_task(registry.follow())
             client = admin(kafka)
             client.delete_topics([topic])[topic].result()
-            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or made anew"):
+            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or created again"):
                 await following
 
     async def test_start_sees_that_the_topic_is_another_one(self, kafka: Kafka, topic: str) -> None:
@@ -299,7 +299,7 @@ class TestBuiltin:
             await registry.register(SUBJECT, record_schema(0))
             client = admin(kafka)
             client.delete_topics([topic])[topic].result()
-            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or made anew"):
+            with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or created again"):
                 await registry.start()
 
     async def test_cancelling_a_registration_harms_no_later_one(self, kafka: Kafka, topic: str) -> None:

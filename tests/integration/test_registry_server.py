@@ -126,7 +126,7 @@ class TestIds:
         server.mode = "READONLY"
         async with registry(kafka, topic, server.url) as one:
             assert await one.register(KEY, record("Key", "id")) == identifier
-            with pytest.raises(ConfigError, match="READWRITE is needed"):
+            with pytest.raises(ConfigError, match="Set the mode to READWRITE"):
                 await one.register(KEY, record("Key", "id", "other"))
 
     @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ REGISTRY_FAULTS: Mapping[str, tuple[int, Fault]] = {
     "Check username and password, or the token, under schema_registry": (77, Fault(status=401)),
     "The user of schema_registry needs the right to read and write this subject": (77, Fault(status=403)),
     "schema_registry.url has to be the base of Confluent's API": (78, Fault(status=404, body=b"<html>")),
-    "Name the address that it points to in schema_registry.url": (78, Fault(status=301)),
+    "Set schema_registry.url to the address that it redirects to": (78, Fault(status=301)),
 }
 
 

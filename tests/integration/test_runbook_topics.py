@@ -96,7 +96,7 @@ SCENARIOS = (
     Scenario("Partition … of topic … ends at offset … instead of …", None, write_to_the_topic, nothing),
     Scenario("Topic … has a record that is no cut record", 65, write_no_cut_record, Scene.accept),
     Scenario(
-        "Topic … has … partitions; a schema topic has one",
+        "Topic … has … partitions, but a schema topic has one",
         78,
         misuse_service_topics,
         repair_service_topics,

@@ -46,8 +46,8 @@ _DEFAULT_CONTEXT: Final = ":.:"
 class Answer:
     """The answer to a request. ``body`` is sent as JSON. ``allow`` are the methods that the path allows.
 
-    If ``early``, the schema may not have reached us yet, because a client that asks for an id has seen a message with
-    it.
+    If ``early``, the schema may not have reached us yet, because a client that asks for an id has usually seen a
+    message with this id.
     """
 
     status: int
@@ -275,8 +275,8 @@ def _schema_meant(request: _Request) -> str:
         subjects = ", ".join(use.subject for use in uses)
         raise _ApiError(
             AMBIGUOUS_ID,
-            f"Id {request.names[0]} stands for different schemas in the subjects {subjects}: ask with ?subject=, or "
-            "have a registry for each prefix",
+            f"Id {request.names[0]} stands for different schemas in the subjects {subjects}: add ?subject= to the "
+            "request, or run a registry for each prefix",
         )
     return uses[0].schema
 

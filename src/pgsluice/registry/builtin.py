@@ -1,7 +1,7 @@
 """The registry that needs no server: it keeps schemas in a compacted topic, ``<prefix>.schemas``.
 
 The pipeline gets ids from it, and the daemon answers REST requests from its store. Ids are hashes, so several writers
-agree without a lock. The order of the topic decides the numbers of versions.
+agree without a lock. The order of the records in the topic decides the version numbers.
 
 ``tests/integration/test_registry.py`` covers it.
 
@@ -35,7 +35,7 @@ _SERVE_S: Final = 0.01
 
 
 class BuiltinRegistry:
-    """Registers schemas in ``topic``, and knows those that others register there."""
+    """Registers schemas in ``topic``, and reads those that other processes register there."""
 
     def __init__(self, options: RegistryOptions, topic: str) -> None:
         self.store = SchemaStore()
@@ -55,7 +55,7 @@ class BuiltinRegistry:
         self._follower.serve(self._serve_producer)
 
     async def start(self) -> None:
-        """Learn all schemas registered so far, after creating the topic if it is missing. May be called again.
+        """Read all schemas registered so far, after creating the topic if it is missing. May be called again.
 
         If certificates or credentials may have changed, new clients use them. Raise ConfigError if the topic cannot
         keep schemas, and SinkUnavailable if Kafka does not answer in time.
@@ -82,11 +82,11 @@ class BuiltinRegistry:
         return self.store.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was registered last for ``subject``. None means that it is not one."""
+        """Return the name of the schema that was registered last for ``subject``, or None if it is not a record's."""
         return self._of_last(subject, "name")
 
     def record_namespace(self, subject: str) -> str | None:
-        """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""
+        """Return the namespace of the schema that was registered last for ``subject``, or None if it has none."""
         return self._of_last(subject, "namespace")
 
     def _of_last(self, subject: str, attribute: str) -> str | None:
@@ -95,11 +95,11 @@ class BuiltinRegistry:
         return schema.get(attribute) if isinstance(schema, dict) else None
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
-        """Return the fields that the schemas of ``subject`` with this namespace have had. Use the result at once."""
+        """Return the fields that the schemas of ``subject`` with this namespace have had. The result changes later."""
         return await self._fields.of(subject, namespace)
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
-        """Return the keys that were registered for ``subject`` with this namespace. Use the result at once."""
+        """Return the keys that were registered for ``subject`` with this namespace. The result changes later."""
         return await self._keys.of(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
@@ -133,7 +133,7 @@ class BuiltinRegistry:
         if self._rate.is_exceeded(subject):
             log.warning(
                 "a schema has got suspiciously many versions within an hour: somebody keeps altering the table. Each "
-                "version stays in the topic of schemas and in memory: stop that, or leave the table out",
+                "version stays in the topic of schemas and in memory. Stop the changes, or leave the table out",
                 subject=subject,
                 versions=VERSIONS_MAX + 1,
             )
@@ -144,7 +144,7 @@ class BuiltinRegistry:
         await asyncio.get_running_loop().run_in_executor(None, _end, self._producer)
 
     def _serve_producer(self) -> None:
-        """Let the producer report while nothing is registered."""
+        """Let the producer report errors while nothing is registered."""
         try:
             self._producer.poll(0)
         except KafkaException as error:
@@ -160,7 +160,7 @@ class BuiltinRegistry:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
             # If the producer asks for the topic before a broker knows it, it asks again only a second later. So wait
             # here.
-            while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers call nobody back
+            while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers send no notification
                 await asyncio.sleep(RETRY_FIRST_S)
         await admin.check_policy(self._topic)
 

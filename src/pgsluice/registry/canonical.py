@@ -24,8 +24,8 @@ NAME_MAX: Final = 4096
 """The longest full name, in characters. Ours consist of prefix, schema, table and column, escaped: 1,500 at most."""
 
 NAMES_MAX: Final = 8 * 1024 * 1024
-"""The longest sum of all full names of a schema, in characters. A namespace is written once but holds for thousands of
-names. So the full names can take a thousand times as much room as the schema."""
+"""The most characters of all full names of a schema together. A namespace is written once, but applies to thousands of
+names, so the full names can be a thousand times as long as the schema."""
 
 _SHOWN: Final = 100
 """How many characters of a wrong schema an error message repeats."""
@@ -33,7 +33,7 @@ _SHOWN: Final = 100
 _SHAPE: Final = frozenset(
     ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")
 )
-"""The attributes of a schema that decide how bytes are read, and as what."""
+"""The attributes of a schema that decide which values are read from given bytes."""
 
 
 def shape(schema: Schema) -> str:

@@ -21,7 +21,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "FORWARD": "a key that loses a column, and a column that becomes wider (int to bigint)",
     "FULL": "a key that gains or loses a column, and a column that becomes wider (int to bigint)",
 }
-"""What ALTER TABLE can do to a schema that a compatibility level does not allow. _TRANSITIVE levels are the same."""
+"""The results of ALTER TABLE that each compatibility level refuses. Its _TRANSITIVE variant refuses the same."""
 
 
 async def check(
@@ -63,8 +63,8 @@ async def _mode(client: RestClient) -> Finding:
     mode = await client.mode()
     if mode in _TAKES_SCHEMAS:
         return Finding("schema registry mode", Verdict.OK, mode or "it has none")
-    remedy = "PUT /mode READWRITE, or register every schema by other means before its first row comes."
-    return Finding("schema registry mode", Verdict.FAIL, f"{mode}: it takes no new schemas", remedy)
+    remedy = "PUT /mode READWRITE, or register every schema by other means before its first row arrives."
+    return Finding("schema registry mode", Verdict.FAIL, f"{mode}: it accepts no new schemas", remedy)
 
 
 async def _level(client: RestClient, on_incompatible: Literal["stop", "force"]) -> Finding:
@@ -74,6 +74,6 @@ async def _level(client: RestClient, on_incompatible: Literal["stop", "force"]) 
         return Finding(name, Verdict.OK, level)
     if on_incompatible == "force":
         return Finding(name, Verdict.OK, f"{level}; {refused} is registered by force")
-    remedy = 'Set on_incompatible = "force", or the level of these subjects to NONE, if that is not what you want.'
+    remedy = 'To avoid that, set on_incompatible = "force", or set the level of these subjects to NONE.'
     verdict = Verdict.OK if level.startswith("BACKWARD") else Verdict.WARN
     return Finding(name, verdict, f"{level}; {refused} will stop pgsluice", remedy)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 RETRY_FIRST_S: Final = 0.02
 RETRY_S: Final = 1.0
-"""The longest pauses between two tries, at first and later. Brokers usually hear of a new topic within milliseconds."""
+"""The longest pauses between two tries, at first and later. Brokers usually learn of a new topic in milliseconds."""
 
 CONNECT_S: Final = 1.0
 """How long a start waits for each of the two requests that only connect a client. After that, a client connects with
@@ -41,7 +41,7 @@ class RegistryOptions:
     replication_factor: int = -1
     topic_config: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
-    """How long Kafka may take for one operation. After that, the caller decides."""
+    """How long Kafka may take for one operation. After that, the operation raises SinkUnavailable."""
     count_version: Callable[[], object] = lambda: None
     """Called for every new version of a schema that is registered."""
 
@@ -55,7 +55,7 @@ def pauses() -> Iterator[float]:
 
 
 class Retry:
-    """Tries operations on Kafka again until they succeed or the time is up. Says why they failed."""
+    """Retries operations on Kafka until they succeed or the time is up, and reports why they failed."""
 
     def __init__(self, errors: ClientErrors) -> None:
         self._errors = errors
@@ -64,7 +64,7 @@ class Retry:
 
     @asynccontextmanager
     async def time_limit(self, seconds: float, doing: str) -> AsyncIterator[None]:
-        """Limit the time of this block, which is ``doing`` something. Raise SinkUnavailable if it takes longer.
+        """Limit the time of this block. Raise SinkUnavailable if it takes longer. ``doing`` describes the block.
 
         Raise PermissionDenied if a refused permission is the reason.
         """

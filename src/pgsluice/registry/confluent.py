@@ -35,8 +35,8 @@ RECHECK_S: Final = 60.0
 """How long the server's answers are trusted. A standby begins a session every second, and must not ask each time."""
 
 IDS_MAX: Final = 20_000
-"""How many ids of the server are kept, of 200 bytes each. This is enough for value and key of as many tables as have
-encoders. A forgotten id is asked for again."""
+"""How many ids of the server are kept, of 200 bytes each. This is enough for value and key of all tables that have
+encoders. If an id was dropped, the server is asked for it again."""
 
 _NONE: Final = "NONE"
 
@@ -47,7 +47,7 @@ _NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirme
 class ConfluentOptions:
     """The options of this registry.
 
-    ``rest`` is called for every new connection and reads the options of the server, because passwords change.
+    ``rest`` is called for every new connection, and returns the current options, because passwords change.
     """
 
     rest: Callable[[], RestOptions]
@@ -70,11 +70,11 @@ class ConfluentRegistry:
 
     @property
     def store(self) -> SchemaStore:
-        """Return all schemas recorded so far."""
+        """All schemas recorded so far."""
         return self._journal.store
 
     async def start(self) -> None:
-        """Learn all schemas recorded so far. Forget the server's answers if they are old, so that it is asked again."""
+        """Read all schemas recorded so far. Forget old answers of the server, so that it is asked again."""
         await self._journal.start()
         if self._client is not None and time.monotonic() - self._opened_at < RECHECK_S:
             return
@@ -91,11 +91,11 @@ class ConfluentRegistry:
         return self._journal.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was recorded last for ``subject``. None means that it is not one."""
+        """Return the name of the schema that was recorded last for ``subject``, or None if it is not a record's."""
         return self._journal.record_name(subject)
 
     def record_namespace(self, subject: str) -> str | None:
-        """Return the namespace of the record that was recorded last for ``subject``, or None if it has none."""
+        """Return the namespace of the schema that was recorded last for ``subject``, or None if it has none."""
         return self._journal.record_namespace(subject)
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
@@ -212,7 +212,7 @@ class ConfluentRegistry:
         if not _is_read_alike(known, schema):
             raise HistoryError(
                 f"The schema registry gives id {identifier} to a schema of subject {subject}, but there are messages "
-                "with this id and another schema: this is not the registry that was used before, or it was emptied. "
+                "with this id and another schema. So this is not the registry that was used before, or it was emptied. "
                 "Restore its schemas from a backup, or export them into an empty registry with `pgsluice registry "
                 "export`, which keeps the ids."
             )
@@ -223,8 +223,8 @@ class ConfluentRegistry:
         earlier = self.store.ids_of(subject, text)
         if earlier and earlier[-1] != identifier:
             log.warning(
-                "the schema registry has another id for a schema than earlier messages: if it does not know their id, "
-                "copy the schema to it with `pgsluice registry export`",
+                "the schema registry has another id for a schema than earlier messages: if it does not know the "
+                "earlier id, copy the schema to it with `pgsluice registry export`",
                 subject=subject,
                 schema_id=identifier,
                 earlier=earlier,
@@ -249,8 +249,8 @@ def _is_read_alike(known: Schema, schema: Schema) -> bool:
 def _incompatible(name: str, table: str, level: str | None, conflict: Conflict, change: str) -> IncompatibleSchema:
     return IncompatibleSchema(
         f"The schema registry refuses the new schema of {table}: subject {name} has compatibility "
-        f"{level or 'unknown'}, and {change}. In its words: {conflict.words}. {_NOTHING_LOST} To go on, set the "
-        f"subject's compatibility to NONE (PUT /config/{name}) and start again, or start with "
+        f"{level or 'unknown'}, and {change}. The registry says: {conflict.words}. {_NOTHING_LOST} To continue, set "
+        f"the subject's compatibility to NONE (PUT /config/{name}) and start again, or start with "
         'schema_registry.on_incompatible = "force". Undoing the ALTER TABLE does not help, because rows were written '
         "after it."
     )

@@ -26,7 +26,7 @@ def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     None means that a description is not known.
     """
     if old is None or new is None or not _is_description(old):
-        return "the version before is not known here"
+        return "the previous version is not known here"
     return ", ".join(_differences(old, new)) or (
         "its columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else has "
         "registered a schema there"

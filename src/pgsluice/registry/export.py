@@ -30,7 +30,7 @@ class Exported(NamedTuple):
 
 
 async def export(store: SchemaStore, options: RestOptions, strategy: Strategy) -> dict[str, Exported]:
-    """Return the result for every subject. Raise UnavailableError if the server does not keep ids."""
+    """Export all schemas, and return the result for every subject. Raise UnavailableError if the server changes ids."""
     async with await RestClient.open(options) as client:
         return {name: await _export(client, name, entries) for name, entries in _by_name(store, strategy).items()}
 
@@ -62,8 +62,8 @@ async def _is_there(client: RestClient, name: str, entry: Registered) -> bool:
     subjects = await client.subjects_of(entry.id)
     if subjects and not _is_same(await client.text_of(entry.id), entry.schema):
         raise UnavailableError(
-            f"The registry has another schema under id {entry.id}, in subject {subjects[0]}, than messages of "
-            f"{entry.subject} mean by it. Export to a separate registry, or to a context of this one (the address "
+            f"The registry uses id {entry.id} for a schema of subject {subjects[0]}, but messages of {entry.subject} "
+            "use this id for another schema. Export to a separate registry, or to a context of this one (the address "
             "followed by /contexts/:.pgsluice:)."
         )
     return name in subjects
@@ -91,6 +91,6 @@ async def _bring_in(client: RestClient, name: str, entry: Registered, version: i
     if assigned != entry.id:
         raise UnavailableError(
             f"The registry gave id {assigned} to a schema that has id {entry.id} in messages, so it does not import "
-            f"schemas with their ids. Delete subject {name} there, and use a server that knows mode IMPORT; or leave "
-            "the schemas to `pgsluice registry`, for as long as messages with these ids are read."
+            f"schemas with their ids. Delete subject {name} there, and use a server that knows mode IMPORT. Or serve "
+            "the schemas with `pgsluice registry`, for as long as messages with these ids are read."
         )

@@ -34,7 +34,7 @@ _NAMED: Final = 10
 _POLL_S: Final = 0.25
 _FIRST_POLL_S: Final = 0.01
 """How long the reading thread waits for a record. ``close`` may have to wait as long for that thread. Before a topic is
-assigned, it waits for less, because the same thread assigns topics between two polls."""
+assigned, each poll is shorter, because the same thread assigns topics between two polls."""
 _BATCH: Final = 500
 """How many records are added to the store before other tasks of the event loop run."""
 _LOOK_AFTER_S: Final = 5.0
@@ -65,7 +65,7 @@ class _Step(NamedTuple):
 
 
 class SchemaFollower:
-    """Keeps ``store`` up to date with ``topics``, which may be several."""
+    """Keeps ``store`` up to date with one or more ``topics``."""
 
     def __init__(self, options: RegistryOptions, topics: Sequence[str], store: SchemaStore) -> None:
         self.retry = Retry(options.client.errors)
@@ -156,7 +156,7 @@ class SchemaFollower:
         await self.reach(topic, await self.retry.persist(lambda: self._end(topic)))
 
     async def _end(self, topic: str) -> int:
-        # Look for the topic first each time, because this also tells the client of a new leader.
+        # Look for the topic first each time, because the client then also learns of a new leader.
         await self._is_there(topic)
         return await self.admin.end(topic)
 
@@ -260,14 +260,14 @@ def _step(message: Message) -> _Step | None:
 def _broken(topic: str, offset: int, error: ValueError) -> HistoryError:
     return HistoryError(
         f"Record {offset} of topic {topic} is not a schema: {error}. Only pgsluice may write there. Remove the "
-        'record. Or delete the topic, and let the pipeline start once with kafka.topics.changed = "accept": the '
-        "schemas in use come back, under the same ids, as rows are published."
+        'record. Or delete the topic, and let the pipeline start once with kafka.topics.changed = "accept". The '
+        "schemas in use are then registered again, under the same ids, as rows are published."
     )
 
 
 def _gone(topic: str) -> HistoryError:
     return HistoryError(
-        f"Topic {topic} was deleted, or made anew, while it was being read: without the schemas that it held, "
-        "messages cannot be read. Bring it back from a copy, or let the pipeline start once with "
-        'kafka.topics.changed = "accept": the schemas in use come back, under the same ids, as rows are published.'
+        f"Topic {topic} was deleted, or created again, while it was being read. Without its schemas, messages cannot "
+        'be read. Restore it from a copy, or let the pipeline start once with kafka.topics.changed = "accept". The '
+        "schemas in use are then registered again, under the same ids, as rows are published."
     )

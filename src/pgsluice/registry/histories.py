@@ -16,8 +16,8 @@ from pgsluice.avro.wire import Schema
 from pgsluice.registry.store import SchemaStore
 
 KEPT_NAMES_MAX: Final = 200_000
-"""How many names are kept of all subjects together, of half a kilobyte each. This is enough for 10,000 tables with 20
-columns. The subjects needed longest ago are dropped first, and read again when they are needed."""
+"""How many names of all subjects together are kept, of half a kilobyte each. This is enough for 10,000 tables with 20
+columns. The least recently used subjects are dropped first, and read again when they are needed."""
 
 
 class History(Protocol):
@@ -51,7 +51,7 @@ class Histories(Generic[H]):
         self._store = store
         self._make = make
         self._known: OrderedDict[str, _Known[H]] = OrderedDict()
-        """By subject, with the one needed last at the end."""
+        """By subject, with the most recently used subject at the end."""
         self._names = 0
 
     async def of(self, subject: str, namespace: str) -> H:

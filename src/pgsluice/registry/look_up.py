@@ -1,6 +1,7 @@
 """Finds a schema among the versions of a subject, although every Avro library writes schemas in its own way.
 
-A search takes a long time for large schemas. So :mod:`.api` does not run it, and the HTTP server runs it in a thread.
+A search takes a long time for large schemas. So :mod:`.api` returns it as a function, which the HTTP server calls in a
+thread.
 """
 
 import json
@@ -30,7 +31,7 @@ def find(versions: Sequence[Registered], schema: Schema) -> Registered | None:
 def _digest_of(text: str) -> bytes | None:
     """Return the digest of a registered schema, or None if the text is not a valid schema.
 
-    Others may write to the topic.
+    The text can be anything, because other programs may write to the topic.
     """
     try:
         return _digest(canonical(json.loads(text)))

@@ -28,7 +28,7 @@ from pgsluice.registry.schema_record import MAX_ID
 T = TypeVar("T")
 
 WORDS_MAX: Final = 500
-"""How many characters of the registry's own words a message repeats. Some registries answer with a page of HTML."""
+"""How many characters of the registry's answer a message quotes. Some registries answer with a page of HTML."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -39,8 +39,7 @@ _MISSING: Final = range(40401, 40500)
 """Error codes for a missing subject, version or schema. A server that does not know the path gives other codes."""
 
 _TOKEN: Final = re.compile(r"[!-~]+")
-"""The characters that a header may have. The HTTP library would quote a wrong header in its error, and so the
-secret."""
+"""The characters that a header may have. The HTTP library's error would quote a wrong header, which has the secret."""
 
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority in schema_registry.ca_file",
@@ -70,14 +69,14 @@ class RestOptions:
 
     @property
     def patience_s(self) -> float:
-        """Return how long one request may take at all addresses together."""
+        """The time that one request may take at all addresses together."""
         return self.timeout_s * (self.url.count(",") + 1)
 
 
 class Conflict(RegistryUnavailable):
-    """The registry says that a schema is incompatible with the subject's earlier ones. ``words`` are its own words.
+    """The registry says that a schema is incompatible with the subject's earlier ones. ``words`` is its message.
 
-    After the level was set to NONE, this can only be a race, so the session tries again.
+    If the level was set to NONE, only a race can be the reason, so the session tries again.
     """
 
     def __init__(self, message: str, words: str) -> None:
@@ -86,9 +85,9 @@ class Conflict(RegistryUnavailable):
 
 
 class RestClient:
-    """The requests that pgsluice sends.
+    """The requests that pgsluice sends to the registry's server.
 
-    After RegistryUnavailable, try again. A StopError tells the operator what to do.
+    After RegistryUnavailable, try again. Any other error says what the operator has to do.
     """
 
     def __init__(self, options: RestOptions, client: AsyncSchemaRegistryClient) -> None:
@@ -144,7 +143,7 @@ class RestClient:
         if found is None:
             return None
         level = found.compatibility_level
-        return str(level) if level is not None else await self.level()  # it has other settings, which must stay
+        return str(level) if level is not None else await self.level()  # the subject's other settings must stay
 
     async def level(self) -> str | None:
         """Return the compatibility level of subjects without a level of their own."""
@@ -192,9 +191,9 @@ class RestClient:
         return str(found.schema_str)
 
     async def bring_in(self, subject: str, text: str, identifier: int, version: int) -> int:
-        """Import a schema and return its id, which is ``identifier`` if the server imports.
+        """Import a schema into ``subject``, which is in mode IMPORT. Return the id that it has at the server.
 
-        ``subject`` is in mode IMPORT.
+        A server that does not support imports may return another id than ``identifier``.
         """
         doing = f"Importing schema {identifier} into subject {subject}"
         schema = _Imported(text, identifier, version)
@@ -234,7 +233,7 @@ class RestClient:
 
 
 class _Imported(Schema):  # type: ignore[misc]  # the library has no types
-    """A schema that is sent with its id and version, for which the client has no parameters."""
+    """A schema that is sent with its id and version. The client has no parameters for them."""
 
     def __init__(self, text: str, identifier: int, version: int) -> None:
         super().__init__(text, "AVRO")
@@ -247,11 +246,11 @@ class _Imported(Schema):  # type: ignore[misc]  # the library has no types
 
 
 class _Missing(RegistryUnavailable):
-    """The registry does not have the requested object. If the caller cannot use this answer, try again."""
+    """The registry does not have the requested object. Callers that need the object try again."""
 
 
 def _properties(options: RestOptions) -> dict[str, Any]:
-    """Return the client's configuration. It never tries again, because the pipeline does."""
+    """Return the client's configuration. The client never tries again, because the pipeline does."""
     properties = {
         "url": options.url,
         "timeout": options.timeout_s,
@@ -259,7 +258,7 @@ def _properties(options: RestOptions) -> dict[str, Any]:
         "ssl.ca.location": options.ca_file,
         "ssl.certificate.location": options.cert_file,
         "ssl.key.location": options.key_file,
-        # so that the library never asks for it on the terminal
+        # Without a password, the library would ask for one on the terminal if the key is encrypted.
         "ssl.key.password": "" if options.cert_file else None,
     }
     if options.token is not None:
@@ -277,7 +276,7 @@ def _properties(options: RestOptions) -> dict[str, Any]:
 def _identifier(found: object, doing: str) -> int:
     if type(found) is int and 1 <= found <= MAX_ID:
         return found
-    raise RegistryUnavailable(f"{doing}: the answer has no schema id. Is schema_registry.url that of a registry?")
+    raise RegistryUnavailable(f"{doing}: the answer has no schema id. Check that schema_registry.url names a registry.")
 
 
 def _failure(error: SchemaRegistryError, doing: str) -> Exception:
@@ -307,14 +306,14 @@ _MEANINGS: Final[dict[int, tuple[type[PgsluiceError], str]]] = {
     422: _POISON,
     42203: _UNKNOWN_WORD,
     42204: _UNKNOWN_WORD,
-    42205: (ConfigError, "Its mode, or the subject's, does not allow this: READWRITE is needed."),
+    42205: (ConfigError, "Its mode, or the subject's mode, does not allow this. Set the mode to READWRITE."),
 }
 """By the registry's code, or by the HTTP status."""
 
 
 def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
     if status in _REDIRECT:
-        return ConfigError, "Name the address that it points to in schema_registry.url."
+        return ConfigError, "Set schema_registry.url to the address that it redirects to."
     base = (
         "schema_registry.url has to be the base of Confluent's API: http://host:8081, or with Apicurio "
         "http://host:8080/apis/ccompat/v7."

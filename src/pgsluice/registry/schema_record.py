@@ -1,8 +1,8 @@
 """One record of a schema topic: a schema with its subject, version and id.
 
-:mod:`.builtin` writes it, and :mod:`.follower` reads it. Key and value are JSON in UTF-8, without framing. The key has
-subject and id, and not subject and version, because two writers may choose the same version at the same time.
-Compaction then keeps both schemas. Messages refer to schemas by id anyway.
+:mod:`.builtin` writes it, and :mod:`.follower` reads it. Key and value are JSON in UTF-8, without framing. The key
+consists of subject and id. The version is not part of the key, because two writers may choose the same version at the
+same time. With the id, compaction then keeps both schemas. Messages refer to schemas by id.
 """
 
 import json
@@ -53,7 +53,7 @@ class Packed(Mapping[str, Any]):  # noqa: PLW1641 - no hash, like a dict
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A schema in a subject. ``postgres`` is what PostgreSQL says about the table beyond the wire schema."""
+    """A schema in a subject. ``postgres`` is PostgreSQL's description of the table, as far as it is known."""
 
     subject: str
     version: int
@@ -80,7 +80,7 @@ class Registered:
 
 
 def parse(value: bytes | None) -> Registered:
-    """Return the content of a record's value. Raise ValueError, with what is wrong, if it is not such a value."""
+    """Return the content of a record's value. Raise ValueError, with the reason, if the value is not valid."""
     if value is None:
         raise ValueError("it deletes a schema, and messages that need it may still be there")
     fields = read_json(value.decode())
@@ -107,7 +107,7 @@ def _check(fields: Mapping[str, Any]) -> None:
     if not isinstance(fields.get("postgres"), dict | None):
         raise ValueError("'postgres' is neither an object nor null")  # noqa: TRY004 - as above
     if not isinstance(read_json(fields["schema"]), str | list | dict):
-        raise ValueError("'schema' is no Avro schema")  # noqa: TRY004 - as above
+        raise ValueError("'schema' is not an Avro schema")  # noqa: TRY004 - as above
 
 
 def _json(value: object) -> bytes:

@@ -1,7 +1,7 @@
 """The subject under which a registry server keeps a schema: the strategies of Confluent's serializers.
 
-:mod:`.confluent` and :mod:`.export` use it. pgsluice itself, and ``<prefix>.schemas``, always use the strategy by
-topic.
+:mod:`.confluent` and :mod:`.export` use it. pgsluice itself, and ``<prefix>.schemas``, always use the strategy
+"topic".
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#subject-name-strategy
 """
@@ -14,7 +14,7 @@ Strategy: TypeAlias = Literal["topic", "record", "topic-record"]
 
 
 def subject_name(strategy: Strategy, subject: str, schema: Schema) -> str:
-    """Return the subject of ``schema``. ``subject`` is its subject in the strategy by topic: topic and -key or -value.
+    """Return the subject of ``schema``. ``subject`` is its subject by the strategy "topic", such as orders-value.
 
     A schema without a name, such as the text keys of pgsluice's own topics, keeps this subject in every strategy.
     """

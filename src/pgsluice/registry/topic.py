@@ -28,7 +28,7 @@ _SERVE_S: Final = 0.1
 
 
 class TopicAdmin:
-    """Asks about schema topics and creates them. No method blocks the event loop."""
+    """Describes and creates schema topics. No method blocks the event loop."""
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
@@ -51,13 +51,13 @@ class TopicAdmin:
             raise failure(error, doing, self._errors) from error
         if len(found.partitions) != 1:
             raise ConfigError(
-                f"Topic {topic} has {len(found.partitions)} partitions; a schema topic has one, because the order of "
-                "its records counts. Delete the topic if it is empty, or choose another kafka.topic_prefix."
+                f"Topic {topic} has {len(found.partitions)} partitions, but a schema topic has one, because the order "
+                "of its records matters. Delete the topic if it is empty, or choose another kafka.topic_prefix."
             )
         return str(found.topic_id)
 
     async def names(self, ending: str) -> list[str]:
-        """Return the topics whose names end with ``ending``, as far as we may see them."""
+        """Return the topics whose names end with ``ending``, and that we have the right to see."""
         doing, loop = "Listing topics", asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_REQUEST_S))
@@ -82,7 +82,7 @@ class TopicAdmin:
             )
 
     async def create(self, topic: str, replication_factor: int, config: Mapping[str, str]) -> None:
-        """Create ``topic``. Accept that somebody else has just created it."""
+        """Create ``topic``. Do nothing if somebody else has just created it."""
         doing = f"Creating topic {topic}"
         new = NewTopic(topic, 1, replication_factor, config={**config, "cleanup.policy": "compact"})
         try:
@@ -92,9 +92,9 @@ class TopicAdmin:
                 raise failure(error, doing, self._errors) from error
 
     async def end(self, topic: str) -> int:
-        """Return the offset after the last record of ``topic``. Every acknowledged record is before it.
+        """Return the offset after the last record of ``topic``. Every acknowledged record is before this offset.
 
-        A new leader answers only after it has learned this offset itself, so an election hides nothing.
+        This is true even after an election, because a new leader answers only after it has learned this offset.
         """
         return await self._offset(topic, OffsetSpec.latest(), f"Asking for the end of topic {topic}")
 
@@ -118,12 +118,12 @@ class TopicAdmin:
         return int(found.offset)
 
     def _look_for_brokers(self, topic: str) -> None:
-        """Make the client look up the brokers again. Otherwise it would still ask brokers that are gone."""
+        """Make the client look up the brokers again. Otherwise it would keep asking brokers that are gone."""
         with suppress(KafkaException):
             self._admin.list_topics(topic, _LOOK_S)
 
     def renew(self) -> None:
-        """Replace the client with one that has read the files of certificates again."""
+        """Replace the client with a new one, which reads the certificate files again."""
         former, self._admin = self._admin, self._new_admin()
         former.__exit__(None, None, None)
 
@@ -148,6 +148,6 @@ class TopicAdmin:
             answer = await result
         finally:
             result.cancel()
-        self.serve()  # errors that it has not reported yet are older than this answer
+        self.serve()  # errors that the client has not reported yet are older than this answer
         self._errors.recovered()
         return answer

@@ -102,7 +102,7 @@ class TestById:
         for unclear in ("", "/schema", "?subject=c"):
             refused = get(store, f"/schemas/ids/7{unclear}")
             assert refused.status == 409
-            assert "different schemas in the subjects a, b: ask with ?subject=" in str(refused.body)
+            assert "different schemas in the subjects a, b: add ?subject=" in str(refused.body)
         assert get(store, "/schemas/ids/7/subjects").body == ["a", "b"]
 
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])

@@ -44,7 +44,7 @@ def test_nothing_that_postgres_tells() -> None:
 
 
 def test_nothing_to_compare_with() -> None:
-    assert difference(None, OLD) == difference(OLD, None) == "the version before is not known here"
+    assert difference(None, OLD) == difference(OLD, None) == "the previous version is not known here"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_nothing_to_compare_with() -> None:
     ],
 )
 def test_what_another_program_wrote_is_nothing_to_compare_with(old: dict[str, Any]) -> None:
-    assert difference(old, OLD) == "the version before is not known here"
+    assert difference(old, OLD) == "the previous version is not known here"
 
 
 def test_what_a_schema_belongs_to() -> None:

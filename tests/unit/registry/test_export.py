@@ -76,7 +76,7 @@ async def test_a_mode_of_its_own_comes_back(server: RegistryServer, store: Schem
 
 async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -> None:
     server._place(server._subject("theirs"), 1, 5, '"int"')
-    with pytest.raises(UnavailableError, match="another schema under id 5, in subject theirs"):
+    with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)
     assert set(server.subjects) == {"theirs"}
 
@@ -85,7 +85,7 @@ async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -
 async def test_an_id_that_stands_for_no_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
     """Registries also store Protobuf and JSON Schema."""
     server._place(server._subject("theirs"), 1, 5, text)
-    with pytest.raises(UnavailableError, match="another schema under id 5, in subject theirs"):
+    with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)
 
 

@@ -55,7 +55,7 @@ def test_facts_beside_the_schema_may_be_missing() -> None:
         ({"schema": "{"}, "Expecting property name"),
         ({"schema": "[" * 100_000}, "nested too deeply"),
         ({"schema": "[" * 200 + "]" * 200}, "nested too deeply"),
-        ({"schema": "5"}, "'schema' is no Avro schema"),
+        ({"schema": "5"}, "'schema' is not an Avro schema"),
         ({"schema": '"\\ud800"'}, "half of a surrogate pair"),
         ({"subject": "\ud800"}, "half of a surrogate pair"),
         ({"postgres": []}, "'postgres' is neither an object nor null"),
