@@ -314,7 +314,7 @@ BREAKAGES = (
     Breakage("the walsender is killed", NONE, GameDay.end_walsender, nothing, alerts=False),
     Breakage(
         "a table's topic is deleted",
-        ("Topic … was deleted: consumers miss",),
+        ("Topic … was deleted. Consumers miss",),
         delete("public.numbers"),
         accept_and_load,
     ),

@@ -124,7 +124,7 @@ def test_check_fails_where_a_start_would_refuse_the_history(
         connection.execute("SELECT pg_drop_replication_slot(%s)", [database.name])
     assert "does not exist on this server, but changes before" in history(65, "FAIL")
     delete_topic(kafka, topic)
-    assert history(65, "FAIL").startswith(f"Topic {topic} was deleted: consumers miss")
+    assert history(65, "FAIL").startswith(f"Topic {topic} was deleted. Consumers miss")
     delete_topic(kafka, f"{database.name}.transactions")
     assert history(65, "FAIL").startswith(f"Topic {database.name}.transactions is empty, but cut")
 

@@ -197,7 +197,7 @@ class TestOpenTransactions:
             )
             time.sleep(1)
             given_up.set()
-            with pytest.raises(SinkUnavailable, match="given up because the session ends"):
+            with pytest.raises(SinkUnavailable, match="abandoned because the session ends"):
                 reading.result()
             foreign.abort_transaction()
 
@@ -257,7 +257,7 @@ class TestOutdatedBrokers:
         given_up, topics = Event(), Topics(client_options(kafka), Event())
         given_up.set()
         started = time.monotonic()
-        with pytest.raises(SinkUnavailable, match="given up because the session ends"):
+        with pytest.raises(SinkUnavailable, match="abandoned because the session ends"):
             Probe(client_options(kafka), given_up).find(b"a probe", [topic], topics)
         assert time.monotonic() - started < probes.OUTDATED_S
         topics.close()

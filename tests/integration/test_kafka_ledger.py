@@ -39,7 +39,7 @@ from tests.support.kafka import (
 from tests.support.sink import Session, cut_records, insert, offsets, policy
 
 REMEDY = r'.*start once with kafka\.topics\.changed = "accept"'
-LOOKS_AGAIN = r".*A new session looks again, and stops if it finds the same\."
+LOOKS_AGAIN = r".*A new session checks again, and stops if it finds the same\."
 PARTITIONS = 2
 
 
@@ -76,8 +76,8 @@ Interference = Callable[[Kafka, str], None]
 INTERFERENCES = pytest.mark.parametrize(
     ("interference", "sentence"),
     [
-        (delete, "Topic {} was deleted: consumers miss"),
-        (create_again, "Topic {} was deleted and created again: consumers miss"),
+        (delete, "Topic {} was deleted. Consumers miss"),
+        (create_again, "Topic {} was deleted and created again. Consumers miss"),
         (raise_partitions, "Topic {} has 5 partitions now instead of 2, so keys move"),
     ],
 )
@@ -209,7 +209,7 @@ class TestBetweenSessions:
         await written(kafka, prefix, orders)
         await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", b"foreign")
         await refuses_to_start(
-            kafka, prefix, f"Topic {prefix}.transactions has a record that is no cut record: at offset "
+            kafka, prefix, f"Topic {prefix}.transactions has a record that is not a cut record: at offset "
         )
         async with Session(kafka, prefix, accept=True) as session:
             await session.open_topics(orders.topic)
@@ -286,7 +286,7 @@ class TestDuringASession:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
             await asyncio.to_thread(raise_partitions, kafka, orders.topic)
-            with pytest.raises(SinkUnavailable, match=r"has 5 partitions now .* A new session goes on"):
+            with pytest.raises(SinkUnavailable, match=r"has 5 partitions now .* A new session continues"):
                 await session.deliver()
         async with Session(kafka, prefix, accept=True) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
@@ -321,7 +321,7 @@ class TestDuringASession:
             if opened:
                 await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await asyncio.to_thread(delete_topic, kafka, orders.topic)
-            with pytest.raises(SinkUnavailable, match=f"Topic {orders.topic} was deleted: consumers miss"):
+            with pytest.raises(SinkUnavailable, match=f"Topic {orders.topic} was deleted. Consumers miss"):
                 await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted" + REMEDY)
 

@@ -22,7 +22,7 @@ from tests.support.sink import Partition, Session, cut_records, insert, offsets,
 BETWEEN = "BETWEEN"
 """The brokers' own listener, behind the proxy. A broker also uses it to reach itself."""
 
-GIVEN_UP = "somebody else has written to it, or Kafka has marked a transaction twice. The cut is given up"
+GIVEN_UP = "somebody else has written to it, or Kafka has marked a transaction twice. The cut is aborted"
 
 
 @pytest.fixture(scope="module")

@@ -370,7 +370,7 @@ class TestOwners:
 
     async def test_service_topics_must_be_what_they_are_for(self, kafka: Kafka, prefix: str) -> None:
         create_topic(kafka, f"{prefix}-1.transactions", 2)
-        with pytest.raises(ConfigError, match=f"Topic {prefix}-1.transactions has 2 partitions, but pgsluice keeps it"):
+        with pytest.raises(ConfigError, match=f"Topic {prefix}-1.transactions has 2 partitions, but it is one of"):
             async with Session(kafka, f"{prefix}-1"):
                 pass
         create_topic(kafka, f"{prefix}-2.checkpoint", cleanup_policy="delete")

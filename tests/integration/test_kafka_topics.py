@@ -282,7 +282,7 @@ class TestOutages:
             time.sleep(0.5)
             given_up.set()
             for call in waiting:
-                with pytest.raises(SinkUnavailable, match="was given up because the session ends"):
+                with pytest.raises(SinkUnavailable, match="was abandoned because the session ends"):
                     call.result()
 
 

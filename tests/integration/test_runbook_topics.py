@@ -84,24 +84,24 @@ def then(*steps: Callable[[Scene], object]) -> Callable[[Scene], None]:
 
 
 SCENARIOS = (
-    Scenario("Topic … was deleted: consumers miss", 65, delete_the_topic, accept_and_load),
+    Scenario("Topic … was deleted. Consumers miss", 65, delete_the_topic, accept_and_load),
     Scenario("Topic … was deleted and created again", 65, make_the_topic_anew, accept_and_load),
     Scenario(
-        "Topic …, which tells how far changes were delivered, was deleted or changed",
+        "Topic …, which says how far changes were delivered, was deleted or changed",
         65,
         delete_the_checkpoint,
         Scene.adopt,
         also=("Slot … exists, but there is no checkpoint for it in Kafka",),
     ),
     Scenario("Partition … of topic … ends at offset … instead of …", None, write_to_the_topic, nothing),
-    Scenario("Topic … has a record that is no cut record", 65, write_no_cut_record, Scene.accept),
+    Scenario("Topic … has a record that is not a cut record", 65, write_no_cut_record, Scene.accept),
     Scenario(
         "Topic … has … partitions, but a schema topic has one",
         78,
         misuse_service_topics,
         repair_service_topics,
         also=(
-            "Topic … has … partitions, but pgsluice keeps it for itself, with one",
+            "Topic … has … partitions, but it is one of pgsluice's own topics, which have one",
             "Topic … has cleanup.policy=…, so Kafka would delete records that a restart needs",
             "Topic … has cleanup.policy=…, so Kafka would delete schemas that messages still need",
         ),

@@ -310,7 +310,7 @@ def test_where_nothing_runs_no_command_is_sent(kafka: Kafka, follow: Follow) -> 
     scene.daemon.config_file.write_text(scene.daemon.configuration())
     code, said = scene.snapshot("pause")
     assert code == 69
-    assert f"There is no topic {scene.daemon.name}.commands. `pgsluice run` makes it at its start" in said
+    assert f"There is no topic {scene.daemon.name}.commands. `pgsluice run` creates it when it starts" in said
     create_topic(kafka, f"{scene.daemon.name}.commands")
     create_topic(kafka, f"{scene.daemon.name}.checkpoint", cleanup_policy="compact")
     code, said = scene.snapshot("pause")

@@ -45,7 +45,7 @@ class TestWhileItIsDown:
         delete_topic(pipeline.kafka, topic_of(pipeline))
         for _ in range(2):
             code, log = fails(pipeline)
-            assert (code, f"Topic {topic_of(pipeline)} was deleted: consumers miss" in log) == (65, True), log
+            assert (code, f"Topic {topic_of(pipeline)} was deleted. Consumers miss" in log) == (65, True), log
         accept_changes(pipeline, accept=True)
         pipeline.daemon.start()
         pipeline.write(5)
@@ -141,7 +141,7 @@ class TestWhileItRuns:
         delete_topic(pipeline.kafka, topic_of(pipeline))
         pipeline.write(5)
         assert pipeline.daemon.wait() == 65
-        assert f"Topic {topic_of(pipeline)} was deleted: consumers miss" in pipeline.daemon.log_text()
+        assert f"Topic {topic_of(pipeline)} was deleted. Consumers miss" in pipeline.daemon.log_text()
 
     @pytest.mark.long
     def test_partitions_are_raised(self, start: Start) -> None:

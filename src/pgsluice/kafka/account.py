@@ -1,7 +1,7 @@
-"""The account of topics: which topics there are, with which ids, and where their partitions end. No I/O.
+"""The account of topics: their ids, and the end offsets of their partitions. No I/O.
 
-A session keeps an account of what it writes to. Cut records carry the account to the next session
-(:class:`LastCuts`). The comparison with the cluster shows what happened to a topic without pgsluice.
+A session keeps an account of the topics it writes to. Cut records carry the account to the next session
+(:class:`LastCuts`). The comparison with the cluster shows whether somebody else has changed a topic.
 
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-516%3A+Topic+Identifiers
 """
@@ -34,7 +34,7 @@ class Account:
     topics: dict[str, TopicState] = field(default_factory=dict)
     ends: dict[Partition, int] = field(default_factory=dict)
     leader_epochs: dict[Partition, int] = field(default_factory=dict)
-    """How many leaders each partition has had, if brokers say so. The answer of the newest leader counts."""
+    """How many leaders each partition has had, if brokers report it. The newest leader's answer is the right one."""
 
     def is_newer(self, other: "Account") -> bool:
         """Return whether newer leaders have answered here than in ``other``."""
@@ -43,15 +43,15 @@ class Account:
 
 
 class LastCuts:
-    """What the cut records say about topics. They are read in order, from the last full cut on."""
+    """The account of topics in the last cut records. The records are added in order, from the last full cut on."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable
-        """Why a record could not be read as a cut record. If this is set, nothing else is known."""
+        """Why a record is not a cut record, or None. If this is set, nothing else is known."""
         self.number = self.epoch = self.end_lsn = 0
         """Number, epoch and end_lsn of the highest cut, or 0 if there is none."""
         self.positions: dict[int, tuple[int, int]] = {}
-        """Epoch and end_lsn of the highest cut and of the previous cut, by number. The last record of a cut counts."""
+        """Epoch and end_lsn of the last record of the highest cut and of the cut before it, by the cut's number."""
         self.is_complete = False
         """Whether a full cut was read. Otherwise, topics that only earlier cuts list may be missing in the account."""
         self._ids: dict[str, str] = {}
@@ -60,7 +60,7 @@ class LastCuts:
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the next record.
 
-        The parts of one cut follow one another. Raise ValueError if its content cannot be true.
+        The parts of one cut follow one another. Raise ValueError if the content of the record is impossible.
         """
         _check(record)
         if record["full"] and record["part"] == 0:
@@ -84,10 +84,10 @@ class LastCuts:
 
     @property
     def account(self) -> Account:
-        """Return the topics as the last cuts left them.
+        """The topics as the last cuts left them.
 
-        The first cut of a session that writes to a topic lists all its partitions, so they can be counted after a full
-        cut.
+        The first cut of a session that writes to a topic lists all partitions of the topic. So the partitions can be
+        counted if a full cut was read.
         """
         counts = dict.fromkeys(self._ids, 0)
         if self.is_complete:
@@ -141,19 +141,19 @@ def _changes(topic: str, known: Account, found: Account, short: _Short) -> Itera
     before, now = known.topics[topic], found.topics.get(topic)
     if now is None:
         yield (
-            f"Topic {topic} was deleted: consumers miss what they had not read of it, and new consumers miss "
-            "everything that was in it."
+            f"Topic {topic} was deleted. Consumers miss the records that they had not read, and new consumers miss "
+            "all its records."
         )
     elif before.id and now.id and before.id != now.id:
         yield (
-            f"Topic {topic} was deleted and created again: consumers miss what they had not read of the former topic, "
-            "and their offsets mean nothing in the new one."
+            f"Topic {topic} was deleted and created again. Consumers miss the records that they had not read of the "
+            "former topic, and their offsets are not valid in the new one."
         )
     elif before.partitions not in (0, now.partitions):
         yield (
             f"Topic {topic} has {now.partitions} partitions now instead of {before.partitions}, so keys move to other "
-            "partitions: consumers may see changes of a row in the wrong order, and the state that they keep by "
-            "partition is in the wrong place."
+            "partitions. Consumers may see changes of a row in the wrong order, and state that they keep by partition "
+            "belongs to other keys."
         )
     elif topic in short:
         yield _lost(topic, sorted(short[topic]))
@@ -164,7 +164,7 @@ def _lost(topic: str, short: list[tuple[int, int, int]]) -> str:
     partition, is_at, was_at = short[0]
     others = f" (and {len(short) - 1} more of its partitions)" if len(short) > 1 else ""
     return (
-        f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, before what was written to it up "
-        f"to {was_at}: the topic was emptied, or Kafka lost records, for example after an unclean leader "
+        f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, although records were written to it "
+        f"up to {was_at}. The topic was emptied, or Kafka lost records, for example after an unclean leader "
         "election. Consumers miss them."
     )

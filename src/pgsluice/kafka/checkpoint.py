@@ -28,21 +28,22 @@ def checkpoint_key(pipeline: str) -> bytes:
 def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[Checkpoint]:
     """Return the last committed checkpoints of ``pipeline``, or an empty sequence if there are none.
 
-    The last one normally counts. The caller may have to fall back to an earlier cut, so the result has checkpoints of
-    at least two cuts if the topic still has them. Raise HistoryError, with the offset, if a record is not a checkpoint.
+    A session normally continues from the last of them. The caller may have to fall back to an earlier cut, so the
+    result has checkpoints of at least two cuts if the topic still has them. Raise HistoryError, with the offset, if a
+    record is not a checkpoint.
 
     Use only records with the pipeline's own key. Ignore all others, and log a warning. If the pipeline has no
-    checkpoint yet, return another pipeline's checkpoint, if there is one. From it, the caller sees that the topics
-    belong to that pipeline, and does not write to them.
+    checkpoint yet, return another pipeline's checkpoint, if there is one. It shows the caller that the topics belong to
+    that pipeline, so the caller does not write to them.
 
-    With transactions (``is_atomic``), the checkpoints come in the order in which they were written, which is the order
+    With transactions (``is_atomic``), the checkpoints are in the order in which they were written, which is the order
     of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka accepts
-    nothing more from them. A late transaction marker can make the checkpoint of an aborted cut visible. It comes
-    before everything that later sessions write. Its cut can be higher than theirs if it belongs to an epoch that never
-    began.
+    nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. That
+    checkpoint comes before everything that later sessions write. Its cut number can be higher than theirs if it belongs
+    to an epoch that never began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
-    sorted by epoch and cut. A refusal ends its epoch, so it is sorted behind all other checkpoints of the epoch.
+    sorted by epoch and cut. A refusal ends its epoch, so it is sorted after all other checkpoints of the epoch.
     Otherwise, the late checkpoint of a former owner could come after the refusal, because its cut can be higher than
     the cut of the session that refused the server.
     """
@@ -77,7 +78,7 @@ class _Others:
 
     count: int = 0
     key: bytes = b""
-    """The key of the last of them."""
+    """The key of the last such record."""
     last: Checkpoint | None = None
     """The last checkpoint that another pipeline wrote under its own key."""
 
@@ -90,7 +91,7 @@ class _Others:
                 self.last = one
 
     def say_ignored(self, topic: str) -> None:
-        """Log that there are such records."""
+        """Log that records of other programs are ignored."""
         log.warning(
             "another program writes to the topic of checkpoints: its records are ignored. Withdraw its right to write",
             topic=topic,

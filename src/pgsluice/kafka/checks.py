@@ -36,12 +36,12 @@ def check(options: SinkOptions) -> list[Finding]:
     except PgsluiceError as error:
         remedy = "Check kafka.bootstrap_servers and kafka.client, and that a broker listens there."
         if isinstance(error, ConfigError):
-            remedy = "Correct the setting; no broker was asked."
+            remedy = "Correct the setting; no broker was contacted."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy, error.exit_code)]
 
 
 def refused_tables(options: SinkOptions, specs: Sequence[TopicSpec]) -> list[str]:
-    """Return the reasons that Kafka gives why tables with these topics could not be published. This blocks."""
+    """Return the reasons why tables with these topics could not be published to this cluster. This blocks."""
     try:
         with closing(Topics(options.producer.client, threading.Event())) as topics:
             return [*_full(options, specs), *_unsuitable(topics, specs)]
@@ -53,8 +53,8 @@ def _full(options: SinkOptions, specs: Sequence[TopicSpec]) -> Iterator[str]:
     count, limit = len({spec.name for spec in specs} | options.reserved_topics), options.topics_max
     if count > limit:
         yield (
-            f"The published tables need {count} topics, and there may be {limit} (kafka.topics.max): the tables whose "
-            "first row comes last get none."
+            f"The published tables need {count} topics, but only {limit} are allowed (kafka.topics.max). The tables "
+            "whose first row arrives last get no topic."
         )
 
 
@@ -103,7 +103,7 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
     allowed_ms = topics.max_transaction_timeout_ms()
     wanted = options.producer.timeout_s
     if allowed_ms is None:
-        remedy = "Allow DESCRIBE_CONFIGS on the cluster, or keep delivery.transaction_timeout below the limit yourself."
+        remedy = "Allow DESCRIBE_CONFIGS on the cluster, or make sure that it is at least delivery.transaction_timeout."
         return Finding(name, Verdict.WARN, "transaction.max.timeout.ms cannot be read", remedy)
     if allowed_ms < wanted * 1000:
         remedy = "Raise transaction.max.timeout.ms on the brokers if you expect larger transactions."
@@ -115,7 +115,7 @@ def _transactional_id(topics: Topics, options: SinkOptions) -> Finding:
     """Check whether we may use the transactional id, without fencing the producer that uses it."""
     name = options.producer.transactional_id
     if not topics.refuse_transaction_timeout_ms(REFUSED_TIMEOUT_MS):
-        detail = f"{name}; the start will show whether it may be used, because a check cannot find out"
+        detail = f"{name}; only the start will show whether it may be used"
         return Finding(_TRANSACTIONAL_ID, Verdict.OK, detail)
     try:
         try_transactional_id(options.producer)
@@ -132,8 +132,8 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
         return Finding(name, Verdict.OK, "will be created")
     if state.partitions != 1:
         remedy = (
-            "pgsluice keeps it for itself, with one partition. Choose another kafka.topic_prefix if somebody else "
-            "uses the topic. Otherwise delete it."
+            "It is one of pgsluice's own topics, which have one partition. Choose another kafka.topic_prefix if "
+            "somebody else uses the topic. Otherwise delete it."
         )
         return Finding(name, Verdict.FAIL, f"has {state.partitions} partitions", remedy)
     if not state.has_leaders:
@@ -144,7 +144,7 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
 
 
 def _rights(topics: Topics, topic: str) -> Finding | None:
-    """Return a finding if a right is missing. Return None as well if the brokers do not tell."""
+    """Return a finding if a right is missing. Return None if none is missing, or if brokers do not report rights."""
     found = topics.rights_to(topic)
     missing = [] if found is None else [right for right in _NEEDED if right not in found]
     if not missing:

@@ -1,7 +1,7 @@
-"""The common part of all Kafka clients: their construction, the meaning of librdkafka's errors, and their reports.
+"""The common part of all Kafka clients: their construction, and the meaning of the errors that librdkafka reports.
 
-``kafka/`` and ``registry/`` use this module, and know nothing of each other. librdkafka retries in the background and
-gives the reasons only to its error callback. The last reason turns "timed out" into a sentence that helps.
+``kafka/`` and ``registry/`` use this module. librdkafka retries in the background, and reports the reasons only to its
+error callback. We add the last reason to errors that only say "timed out".
 
 https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTION.html
 """
@@ -26,14 +26,14 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MAX_RECORD_BYTES: Final = 1_000_000_000
-"""The highest ``message.max.bytes`` of librdkafka, so that only the limits of topics and brokers count."""
+"""The highest ``message.max.bytes`` of librdkafka, so that only the limits of topics and brokers apply."""
 
 STALE_S: Final = 5.0
-"""How long after an answer of Kafka other clients may still report older errors. Reports queue until a poll."""
+"""How long after an answer of Kafka other clients may still report older errors. Reports wait for the next poll."""
 
 IDLE_REPORTS_MAX: Final = 5
-"""How many reports without a reason we ignore, because idle connections cause them. A broker that closes an idle
-connection is reported like a broker that went down, but only once per client. A pipeline has no more clients than
+"""How many reports without a reason we ignore, because idle connections cause them. librdkafka reports a broker that
+closes an idle connection like a broker that went down, but only once per client. A pipeline has no more clients than
 this."""
 
 # librdkafka's own errors begin with an underscore, in Python as well. Those of the brokers do not.
@@ -117,7 +117,7 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     KafkaError.INVALID_TIMESTAMP: (PoisonError, _TIMESTAMP),
     KafkaError._UNSUPPORTED_FEATURE: (  # noqa: SLF001 - as above
         ConfigError,
-        'The brokers lack a feature that this needs. delivery.mode = "at_least_once" does without transactions.',
+        'The brokers lack a feature that this needs. delivery.mode = "at_least_once" needs no transactions.',
     ),
     # The setting is too high for this cluster, or some brokers are still starting.
     KafkaError.INVALID_REPLICATION_FACTOR: (
@@ -141,9 +141,9 @@ _TLS: Final[Mapping[str, str]] = {
         "Check the files under kafka.client: whether they exist, belong together, and may be read."
     ),
 }
-"""What to do about failures of TLS. librdkafka's error codes do not tell them apart.
+"""What to do about failures of TLS, by a pattern for their text, because librdkafka has only one error code for them.
 
-They are tried again, with new clients that read the files of certificates again, because others renew certificates.
+A new session tries again, with new clients, which read the certificate files again.
 """
 
 
@@ -151,12 +151,12 @@ _USUAL_ADVICE: Final = "check that the brokers run, kafka.bootstrap_servers, and
 
 
 def _tls_advice(words: str) -> str:
-    """Return what to do about a failure of TLS, or an empty text if this is not such a failure."""
+    """Return what to do about a failure of TLS, or an empty text if ``words`` do not describe one."""
     return next((advice for pattern, advice in _TLS.items() if re.search(pattern, words)), "")
 
 
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
-"""librdkafka quotes the rest of this secret property, beginning with the first unknown word."""
+"""librdkafka's message quotes the value of this secret property, beginning with the first unknown word."""
 
 
 def _without_secret(error: KafkaError) -> KafkaError:
@@ -165,7 +165,7 @@ def _without_secret(error: KafkaError) -> KafkaError:
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
-    """Keep librdkafka's own log lines for debugging. ClientErrors reports the important ones."""
+    """Log librdkafka's own log lines at level debug. ClientErrors reports the important ones."""
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return _chatter.isEnabledFor(logging.DEBUG)
 
@@ -176,13 +176,13 @@ _chatter.addFilter(_to_debug)
 
 @dataclass(slots=True)
 class ClientErrors:
-    """The errors that the clients of one cluster report in the background. Often their calls only time out.
+    """The errors that the clients of one cluster report in the background. Their calls often say only "timed out".
 
     All clients of a cluster share one instance, so the log says once that Kafka is away, and once that it is back.
     """
 
     credentials_change: bool = False
-    """Whether new clients may have other credentials. If so, credentials that are refused are tried again."""
+    """Whether new clients may have other credentials. If so, a new session follows when credentials are refused."""
     last: KafkaError | None = None
     """The last report since Kafka answered."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -190,7 +190,7 @@ class ClientErrors:
     is_away: bool = False
     """Whether the log has said that Kafka is away, and not yet that it is back."""
     _advice: str = ""
-    """The advice that the log has given last. A broker that went down may come back with another certificate."""
+    """The advice that was logged last. A broker may come back with another certificate, which needs other advice."""
     _reports: int = 0
     """The number of reports since Kafka answered."""
     _all_down: bool = False
@@ -199,7 +199,7 @@ class ClientErrors:
     _lock: Lock = field(default_factory=Lock)
 
     def __call__(self, error: KafkaError) -> None:
-        """Take a report. This is librdkafka's ``error_cb``, which runs in the thread that polls the client."""
+        """Handle a report. This is librdkafka's ``error_cb``, which runs in the thread that polls the client."""
         error = _without_secret(error)
         with self._lock:
             self.counts[error.name()] += 1
@@ -241,7 +241,7 @@ class ClientErrors:
             raise failure(last, doing, self)
 
     def forget(self) -> None:
-        """Forget the last report, because it is about clients that are not used any more."""
+        """Forget the last report, because it is about clients that are no longer used."""
         self.last = None
 
 
@@ -258,7 +258,7 @@ class ClientOptions:
     def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
         """Return a client of this kind. ``own`` are its additional properties. This may block.
 
-        Raise ConfigError if a property is wrong, and what ``credentials`` raises.
+        Raise ConfigError if a property is wrong. Errors of ``credentials`` are passed on.
         """
         common = {"client.id": self.client_id, "error_cb": self.errors, "logger": _chatter}
         try:
@@ -274,12 +274,12 @@ class ClientOptions:
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
     """Connect ``client``, and return at the latest when the time is up. Later calls show whether it is connected.
 
-    Without this, a producer that has no connection when it needs one looks for it again only after half a second, and a
-    consumer after a second. ``topic`` exists and may be described.
+    Without this, a producer that needs a connection and has none tries again only after half a second, and a consumer
+    after a second. ``topic`` has to exist, and we need the right to describe it.
     """
     with suppress(KafkaException):
-        client.list_topics(topic, timeout_s)  # through an address of bootstrap.servers, whose connection ends then
-        client.list_topics(topic, timeout_s)  # through the connection to the broker itself
+        client.list_topics(topic, timeout_s)  # uses an address of bootstrap.servers, and a temporary connection
+        client.list_topics(topic, timeout_s)  # uses the connection to the broker itself
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:

@@ -1,7 +1,7 @@
-"""The topic ``<prefix>.commands``, as the pipeline and the command line read it. It has one partition.
+"""Readers of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
 
 The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
-commands because its retention deletes both. ``<prefix>.snapshots`` is compacted and would keep every answer forever.
+commands, because its retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every answer forever.
 
 ``tests/integration/test_snapshot_commands.py`` covers it.
 """
@@ -56,7 +56,7 @@ class TopicCommandReader:
         self._consumer: Consumer | None = None
 
     async def open(self, state: CommandState) -> CommandState:
-        """Begin to read where ``state`` ends, and return the state from there on.
+        """Begin to read where ``state`` ends. Return the state with the position at which reading begins.
 
         Begin at the end of the topic if ``state`` does not belong to this topic, for example because somebody has
         deleted the topic and created it again.
@@ -64,7 +64,7 @@ class TopicCommandReader:
         return await self._run(lambda: self._open(state))
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
-        """Wait a moment for records. Return the offset and the value of each record."""
+        """Wait for records for at most ``POLL_S``. Return the offset and the value of each record."""
         return await self._run(self._read)
 
     async def close(self) -> None:
@@ -84,11 +84,11 @@ class TopicCommandReader:
             low, high = topics.bounds(self._topic, 0)
         is_known = found.id == state.topic_id != ""
         if is_known and state.offset > high:
-            # Perhaps only this broker does not know the last records. So do not begin again, because that would read
-            # them twice.
+            # Perhaps only this broker lacks the last records. So do not read from an earlier offset, because that could
+            # read commands twice.
             log.warning(
-                "the topic of commands ends before the last one that was read: new ones are ignored until it has "
-                "grown that far. If Kafka lost its records, delete the topic",
+                "the topic of commands ends before the last one that was read: new commands are ignored until it has "
+                "grown to that offset. If Kafka lost its records, delete the topic",
                 topic=self._topic,
                 end=high,
                 offset=state.offset,
@@ -152,7 +152,7 @@ class CommandClient:
         producer = self._options.make(
             Producer,
             {
-                "enable.idempotence": True,  # Kafka must not take the command twice
+                "enable.idempotence": True,  # Kafka must not store the command twice
                 "message.timeout.ms": int(SEND_S * 1000),
                 "allow.auto.create.topics": False,
             },
@@ -220,13 +220,13 @@ def _described(topics: Topics, topic: str) -> list[TopicState]:
     found = topics.describe([topic])
     if topic not in found:
         raise UnavailableError(
-            f"There is no topic {topic}. `pgsluice run` makes it at its start. Check kafka.topic_prefix."
+            f"There is no topic {topic}. `pgsluice run` creates it when it starts. Check kafka.topic_prefix."
         )
     return [found[topic]]
 
 
 def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
-    """Return the properties of a consumer. If it reads uncommitted records, open transactions cannot hold it up."""
+    """Return the properties of a consumer. Open transactions do not delay a consumer that reads uncommitted records."""
     return {
         "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
         "isolation.level": isolation,

@@ -1,4 +1,4 @@
-"""Notices that files of certificates and keys have changed, because librdkafka reads them only for a new client.
+"""Detects changed files of certificates and keys, because librdkafka reads them only when a client is created.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """
@@ -31,7 +31,7 @@ class ClientFiles:
 
     @property
     def changed(self) -> bool:
-        """Whether a file has changed. A missing file does not count, because it may be about to be replaced."""
+        """Whether a file has changed. This is False while a file is missing, because it may be about to be replaced."""
         states = self._states()
         return None not in states and states != self._read
 

@@ -1,7 +1,7 @@
 """The producer of ``delivery.mode = "at_least_once"``: idempotent, without transactions. Used by ``sink``.
 
-If a cut fails, some of its records may stay in Kafka. In each partition, they are a prefix of what was sent to it. The
-next session sends the whole cut again.
+If a cut fails, some of its records may stay in Kafka. In each partition, these are the first records of those that were
+sent to it. The next session sends the whole cut again.
 
 https://kafka.apache.org/documentation/#semantics and KIP-679.
 """
@@ -20,20 +20,20 @@ from pgsluice.kafka.transactional import TransactionalProducer
 log = structlog.get_logger(__name__)
 
 _SAME_WAIT_S = 4 * SLICE_S
-"""A waiting producer reports once per slice. If reports pause for longer than this, the producer was not waiting in
-between."""
+"""A producer that waits calls ``_waited`` at least once per slice. If there was no call for longer than this, it was
+not waiting in between."""
 
 
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
 
-    There is no fence. The only deadline is for waiting for Kafka.
+    There is no fencing. The only deadline is for the time without progress.
     """
 
     is_atomic = False
 
     _former: TransactionalProducer | None = None
-    """The producer that ended a former owner's transaction. It is kept until it has written the probe."""
+    """The transactional producer that ended a former owner's transaction. It is kept until it writes the probe."""
     _transactions_work = False
     _left = 0
     _left_since = 0.0
@@ -49,7 +49,7 @@ class IdempotentProducer(CutProducer):
         }
 
     def fence(self, topic: str) -> None:
-        """End the transaction that a killed owner may have left open when its mode was exactly once.
+        """End the transaction that a killed owner in mode exactly once may have left open.
 
         An open transaction hides the checkpoint, and everything after it, from read_committed readers.
         """
@@ -64,10 +64,10 @@ class IdempotentProducer(CutProducer):
         connect(self._producer, topic, SLICE_S)
 
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
-        """Write the probe with the transactional producer that ended former owners' transactions, if transactions work.
+        """Write the probe with a transactional producer. Return None if transactions did not work in :meth:`fence`.
 
-        Return None if transactions do not work. If they worked before, the failure is temporary, so continuing without
-        a probe would be wrong. Raise SinkUnavailable in that case.
+        If they worked then, a failure is temporary, so continuing without a probe would be wrong. Raise SinkUnavailable
+        in that case.
         """
         if not self._transactions_work:
             return None
@@ -116,11 +116,11 @@ class IdempotentProducer(CutProducer):
         self.abandon()
 
     def abandon(self) -> None:
-        """Drop what has not been sent yet. Without a fence, it could follow records of the next owner."""
+        """Drop unsent records. Without fencing, they could otherwise be written after records of the next owner."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _waited(self, left: int) -> None:
-        """Raise SinkUnavailable if Kafka has taken nothing for too long."""
+        """Raise SinkUnavailable if Kafka has accepted nothing for too long."""
         now = time.monotonic()
         if left != self._left or now - self._looked_at > _SAME_WAIT_S:
             self._left, self._left_since = left, now
@@ -129,6 +129,6 @@ class IdempotentProducer(CutProducer):
             last = self._options.client.errors.last
             raise SinkUnavailable(
                 f"Kafka has taken none of {left} records for {self._options.timeout_s:g} s "
-                f"(delivery.transaction_timeout), so they are given up{f': {last.str()}' if last else ''}. They will "
+                f"(delivery.transaction_timeout), so they are dropped{f': {last.str()}' if last else ''}. They will "
                 "be sent again."
             )

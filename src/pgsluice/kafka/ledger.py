@@ -23,14 +23,14 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FULL_CUT_S = 45.0
-"""How long after a full cut the next one is due. There is a cut every 10 s at least, so one cut a minute is full."""
+"""How long after a full cut the next one is due. There is a cut at least every 10 s, so one cut a minute is full."""
 
 CONFIRM_S = 5.0
-"""How long all answers have to show a change before we believe it. Brokers hear of a new topic, or a new leader, one
-after the other. A broker that lost touch with its cluster does not hear of it at all."""
+"""How long all answers have to show a change before we believe it. Brokers learn of a new topic or leader at different
+times. A broker that has lost touch with its cluster never learns of it."""
 
 DISTRUST_S = 600.0
-"""How long to make no predictions after a wrong one, because its cause may occur again."""
+"""How long to make no predictions after a wrong prediction, because its cause may occur again."""
 
 AGAIN_S = 0.25
 """The pause between two requests about a change. A new client makes each request."""
@@ -46,8 +46,9 @@ _REMEDY = (
 class OffsetPrediction:
     """Tracks whether the end offsets of cuts can be predicted. All sessions of a process share it.
 
-    A prediction assumes that only pgsluice writes to its topics. After a wrong one, another program is probably at work
-    there, and could make us abort one cut after the other. So for DISTRUST_S we ask Kafka before we write a cut record.
+    A prediction assumes that only pgsluice writes to its topics. If a prediction is wrong, another program probably
+    writes to them, and could make us abort one cut after the other. So for DISTRUST_S, we ask Kafka for the offsets
+    before we write a cut record.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class OffsetPrediction:
 
     @property
     def is_clear(self) -> bool:
-        """Return whether no prediction has been wrong lately."""
+        """Whether no prediction has been wrong within DISTRUST_S."""
         return time.monotonic() - self._wrong_at > DISTRUST_S
 
     def failed(self) -> None:
@@ -66,7 +67,7 @@ class OffsetPrediction:
 class Ledger:
     """The topics of a session, with their ids, their partitions and the ends of the partitions.
 
-    Every method may block until Kafka answers, but no longer than until ``given_up`` is set.
+    Every method may block until Kafka answers, or until ``given_up`` is set.
     """
 
     def __init__(
@@ -90,12 +91,11 @@ class Ledger:
         self._prediction = prediction or OffsetPrediction()
         self._known = Account()
         self._marked: set[Partition] = set()
-        """Partitions in which the marker of our last transaction follows the end that we know. A marker takes an
-        offset."""
+        """Partitions in which the marker of our last transaction comes after the known end. It takes one offset."""
         self._unlisted: set[str] = set()
         self._unwritten: set[str] = set()
         """Topics that were opened in this session, and that no committed cut has written to. No cut lists them, because
-        their schemas may not be registered yet, and a start would miss these."""
+        their schemas may not be registered yet, and the next start would report the schemas as missing."""
         self._full_at = float("-inf")
         self._memory = ""
         self._missing: list[str] = []
@@ -103,7 +103,7 @@ class Ledger:
 
     @property
     def full_is_due(self) -> bool:
-        """Return whether the next cut has to list every partition of every topic."""
+        """Whether the next cut has to list every partition of every topic."""
         return time.monotonic() - self._full_at > FULL_CUT_S
 
     def __contains__(self, topic: str) -> bool:
@@ -126,7 +126,7 @@ class Ledger:
         self._known.topics[topic] = state
 
     def rely_on(self, topic: str, state: TopicState) -> None:
-        """Watch the topic that says how far changes were delivered. A change of this topic cannot be accepted."""
+        """Watch the topic of checkpoints. A change of this topic cannot be accepted."""
         self._memory = topic
         self.watch(topic, state)
 
@@ -136,8 +136,8 @@ class Ledger:
         ``reached`` has offsets that these partitions have certainly reached.
         """
         partitions = [(topic, partition) for topic, state in states.items() for partition in range(state.partitions)]
-        # An outdated broker may report a lower end than the partition really has. If we believed it, the next cut would
-        # begin inside an earlier one.
+        # An outdated broker may report a lower end than the partition really has. If we used that end, the next cut
+        # would begin inside an earlier cut.
         ends = self._topics.next_offsets(partitions)
         self._known.ends |= {partition: max(end, (reached or {}).get(partition, 0)) for partition, end in ends.items()}
         self._known.topics |= states
@@ -151,7 +151,7 @@ class Ledger:
         happened to the topic of cut records itself. ``others`` are topics that may have been written to without a cut
         record.
 
-        The schemas of ``described`` topics are registered. A topic without a schema counts as changed. If this is
+        The schemas of ``described`` topics are registered. A topic without a schema is treated as changed. If this is
         accepted, the topic stays out of the account until its next row arrives.
         """
         known = last.account
@@ -173,16 +173,16 @@ class Ledger:
         self._unwritten.clear()
 
     def examine(self) -> None:
-        """Raise an error if something has happened to a topic. This also works while a transaction waits for Kafka.
+        """Raise an error if a topic has changed. This also works while a transaction waits for Kafka.
 
-        Log which replicas are missing, because that may be the reason for the wait. librdkafka says nothing about it,
-        and only tries again.
+        Log which replicas are missing, because that may be the reason for the wait. librdkafka does not report it, and
+        only tries again.
         """
         try:
             _, changed = compare(self._topics, Account(self._known.topics), self._given_up)
             missing = self._topics.out_of_sync(self._known.topics)
         except SinkUnavailable:
-            return  # Kafka does not answer, which explains the wait. No topic has to have changed.
+            return  # Kafka does not answer, which explains the wait without a change of a topic.
         self._raise_if(changed)
         if missing and missing != self._missing:
             log.warning(
@@ -194,7 +194,7 @@ class Ledger:
     def following(self, cut: Cut, *, full: bool) -> dict[Partition, int]:
         """Return the end offset of each partition that ``cut`` has to list.
 
-        All records of ``cut`` have to be in Kafka already. Raise an error if something has happened to a topic.
+        All records of ``cut`` have to be in Kafka already. Raise an error if a topic has changed.
         """
         produced = cut.produced()
         ends = self._ends_after(produced, self._written(cut) if full else self._listed(cut, produced))
@@ -221,7 +221,7 @@ class Ledger:
 
         Return None if all predictions were right.
 
-        All records of the cut have to be in Kafka already. Raise an error if something has happened to a topic.
+        All records of the cut have to be in Kafka already. Raise an error if a topic has changed.
         """
         found = self._topics.next_offsets(list(predicted))
         if any(found[partition] < end for partition, end in predicted.items()):
@@ -239,20 +239,20 @@ class Ledger:
             # * A second copy of the previous transaction's marker arrived late. In this case, readers already see the
             #   records of this cut. If we aborted the cut, the next session would write them again, and readers would
             #   see them twice.
-            # * Somebody has ended this transaction for us, for example because it timed out. Then Kafka refuses the
+            # * Kafka has ended this transaction, for example because it timed out. In this case, Kafka refuses the
             #   commit, so it is safe to try it.
             return None
         topic, partition = wrong[0]
         return SinkUnavailable(
             f"Partition {partition} of topic {topic} ends at offset {found[wrong[0]]} instead of "
             f"{predicted[wrong[0]]}: somebody else has written to it, or Kafka has marked a transaction twice. "
-            "The cut is given up and written again. Only pgsluice may write to its topics: take that right "
-            "away from others."
+            "The cut is aborted and written again. Only pgsluice may write to its topics, so withdraw that right "
+            "from others."
         )
 
     def committed(self, cut: Cut, following: Mapping[Partition, int], *, full: bool) -> None:
         """Note that ``cut`` is in Kafka, and that partitions end at ``following``."""
-        # A partition that has grown has passed the old marker. In the others, that marker may still be on its way.
+        # In a partition that has grown, the old marker has been written. In the others, it may still arrive.
         self._marked -= {partition for partition, end in following.items() if end > self._known.ends[partition]}
         if self._is_atomic:
             self._marked |= cut.produced().keys()
@@ -267,9 +267,9 @@ class Ledger:
         """Return where ``partitions`` end after the ``produced`` records, if no other program has written to them.
 
         A partition in ``_marked`` gets one offset more, for the marker of the previous transaction. Kafka accepts no
-        record of a new transaction before that marker is in all partitions of the old one. If the marker were not
-        counted, an outdated broker could deceive us: the end that it knows, with the marker but without our new record,
-        would equal the end that we expect after that record.
+        record of a new transaction before that marker is in all partitions of the previous transaction. If we did not
+        count the marker, an outdated broker could deceive us, because the end that it reports, with the marker but
+        without our new record, would equal the end that we expect after that record.
         """
         ends = self._known.ends
         return {
@@ -292,38 +292,38 @@ class Ledger:
         return found
 
     def _raise_if(self, changed: Mapping[str, str]) -> None:
-        """End the session if something has changed.
+        """End the session if a topic has changed.
 
         This never stops the process, because a broker with an outdated view may be the reason. Only the start of a
-        session stops the process: it uses new clients, and compares the cluster with the cut records.
+        session stops the process, because it uses new clients, and compares the cluster with the cut records.
         """
         if not changed:
             return
         if self._memory in changed:
             raise SinkUnavailable(
-                f"Topic {self._memory}, which tells how far changes were delivered, was deleted or changed, or a "
-                "broker has an outdated view of it. A new session looks again, and stops if the checkpoint is lost."
+                f"Topic {self._memory}, which says how far changes were delivered, was deleted or changed, or a "
+                "broker has an outdated view of it. A new session checks again, and stops if the checkpoint is lost."
             )
         what = _shortened(list(changed.values()))
         if self._accept:
-            raise SinkUnavailable(f"{what} A new session goes on with the topics as they are.")
+            raise SinkUnavailable(f"{what} A new session continues with the topics as they are.")
         raise SinkUnavailable(
-            f"{what} If a broker with an outdated view has said so, nothing is wrong. A new session looks again, and "
+            f"{what} Or the broker that answered has an outdated view of its cluster. A new session checks again, and "
             "stops if it finds the same."
         )
 
 
 def compare(topics: Topics, known: Account, given_up: threading.Event) -> tuple[Account, dict[str, str]]:
-    """Return what the cluster has of the known topics, and what has changed.
+    """Return the cluster's account of the known topics, and a sentence for each topic that has changed.
 
-    A change counts only if every answer within CONFIRM_S shows it. One answer that agrees with what is known is enough
-    to dismiss the change, because the other answers were outdated then.
+    A change is real only if every answer within CONFIRM_S shows it. One answer that agrees with ``known`` is enough to
+    dismiss the change, because the other answers must be outdated.
     """
     found = topics.account(known)
     end = time.monotonic() + CONFIRM_S
     while changes(known, found) and time.monotonic() <= end:
         if given_up.wait(AGAIN_S):
-            raise SinkUnavailable("Comparing topics was given up because the session ends.")
+            raise SinkUnavailable("Comparing topics was abandoned because the session ends.")
         with closing(topics.another()) as others:
             again = others.account(known)
         if not changes(known, again) or not found.is_newer(again):
@@ -338,8 +338,8 @@ def read_last_cuts(
 ) -> LastCuts:
     """Return the last full cut and the cuts after it, but at least two cuts.
 
-    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only its position. If retention
-    has deleted all records, return an empty account. Nothing is wrong in that case.
+    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only the reason, with its
+    offset. If retention has deleted all records, which is not an error, return an empty account.
     """
     last = LastCuts()
     for values in tail.windows():
@@ -361,7 +361,7 @@ def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | Non
     ``low`` is the first offset of the topic. ``committed`` is the number of the last cut that is known to be committed.
     """
     if last.unreadable is not None:
-        return f"Topic {topic} has a record that is no cut record: {last.unreadable}. Only pgsluice may write to it."
+        return f"Topic {topic} has a record that is not a cut record: {last.unreadable}. Only pgsluice may write to it."
     # If retention has deleted records, the topic begins at a higher offset. It may then have no cut record left,
     # because the probe of the session, which is not a cut record, may be the only record.
     if last.number >= committed or (low and not last.number):
@@ -374,9 +374,9 @@ def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | Non
     if last.number != committed - 1:
         return sentence
     return (
-        f"{sentence} Or cut {committed} was aborted, a transaction marker that arrived late makes its checkpoint "
-        "visible, and compaction has deleted the checkpoint before it. Then no topic has the changes of that cut, "
-        "and they will not be delivered: compare the tables."
+        f"{sentence} Or cut {committed} was aborted, but a transaction marker that arrived late makes its checkpoint "
+        "visible, and compaction has deleted the checkpoint before it. In this case, no topic has the changes of that "
+        "cut, and they will not be delivered, so compare the tables."
     )
 
 
@@ -384,15 +384,15 @@ def _undescribed(topics: list[str]) -> str:
     others = f" (and those of {len(topics) - 1} more topics)" if len(topics) > 1 else ""
     return (
         f"The schemas of topic {topics[0]}{others} are not registered any more: the topic of schemas was deleted, or "
-        "lost records, or the broker that answered has lost touch with its cluster. First start again: a broker that "
-        "has lost touch gives another answer then. If the message comes again, consumers cannot read what is in the "
-        "topic. Bring back the topic of schemas from a copy. Without a copy, the schemas in use come back, under the "
-        "same ids, as rows are published."
+        "lost records, or the broker that answered has lost touch with its cluster. First start again, because the "
+        "answer then changes if a broker is the reason. If the message comes again, consumers cannot read the records "
+        "in the topic. Restore the topic of schemas from a copy. Without a copy, the schemas in use are registered "
+        "again, under the same ids, as rows are published."
     )
 
 
 def in_words(sentences: list[str]) -> str:
-    """Return one message for all sentences, with what to do about them."""
+    """Return one message with all sentences and the remedy."""
     return f"{_shortened(sentences)} {_REMEDY}"
 
 

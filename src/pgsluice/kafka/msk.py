@@ -1,4 +1,4 @@
-"""Tokens for Amazon MSK with IAM, which librdkafka asks for by a callback.
+"""Tokens for Amazon MSK with IAM, which librdkafka gets from a callback.
 
 Only pipelines with ``kafka.aws_msk_region`` import the signer, which is in the extra ``aws``.
 

@@ -21,10 +21,10 @@ class SinkOptions:
 
     The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
     ``commands_topic`` is None if no commands are accepted. With ``accept_changed_topics``, a session continues with
-    topics that have changed since the last session. ``prediction`` outlives the session.
+    topics that have changed since the last session. All sessions of the process share ``prediction``.
 
-    No topic of a table is created if there are already ``topics_max`` topics besides the service topics. All
-    ``reserved_topics`` count, even before they are created.
+    No topic of a table is created if there are already ``topics_max`` topics besides the service topics. This number
+    includes all ``reserved_topics``, even before they are created.
     """
 
     producer: ProducerOptions

@@ -1,7 +1,7 @@
 """Reads the records of earlier sessions in Kafka, for ``pgsluice check``. This does not disturb a running owner.
 
-A session fences the former ones first, so that nothing can change afterwards. Here, an owner may continue to write.
-``tests/integration/test_cli.py`` covers it.
+A session fences former sessions before it reads, so that nothing can change afterwards. This module does not, so an
+owner may write while the records are read. ``tests/integration/test_cli.py`` covers it.
 """
 
 import threading
@@ -25,7 +25,7 @@ PATIENCE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PastInKafka:
-    """What earlier sessions left. ``changes``: what has happened to their topics since, or None."""
+    """The records of earlier sessions. ``changes`` describes how their topics have changed since, or is None."""
 
     checkpoints: Sequence[Checkpoint]
     recorded: Recorded
@@ -41,10 +41,10 @@ def read_past(
     *,
     is_atomic: bool,
 ) -> PastInKafka:
-    """Return the last checkpoints, the content of the cut records, and the differences between it and the topics.
+    """Return the last checkpoints, the content of the cut records, and the differences between them and the topics.
 
-    A topic of checkpoints or cut records that does not exist counts as empty. ``decode`` reads a cut record. Raise the
-    same errors as a start.
+    A topic of checkpoints or cut records that does not exist is treated as empty. ``decode`` decodes a cut record.
+    Raise the same errors as a start.
     """
     given_up = threading.Event()
     with closing(Topics(client, given_up)) as topics:

@@ -2,8 +2,8 @@
 
 A broker that lost touch with its cluster still answers as the leader, with the high watermark that it knew then. If a
 session relied on such an answer, it would continue from an old checkpoint. All in-sync replicas have acknowledged the
-probe, so it is in the partition, and an answer without it is outdated. Its transaction is aborted, so readers never see
-it.
+probe, so it is in the partition, and an answer without the probe is outdated. The probe's transaction is aborted, so
+readers never see the probe.
 
 ``tests/integration/test_kafka_outdated.py`` covers it.
 
@@ -30,15 +30,16 @@ OUTDATED_S = 20.0
 default, and new clients find that leader soon."""
 
 LOOK_S = 1.0
-"""How long the first look may take, from connecting to the answer. Each further look has twice the time. A follower
-that serves reads has the probe a moment later, and a distant cluster needs a dozen round trips for its first answer."""
+"""How long the first attempt may take, from connecting to the answer. Each further attempt has twice the time. A
+follower that serves reads has the probe a moment later, and a distant cluster needs a dozen round trips for its first
+answer."""
 
 PAUSE_S = 0.2
-"""The pause between two looks. Each look has a new client, which asks again for the leader."""
+"""The pause between two attempts. Each attempt has a new client, which looks up the leader again."""
 
 WINDOW = 64
-"""How many offsets before the high watermark are read. The marker of its transaction comes after the probe, and perhaps
-records of other programs, which must not write to these topics."""
+"""How many offsets before the high watermark are read. After the probe, there is the marker of its transaction. There
+may also be records of other programs, although they must not write to these topics."""
 
 _POLL_S = 0.1
 
@@ -77,10 +78,10 @@ class Probe:
         found = self._look(value, topics, admin, look_s)
         while missing := [topic for topic in topics if topic not in found]:
             if not said:
-                log.info("a broker does not show what was just written: asking again", topic=missing[0])
+                log.info("a broker does not show a record that was just written: trying again", topic=missing[0])
                 said = True
             if self._given_up.wait(PAUSE_S):
-                raise SinkUnavailable("Looking for the probe was given up because the session ends.")
+                raise SinkUnavailable("Looking for the probe was abandoned because the session ends.")
             if time.monotonic() > deadline:
                 raise outdated(missing[0])
             look_s *= 2
@@ -127,9 +128,9 @@ class Probe:
 def outdated(topic: str) -> SinkUnavailable:
     """Return the error for a broker whose view of ``topic`` is outdated."""
     return SinkUnavailable(
-        f"The broker that answers for topic {topic} has an outdated view of it: it does not show what was just written "
-        "there. It may have lost touch with its cluster. Going on from what it shows could deliver changes twice, so "
-        "the session ends, and a new one asks again. Look at that broker's log and its network."
+        f"The broker that answers for topic {topic} has an outdated view of it: it lacks a record that was just "
+        "written. It may have lost touch with its cluster. With its answer, changes could be delivered twice, so the "
+        "session ends, and a new session asks again. Look at that broker's log and its network."
     )
 
 

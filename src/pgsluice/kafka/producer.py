@@ -1,8 +1,8 @@
 """The common part of all producers of cuts, from fencing to the end of the producer.
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
-ended, and a second commit could commit half of the next transaction. So the session ends with its producer. The next
-session creates a new producer, and reads the outcome of the last cut from Kafka.
+ended, and a second commit could commit half of the next transaction. So an error of the producer ends the session. The
+next session creates a new producer, and reads the outcome of the last cut from Kafka.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """
@@ -37,32 +37,32 @@ SLICE_S = 0.5
 """The longest single blocking call. The end of a session is noticed after this time at the latest."""
 
 FULL_S = 0.01
-"""How long to wait for room in librdkafka's queue. librdkafka does not report good deliveries, so we have to poll."""
+"""How long to wait for room in librdkafka's queue. librdkafka reports only failed deliveries, so we have to poll."""
 
 RECORD_OVERHEAD_BYTES = 512
 """Memory of a record in librdkafka besides its value, including the key. librdkafka's own limit counts only values."""
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""Bytes of a produce request besides its one batch: names, ids and the header of the batch."""
+"""Bytes of a produce request besides its records: names, ids and the header of the batch."""
 
 GATHER_S = 0.2
-"""How long to wait for further reports after a bad one. Kafka answers batches that are on their way within that
+"""How long to wait for further reports after a failed delivery. Kafka answers the batches in flight within this
 time."""
 
 GATHERED_MAX = 1000
-"""How often to wait for further reports, at most."""
+"""The most times that we wait for further reports."""
 
 LINGER_MS = 1000
 """How long librdkafka waits for more records before it sends a batch that is not full. It sends one request for each
 batch, so small batches are expensive if a cut has many partitions. Every cut ends with a flush, which does not wait.
-The linger is at most half of the transaction timeout, because librdkafka wants records to outlive their wait."""
+It is at most half of the transaction timeout, because librdkafka requires a message timeout longer than the linger."""
 
 STALL_S = 5.0
-"""How long nothing may reach Kafka before we look for the reason. We look again after the same time."""
+"""If nothing reaches Kafka for this time, we look for the reason. We look again each time it has passed."""
 
 INFLIGHT_SHARE = 2
-"""Half of what librdkafka may hold is sent before more is added. The other half leaves room for one record of that
-size."""
+"""When librdkafka's queue is filled to one half, we send its records before we add more. The other half leaves room for
+one record of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ProducerOptions:
     """The options of a producer.
 
     ``queue_bytes`` limits the memory of librdkafka's queue. ``timeout_s`` is the timeout of a transaction, and at most
-    the brokers' limit. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if nobody can know it.
+    the brokers' limit. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if it is not known.
     """
 
     client: ClientOptions
@@ -97,7 +97,7 @@ class CutProducer(ABC):
     """Writes cuts. Every method blocks. After an error, only :meth:`close` may be called."""
 
     is_atomic: bool
-    """Whether readers see a cut as a whole, and nothing of it before :meth:`commit`."""
+    """Whether readers see a cut only as a whole, and only after :meth:`commit`."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class CutProducer(ABC):
         refusals: Refusals,
         find_reason: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create a producer that has no contact with Kafka yet.
+        """Create a producer. It does not connect to Kafka yet.
 
-        ``find_reason`` is called when nothing reaches Kafka for a while, or when a topic is gone. It may raise the
-        reason.
+        ``find_reason`` is called when nothing reaches Kafka for a while, or when a topic is missing. It may raise the
+        reason as an error.
         """
         self._options = options
         self._given_up = given_up
@@ -139,17 +139,17 @@ class CutProducer(ABC):
 
     @abstractmethod
     def fence(self, topic: str) -> None:
-        """Keep former owners from writing, as far as this kind of producer can.
+        """Prevent former owners from writing, as far as this kind of producer can.
 
-        ``topic`` exists and may be described.
+        ``topic`` has to exist, and we need the right to describe it.
         """
 
     @abstractmethod
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
         """Write a record that readers never see to each of ``topics``, and return its unique value.
 
-        Call :meth:`fence` first. Then no former owner can write anything after this record. Return None if this kind of
-        producer cannot write such records.
+        Call :meth:`fence` first, so that no former owner can write anything after this record. Return None if this kind
+        of producer cannot write such records.
         """
 
     @abstractmethod
@@ -162,7 +162,7 @@ class CutProducer(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Abort the cut in progress. Raise an error if another owner has taken over, or if the time was up."""
+        """Abort the cut in progress. Raise an error if another owner has taken over, or if the deadline was missed."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -172,18 +172,18 @@ class CutProducer(ABC):
         """End the producer without committing anything. Its threads have ended when this returns.
 
         We do not call the ``close`` of confluent_kafka, because it waits without limit while Kafka does not answer. We
-        delete the client instead. The client's callback refers to us, so without that it would live until the garbage
-        collector runs.
+        delete the client instead. Otherwise it would live until the garbage collector runs, because the client's
+        callback and this object refer to each other.
         """
         self._end()
         with suppress(KafkaException, SystemError):
             self._producer.purge(in_queue=True, in_flight=True, blocking=False)
-            self._producer.flush(0)  # reports that are still to come refer to us as well
+            self._producer.flush(0)  # delivers the remaining reports, which refer to this object as well
         del self._producer
 
     @abstractmethod
     def _end(self) -> None:
-        """Abort what was not committed, if Kafka answers."""
+        """Abort the uncommitted cut, if Kafka answers."""
 
     def send(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp_ms: int = 0) -> None:
         """Queue a record. Wait while librdkafka's queue is full."""
@@ -210,7 +210,7 @@ class CutProducer(ABC):
             self.flush()
 
     def _make_room(self) -> None:
-        """Have librdkafka send what it has, even if no batch is full, and wait a little."""
+        """Make librdkafka send its queue, even if no batch is full, and wait a little."""
         with self._judging("Writing to Kafka"):
             self._producer.flush(FULL_S)
         self.check()
@@ -243,7 +243,7 @@ class CutProducer(ABC):
         if self._purged:
             raise self._why_purged()
         if self._given_up.is_set():
-            raise SinkUnavailable("Writing to Kafka was given up because the session ends.")
+            raise SinkUnavailable("Writing to Kafka was abandoned because the session ends.")
 
     def flush(self) -> None:
         """Return when all queued records are in Kafka. Raise SinkUnavailable if files of certificates have changed."""
@@ -259,7 +259,7 @@ class CutProducer(ABC):
         self.check()
 
     def _look_if_stalled(self, *, moved: bool) -> None:
-        """Look for the reason if there was no progress for a while. librdkafka may wait forever."""
+        """Look for the reason if there was no progress for a while, because librdkafka may wait forever."""
         now = time.monotonic()
         if moved:
             self._moved_at = now
@@ -270,21 +270,18 @@ class CutProducer(ABC):
 
     def _why_purged(self) -> PgsluiceError:
         """Return why librdkafka dropped records that Kafka had not refused."""
-        return SinkUnavailable("Records were given up before Kafka had them. A new session sends them again.")
+        return SinkUnavailable("Records were dropped before Kafka had them. A new session sends them again.")
 
     @abstractmethod
     def _waited(self, left: int) -> None:
-        """Note that Kafka does not have the last ``left`` records yet. 0 means that there is room again."""
+        """Note that Kafka does not have the last ``left`` records yet. 0 means that the wait is over."""
 
     def _recovered(self) -> None:
-        self._producer.poll(0)  # errors that it has not reported yet are older than this success
+        self._producer.poll(0)  # errors that the client has not reported yet are older than this success
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep the refused records, and the first other failure.
-
-        The error of the transaction only says that something failed.
-        """
+        """Keep the refused records, and the first other failure, because the transaction's own error has no reason."""
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)
@@ -296,10 +293,10 @@ class CutProducer(ABC):
             raise fatal
 
     def _verdict(self, found: PgsluiceError | None = None) -> PgsluiceError:
-        """Return the error that follows from the delivery reports, or ``found`` if there is nothing in them.
+        """Return the error that follows from the delivery reports, or ``found`` if they contain no failure.
 
-        Wait for reports that are on their way. If a record was refused for its content, that report explains more than
-        all others, and it may come last.
+        Wait for outstanding reports. If a record was refused for its content, that report explains more than all
+        others, and it may come last.
         """
         for _ in range(GATHERED_MAX):
             with suppress(KafkaException, SystemError):
@@ -330,7 +327,7 @@ class CutProducer(ABC):
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
         if error.args[0].code() == FATAL:
-            # librdkafka reports only once which error was fatal: to the next call that serves callbacks.
+            # librdkafka reports only once which error was fatal, in the next call that serves callbacks.
             with self._judging(doing):
                 self._producer.poll(GATHER_S)
         found = self._meaning(error, doing)
@@ -342,7 +339,7 @@ class CutProducer(ABC):
 
 
 class _Probe(Exception):
-    """An exception that we raise in order to find another one that is pending."""
+    """An exception that we raise in order to detect a pending exception."""
 
 
 def _pending() -> BaseException | None:
@@ -350,12 +347,12 @@ def _pending() -> BaseException | None:
 
     Return None if there is none.
 
-    While librdkafka flushes, it may call back although it is about to raise a fatal error. Python would fail at the
-    first statement of the callback that looks for exceptions. Raising an exception is such a statement, so we raise one
-    here, where we can catch the failure.
+    While librdkafka flushes, it may call a callback although it is about to raise a fatal error. Python would fail at
+    the first statement of the callback that checks for exceptions. Raising an exception is such a statement, so we
+    raise one here, where we can catch the failure.
     """
     try:
-        raise _Probe  # noqa: TRY301 - it has to be raised here, in order to find the pending one
+        raise _Probe  # noqa: TRY301 - it has to be raised here, in order to detect the pending exception
     except _Probe:
         return None
     except SystemError as complaint:

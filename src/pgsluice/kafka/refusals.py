@@ -1,7 +1,7 @@
 """Records that Kafka refuses for their content: the change in each record, the limit that it exceeds, and the remedy.
 
-The producers use this module, because Kafka reports refusals to them. The sink provides the inspector. Kafka refuses a
-batch that is too large with all its records, so only the topic's limit shows which of them are too large.
+The producers use this module, because Kafka reports refusals to them. The sink provides the inspector. If a batch is
+too large, Kafka refuses all its records, so only the topic's limit shows which of them are too large.
 
 https://kafka.apache.org/documentation/#messageformat
 """
@@ -23,7 +23,7 @@ FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID
 """Errors that occur again each time the record is sent."""
 
 REFUSALS_MAX: Final = 1000
-"""How many refused records are kept. Kafka will refuse the others again."""
+"""How many refused records are kept. Kafka will refuse the others again in the next session."""
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
@@ -61,7 +61,7 @@ class _Record:
 
     @property
     def batch_bytes(self) -> int:
-        """Return the bytes that Kafka compares with its limit, before compression, for a batch of only this record."""
+        """The size of a batch of only this record, before compression, which Kafka compares with its limit."""
         lengths = sum(len(encode_long(size)) for size in self.sizes)
         body = _FIXED_FIELDS_BYTES + lengths + self.size
         return _BATCH_OVERHEAD_BYTES + len(encode_long(body)) + body
@@ -83,7 +83,7 @@ class Refusals:
         return bool(self._found)
 
     def add(self, error: KafkaError, message: Message) -> None:
-        """Take the report that a record was refused for its content."""
+        """Add a record that was refused for its content."""
         if len(self._found) < REFUSALS_MAX:
             self._found.append(
                 self._record(message.topic(), message.partition(), message.key(), message.value(), error)
@@ -108,7 +108,7 @@ class Refusals:
     ) -> PgsluiceError:
         """Return the error for a record that is too large to be sent.
 
-        ``what`` is the limit it exceeds, with a remedy.
+        ``what`` describes the limit that the record exceeds, with a remedy.
         """
         record = self._record(*partition, key, value)
         detail = f"larger than {what.format(limit=limit)}"
@@ -123,14 +123,14 @@ class Refusals:
         return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
 
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
-        """Return the records that are to blame, the largest first, and the limits of topics of too large records."""
+        """Return the records that caused the refusal, largest first, and the limits of the topics of too large ones."""
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
         limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}
         named: set[str] = set()
         culprits = []
         for record in large:
             limit = limits[record.topic]
-            # If the limit is unknown, blame the largest record of the topic, because at least one is too large.
+            # If the limit is unknown, take the largest record of the topic, because at least one record is too large.
             if record.batch_bytes > limit if limit is not None else record.topic not in named:
                 culprits.append(record)
                 named.add(record.topic)

@@ -1,6 +1,6 @@
-"""Runs of records: nearly every record reaches librdkafka's queue in a run.
+"""Runs of records. Nearly every record gets into librdkafka's queue in a run.
 
-The sink passes a list of records and the index of the first one. The run queues and counts records as long as they are
+The sink passes a list of records and an index to start from. The run queues and counts records as long as they are
 simple and there is room. The sink itself sends the record that ended the run, and then starts a new run.
 ``native.runs`` is the compiled twin of this module. ``speedups`` chooses between them.
 """
@@ -15,10 +15,10 @@ from pgsluice.record import Record
 TRUNCATE: Final = "t"
 
 LONGEST: Final = 20_000
-"""Records in one run. A run counts for each table once, so short runs would be expensive if there are many tables."""
+"""The most records in one run. A run updates the counts of each table, so short runs are slow with many tables."""
 
 
-def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
+def produce_run(  # noqa: PLR0913 - the state of a sink
     produce: Callable[..., Any],
     records: list[Record],
     at: int,
@@ -30,10 +30,10 @@ def produce_run(  # noqa: PLR0913 - what a sink keeps, and where it stands
 ) -> tuple[int, int]:
     """Produce the records from ``records[at]`` on, and count them in ``cut``.
 
-    Return the index of the next one, and the room left.
+    Return the index of the next record, and the remaining room.
 
     ``partitions`` returns how many partitions a topic has. ``room`` is how many bytes of values may be queued. The run
-    ends when there is no room left, or after LONGEST records. It also ends before a record for all partitions, before a
+    ends when there is no more room, or after LONGEST records. It also ends before a record for all partitions, before a
     value of more than ``largest`` bytes, and before a record that ``produce`` refuses.
     """
     end = min(len(records), at + LONGEST)

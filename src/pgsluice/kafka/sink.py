@@ -49,9 +49,9 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 
 
 class KafkaSink:
-    """Delivers changes in one session. Its coroutines run one at a time. Each blocks a worker thread, never the loop.
+    """Delivers changes in one session. Call its coroutines one at a time. Each blocks a worker thread, never the loop.
 
-    Any PgsluiceError that it raises ends the session. Close it then, and create a new one.
+    Any PgsluiceError that a coroutine raises ends the session. Close the sink then, and create a new one.
     """
 
     def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
@@ -67,7 +67,7 @@ class KafkaSink:
         self._tables: TableTopics | None = None
         self._last_cuts = LastCuts()
         self._cuts_begin = 0
-        """The first offset of the topic of cut records at the time when they were read."""
+        """The first offset that the topic of cut records had when they were read."""
 
     async def prepare(self) -> None:
         """Create the service topics if they do not exist.
@@ -77,20 +77,20 @@ class KafkaSink:
         await self._run(self._prepare)
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read at once. This disturbs nobody."""
+        """Return the last checkpoint that can be read at once. This does not disturb other processes."""
         return await self._run(self._present_checkpoint)
 
     @property
     def is_atomic(self) -> bool:
-        """Return whether the records of a cut are committed together with its cut record and its checkpoint."""
+        """Whether the records of a cut are committed together with its cut record and its checkpoint."""
         return _PRODUCERS[self._options.mode].is_atomic
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Return the last committed checkpoints, the decisive one last. They are complete only after :meth:`fence`."""
+        """Return the last committed checkpoints, oldest first. They are complete only after :meth:`fence`."""
         return await self._run(self._checkpoints)
 
     async def fence(self) -> None:
-        """Keep earlier producers of this pipeline from committing anything from now on, if transactions are used."""
+        """Prevent earlier producers of this pipeline from committing anything more, if transactions are used."""
         await self._run(self._fence)
 
     async def announce(self, checkpoint: Checkpoint) -> None:
@@ -115,21 +115,21 @@ class KafkaSink:
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Account for the topics that earlier sessions wrote to, and for ``topics`` if they exist. Full cuts name them.
+        """Account for the topics that earlier sessions wrote to, and for existing ``topics``. Full cuts list all these.
 
         Call it after :meth:`recorded`. ``cut`` is the last cut that was committed. ``described`` are the topics whose
-        schemas are registered. Raise HistoryError if something has happened to a topic, to its schema, or to the
-        records of cuts up to ``cut``.
+        schemas are registered. Raise HistoryError if a topic was changed by somebody else, or has lost its schema, or
+        if records of cuts up to ``cut`` are missing.
         """
         await self._run(lambda: self._open_topics(cut, topics, described))
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
-        """Create the topic of a table if it does not exist, and pin its partitions for the session."""
+        """Create the topic of a table if it does not exist, and fix its number of partitions for the session."""
         spec = TopicSpec.of(policy, keyed=keyed)
         await self._run(lambda: self._table_topics.open(spec))
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Do what :meth:`open_topic` would do for tables with a key, for all together, as far as it works."""
+        """Create the topics of several tables with a key together. :meth:`open_topic` reports those that failed."""
         specs = [TopicSpec.of(policy, keyed=True) for policy in policies]
         await self._run(lambda: self._table_topics.prepare(specs))
 
@@ -138,7 +138,7 @@ class KafkaSink:
         await self._run(self._live.begin)
 
     async def produce(self, cut: Cut, records: list[Record]) -> None:
-        """Hand ``records`` to the producer, within the current transaction, and count them in ``cut``."""
+        """Pass ``records`` to the producer, within the current transaction, and count them in ``cut``."""
         await self._run(lambda: self._produce(cut, records))
 
     async def commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
@@ -153,7 +153,7 @@ class KafkaSink:
         await self._run(lambda: self._deliver(cut, checkpoint))
 
     async def close(self) -> None:
-        """Abort the open transaction, and free the producer. Wait until the call in progress has ended."""
+        """Abort the open transaction, and close the clients. Wait until the call in progress has ended."""
         self._given_up.set()
         if self._producer is not None:
             self._producer.abandon()
@@ -206,9 +206,9 @@ class KafkaSink:
         for spec, state, one in zip(specs, states, settings, strict=True):
             if state.partitions != 1:
                 raise ConfigError(
-                    f"Topic {spec.name} has {state.partitions} partitions, but pgsluice keeps it for itself, with "
-                    "one. Choose another kafka.topic_prefix if somebody else uses the topic. Otherwise delete it, "
-                    "and pgsluice creates it again."
+                    f"Topic {spec.name} has {state.partitions} partitions, but it is one of pgsluice's own topics, "
+                    "which have one. Choose another kafka.topic_prefix if somebody else uses the topic. Otherwise "
+                    "delete it, and pgsluice creates it again."
                 )
             self._topics.check(spec, one)
         for spec, state in zip(specs, states, strict=True):
@@ -265,7 +265,7 @@ class KafkaSink:
         return producer
 
     def _write_probe(self) -> None:
-        """Write the probe after all records, and wait until the brokers that answer us know it."""
+        """Write the probe after all other records, and wait until the brokers that answer us have it."""
         topics = [self._options.checkpoint_topic.name]
         if self.is_atomic:
             # Without transactions, consumers may read uncommitted records of cuts, so they would see the probe.
@@ -279,8 +279,8 @@ class KafkaSink:
     def _replace_producer(self) -> None:
         """Replace a producer that has aborted a transaction with a new one.
 
-        Kafka may append a second copy of the abort marker late. That copy would hide what the same producer has written
-        since. Kafka accepts no copy any more as soon as a producer with a newer epoch has written to the partition.
+        Kafka may append a second copy of the abort marker late. That copy would hide the records that the same producer
+        has written since. Once a producer with a newer epoch has written to the partition, Kafka accepts no such copy.
         """
         former, self._producer = self._live, None
         former.close()
@@ -302,17 +302,17 @@ class KafkaSink:
         return self._last_cuts
 
     def _lost_cuts(self, committed: int) -> str | None:
-        """Return a sentence that says what has happened to the cut records, or None.
+        """Return a sentence about cut records that were lost, or None if none were lost.
 
-        If there is no probe, nothing shows whether the broker is outdated. Then ask other brokers before the records
-        count as lost.
+        Without a probe, we cannot know whether the broker is outdated. In that case, ask other brokers before we treat
+        the records as lost.
         """
         topic, end = self._options.transactions_topic.name, time.monotonic() + OUTDATED_S
         while lost := lost_cuts(topic, self._last_cuts, self._cuts_begin, committed):
             if self._probe.end(topic) or time.monotonic() > end:
                 break
             if self._given_up.wait(AGAIN_S):
-                raise SinkUnavailable("Reading the cut records was given up because the session ends.")
+                raise SinkUnavailable("Reading the cut records was abandoned because the session ends.")
             with closing(self._topics.another()) as topics:
                 self._read_last_cuts(topics)
         return lost
@@ -329,7 +329,7 @@ class KafkaSink:
         others = [*topics, *([dead_letters.name] if dead_letters else [])]
         if self._last_cuts.number == cut + 1:
             # A transaction marker that arrived late has made the record of an aborted cut visible. Its offsets include
-            # records that may not be there, so read the cut records again without it.
+            # records that may not exist, so read the cut records again without the record of that cut.
             self._read_last_cuts(self._topics, cut)
         lost = self._lost_cuts(cut)
         self._ledger.recall(self._last_cuts, lost, others, described)
@@ -364,11 +364,11 @@ class KafkaSink:
     def _commit(self, cut: Cut, checkpoint: Checkpoint) -> None:
         """Commit the transaction with the cut record and the checkpoint.
 
-        The cut record lists the end offsets of partitions after the cut. Kafka knows them only when it has all records,
-        so the cut record would need another round of requests. We therefore predict the offsets, send everything
-        together, and ask Kafka before the commit whether they are right. A wrong cut record would mislead its readers,
-        so we abort it together with its cut. Without transactions, a wrong record could not be aborted. In that mode,
-        and for full cuts, which are compared with the cluster anyway, we ask first.
+        The cut record lists the offsets at which partitions end after the cut. Kafka knows them only when it has all
+        records, so the cut record would need another round of requests. We therefore predict the offsets, send all
+        together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
+        its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
+        we ask Kafka first. We also do so for full cuts, because they are compared with the cluster anyway.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
@@ -408,14 +408,14 @@ class KafkaSink:
         self._live.send(self._options.checkpoint_topic.name, 0, key, checkpoint.to_json())
 
     def _is_shown(self, checkpoint: Checkpoint) -> bool:
-        """Return whether readers see ``checkpoint``, which was just sent, because of a late marker.
+        """Return whether a late marker has made ``checkpoint``, which was just sent, visible to readers.
 
         A late copy of the commit marker of the former transaction ends our transaction in a partition, and makes its
         records there visible. If that has happened to the checkpoint, the next session continues after this cut. If we
         aborted the cut then, readers would never see its remaining records. We therefore commit it, even though its
         offsets may be slightly too low.
 
-        A broker that does not know the checkpoint cannot answer, so several clients ask for CONFIRM_S.
+        A broker that does not have the checkpoint cannot answer this, so several clients ask for up to CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S
@@ -432,7 +432,7 @@ class KafkaSink:
         self._live.begin()
         self._send_checkpoint(checkpoint)
         self._live.commit()
-        self._write_probe()  # the checkpoint will be read again, and no outdated broker may hide it from that read
+        self._write_probe()  # the checkpoint will be read again, and an outdated broker must not hide it then
 
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()

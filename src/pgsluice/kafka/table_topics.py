@@ -1,4 +1,4 @@
-"""The topics of tables, which are created when the first row of the table comes. Used by ``sink``.
+"""The topics of tables, which are created when the first row of the table arrives. Used by ``sink``.
 
 A topic that cannot be used is an error of its table (TableRefused), so that all other tables can continue.
 """
@@ -25,12 +25,12 @@ class TableTopics:
         self._topics = topics
         self._ledger = ledger
         self._settings: dict[str, TopicSettings] = {}
-        """The settings of topics that :meth:`prepare` has read, and that were not opened yet."""
+        """The settings that :meth:`prepare` has read, of topics that :meth:`open` has not checked yet."""
 
     def prepare(self, specs: Sequence[TopicSpec]) -> None:
-        """Create the topics of future calls of :meth:`open` together, because this is faster than one by one.
+        """Create the topics for later calls of :meth:`open` together, because this is faster than one by one.
 
-        Topics that cannot be created now are left to :meth:`open`, which raises the reason.
+        If a topic cannot be created, :meth:`open` tries again, and raises the reason.
         """
         new = [spec for spec in specs if spec.name not in self._ledger and not _may_be_anothers(spec.name)]
         if self._has_room(spec.name for spec in new):
@@ -38,7 +38,7 @@ class TableTopics:
         self._settings = self._topics.settings([spec.name for spec in specs if spec.name in self._ledger])
 
     def open(self, spec: TopicSpec) -> None:
-        """Create the topic if it does not exist, pin its partitions, and check that it accepts the records."""
+        """Create the topic if it does not exist, add it to the ledger, and check that it accepts the records."""
         if spec.name not in self._ledger:
             self._ledger.pin({spec.name: self._ensure(spec)})
         self._topics.check(spec, self._settings_of(spec.name))
@@ -58,7 +58,7 @@ class TableTopics:
             if is_ours or not _is_of_one_topic(error):
                 raise
             raise TableRefused(
-                f"{error} Make topic {spec.name} yourself, give pgsluice the right to make it (Create), or leave "
+                f"{error} Create topic {spec.name} yourself, give pgsluice the right to create it (Create), or leave "
                 "the table out with tables.exclude. Then start pgsluice again."
             ) from error
         return state
@@ -69,7 +69,7 @@ class TableTopics:
         return {prefix + service for service in SERVICE_TOPICS}
 
     def _check_owner(self, topic: str) -> None:
-        """Raise TableRefused if this is a service topic of a pipeline whose prefix is our prefix and a schema."""
+        """Raise TableRefused if this is a service topic of a pipeline whose prefix is ours with a schema's name."""
         if other_service(topic) not in self._ledger:
             self._topics.check_owner(topic)
 
@@ -85,8 +85,8 @@ class TableTopics:
             raise TableRefused(
                 f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already or "
                 f"reserved, and may have {self._options.topics_max} (kafka.topics.max). If all these tables are to be "
-                "published, raise kafka.topics.max, and make sure that the brokers can hold the partitions. Otherwise "
-                "leave tables out with tables.exclude, and find out who creates them."
+                "published, raise kafka.topics.max, and make sure that the brokers have room for the partitions. "
+                "Otherwise leave tables out with tables.exclude, and find out who creates them."
             )
 
     def _counted(self) -> set[str]:
@@ -124,6 +124,6 @@ _OF_ONE_TOPIC: Final = frozenset(
 
 
 def _is_of_one_topic(error: PgsluiceError) -> bool:
-    """Return whether Kafka refused to show or create this one topic, and not everything that we do."""
+    """Return whether Kafka's refusal concerns only this topic, and not all our requests."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and cause.args[0].code() in _OF_ONE_TOPIC

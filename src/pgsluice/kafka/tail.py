@@ -1,7 +1,7 @@
-"""The last committed records of a topic with one partition, complete up to its high watermark.
+"""Reads the last committed records of a topic with one partition, completely up to its high watermark.
 
-A session reads checkpoints and the last cuts with it, to find out where to continue. An ordinary read_committed reader
-would not be enough, because another producer's open transaction hides everything that was committed after it.
+A session uses it to read checkpoints and the last cuts, in order to find out where to continue. An ordinary
+read_committed reader would not be enough, because another producer's open transaction hides all records after it.
 
 ``tests/integration/test_kafka_checkpoint.py`` covers it.
 """
@@ -23,7 +23,8 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FETCH_WAIT_MS = 10
-"""How long a broker may wait for more records. This read always ends at the end of the topic. The default is 500."""
+"""How long a broker may wait for more records. This read always ends at the end of the topic, where the default of
+500 ms would delay it."""
 
 FIRST_WINDOW = 64
 """How many offsets from the end the first attempt reads. A record and its commit marker take two offsets."""
@@ -32,7 +33,7 @@ WINDOW_FACTOR = 16
 """How many times more offsets the next attempt reads."""
 
 SAY_S = 5.0
-"""How long a read may wait before the log says so. Usually a read takes milliseconds."""
+"""How long a read may wait before this is logged. Usually a read takes milliseconds."""
 
 RENEW_S = 5.0
 """How long a consumer may make no progress before it is replaced."""
@@ -43,8 +44,8 @@ _POLL_S = 0.2
 class Tail:
     """One read from the end backwards, which takes ``patience_s`` at most. Every method blocks.
 
-    If it is ``complete``, it waits for an open transaction to end. Otherwise it leaves out the records after the open
-    transaction. The topic is known to have records up to ``reach``, so a broker that does not show them is outdated.
+    A ``complete`` read waits for an open transaction to end. Any other read leaves out the records after the start of
+    the open transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.
     """
 
     def __init__(  # noqa: PLR0913 - the clients of a session, and the options of this read
@@ -61,7 +62,7 @@ class Tail:
         self.topic = topic
         self.offset = -1
         self.key: bytes | None = None
-        """The key of the record that was yielded last, as ``offset`` is its offset."""
+        """The key of the record that was yielded last. ``offset`` is the offset of this record."""
         self._complete = complete
         self.low, self.high = topics.bounds(topic, 0)
         self.high = max(self.high, reach)
@@ -95,9 +96,9 @@ class Tail:
         )
 
     def windows(self) -> Iterator[Iterator[bytes]]:
-        """Yield the values of the records up to the end, again and again, each time from further back.
+        """Yield iterators over the values of the last records. Each iterator begins further back, and reads to the end.
 
-        The last time, yield all records of the topic. Raise SinkUnavailable if Kafka does not answer, and
+        The last iterator has all records of the topic. Raise SinkUnavailable if Kafka does not answer, and
         UnavailableError if a transaction of another producer stays open.
         """
         window = FIRST_WINDOW
@@ -122,7 +123,7 @@ class Tail:
                     yield value
                 continue
             if error is not None and error.code() == PARTITION_EOF:
-                # This position is behind commit markers. If a transaction is open, it stays at that transaction.
+                # This position is after all commit markers, or at the first open transaction.
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return
@@ -142,11 +143,11 @@ class Tail:
     def _check_patience(self, position: int, *, hidden: bool) -> None:
         """Raise an error if the read has taken too long. If records are ``hidden``, they exist but cannot be read."""
         if self._given_up.is_set():
-            raise SinkUnavailable(f"Reading {self.topic} was given up because the session ends.")
+            raise SinkUnavailable(f"Reading {self.topic} was abandoned because the session ends.")
         now = time.monotonic()
         if now > self._say_at and not self._said:
             self._said = True
-            reason = "another producer's transaction is open on it" if hidden else "nothing is answered"
+            reason = "another producer's transaction is open on it" if hidden else "Kafka does not answer"
             log.warning("reading waits", topic=self.topic, position=position, end=self.high, reason=reason)
         if now <= self._deadline:
             return
@@ -157,10 +158,7 @@ class Tail:
         raise self._why_hidden(position)
 
     def _why_hidden(self, position: int) -> PgsluiceError:
-        """Return why nothing can be read beyond ``position``.
-
-        Raise an error if Kafka does not answer, which explains it.
-        """
+        """Return why nothing can be read beyond ``position``. Raise an error if Kafka does not answer."""
         fresh, partition = Topics(self._options, self._given_up), (self.topic, 0)
         try:
             _, end = fresh.bounds(*partition)

@@ -1,4 +1,4 @@
-"""The topics that we need, and the settings that Kafka reports for topics. No I/O.
+"""Descriptions of the topics that we need, and of the settings that Kafka reports for topics. No I/O.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -12,7 +12,7 @@ from pgsluice.errors import ConfigError
 from pgsluice.tables import TablePolicy
 
 PARTITIONS_MAX = 500
-"""How many partitions one request creates. A broker needs some milliseconds for each, and REQUEST_S is the limit."""
+"""The most partitions that one request creates. Each takes a broker some milliseconds, and REQUEST_S is the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TopicSettings:
 
 
 def other_service(topic: str) -> str:
-    """Return the name of another service topic, which exists if ``topic`` is a service topic."""
+    """Return the name of a second service topic, which exists if ``topic`` is a pipeline's service topic."""
     prefix, _, ending = topic.rpartition(".")
     return f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
 
@@ -59,14 +59,14 @@ def check_compacted(topic: str, settings: TopicSettings) -> None:
 def new_topic(spec: TopicSpec) -> NewTopic:
     """Return the topic to create.
 
-    A topic with records without key is never compacted, whatever the brokers' default.
+    A topic with records without key is never compacted, even if compaction is the brokers' default.
     """
     config = dict(spec.config) if spec.compactable else {"cleanup.policy": "delete", **spec.config}
     return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=config)
 
 
 def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
-    """Divide topics among requests, none of which creates many partitions."""
+    """Divide topics among requests, so that no request creates many partitions."""
     portion, room = list[TopicSpec](), PARTITIONS_MAX
     for spec in specs:
         if portion and spec.partitions > room:
@@ -79,6 +79,6 @@ def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
 
 
 def topic_settings(values: Mapping[str, str]) -> TopicSettings:
-    """Return the relevant ones of the settings that Kafka reports for a topic."""
+    """Return the settings that we need of those that Kafka reports for a topic."""
     limit = values.get("max.message.bytes")
     return TopicSettings(values.get("cleanup.policy"), None if limit is None else int(limit))

@@ -1,4 +1,4 @@
-"""Topics: they are created when first needed, and checked for settings that prevent delivery.
+"""Creates topics when they are first needed, and checks them for settings that prevent delivery.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -31,20 +31,20 @@ _LOOK_S = 1.0
 _SLICE_S = 0.5
 _RETRY_FIRST_S = 0.005
 _RETRY_S = 0.05
-"""The first and the longest pause between two tries. Brokers usually hear of a new topic within milliseconds."""
+"""The first and the longest pause between two tries. Brokers usually learn of a new topic within milliseconds."""
 
 _SETTLE_S = 30.0
-"""How long a new topic may take to have a leader for every partition. librdkafka waits as long for its metadata."""
+"""How long a new topic may take to get a leader for every partition. librdkafka waits for metadata for as long."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
 
 SETTINGS_MAX = 25
-"""How many topics one request asks for their settings. A broker sends all settings, which takes 0.5 to 1 ms per
+"""For how many topics one request reads the settings. A broker sends all settings, which takes 0.5 to 1 ms per
 topic."""
 
 _LOOKS_MAX = 5
-"""For how many topics we ask one by one. Beyond that, one request for all topics of the cluster is faster."""
+"""The most topics whose metadata we request one by one. For more topics, one request for all topics is faster."""
 
 _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
 """A broker that comes back reports no controller at first. librdkafka asks again only with its next refresh of
@@ -53,18 +53,18 @@ metadata, which comes after 5 minutes by default. Every request until then would
 _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""The topic id that brokers older than topic ids (Kafka 2.8) report."""
+"""The topic id that brokers report if they are too old for topic ids (before Kafka 2.8)."""
 
 _Answer = tuple[int, int | None]
 """An offset, and the epoch of the leader that answered, if it is known."""
 
 
 class _UnknownTopic(SinkUnavailable):
-    """The topic does not exist, or the broker that answered has not heard of it yet."""
+    """The topic does not exist, or the broker that answered has not learned of it yet."""
 
 
 class Topics:
-    """Administers topics. Every method blocks until Kafka answers, but no longer than until ``given_up`` is set."""
+    """Administers topics. Every method blocks until Kafka answers, or until ``given_up`` is set."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options
@@ -73,7 +73,7 @@ class Topics:
         self._files = ClientFiles(options.properties)
         self._admin = options.make(AdminClient, _PROPERTIES)
         self.batch_bytes = int(options.properties.get("batch.size", BATCH_BYTES))
-        """How large a batch may be before it is compressed."""
+        """The largest size of a batch before compression."""
 
     def another(self) -> "Topics":
         """Return a new administrator, because the broker that answers may be outdated. The caller closes it."""
@@ -91,7 +91,7 @@ class Topics:
         return [states[spec.name] for spec in specs]
 
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
-        """Create the topics that do not exist, with few requests. Return the state of each topic that exists then.
+        """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
 
         A topic that Kafka refuses to show or to create is left out. :meth:`ensure` raises the reason.
         """
@@ -111,7 +111,7 @@ class Topics:
         return found
 
     def settings_of(self, *topics: str) -> list[TopicSettings]:
-        """Return the settings of ``topics``, all of which exist. They may have been created just now."""
+        """Return the settings of ``topics``, all of which exist. They may have just been created."""
 
         def ask() -> list[TopicSettings]:
             found = self._settings(topics)
@@ -124,14 +124,14 @@ class Topics:
     def check_owner(self, topic: str) -> None:
         """Raise TableRefused if this is a service topic of another pipeline.
 
-        A second service topic under the same prefix shows this.
+        That is the case if there is a second service topic with the same prefix.
         """
         prefix, _, ending = topic.rpartition(".")
         other = other_service(topic)
         if ending in SERVICE_TOPICS and self.describe([other]):
             raise TableRefused(
                 f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}, because {other} "
-                'exists. Name another topic with `topic = "..."` in a [[tables.rules]] entry.'
+                'exists. Choose another topic with `topic = "..."` in a [[tables.rules]] entry.'
             )
 
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
@@ -146,12 +146,12 @@ class Topics:
         if limit is not None and limit < self.batch_bytes:
             raise ConfigError(
                 f"Topic {spec.name} takes {limit} bytes at once (max.message.bytes), but the producer's batches may "
-                f"have {self.batch_bytes} (batch.size), so Kafka would refuse many small rows that come together. "
+                f"have {self.batch_bytes} (batch.size), so Kafka would refuse a batch of many small rows. "
                 f"Raise max.message.bytes, or set batch.size under kafka.client to {limit} or less."
             )
 
     def small_topics(self, prefix: str) -> dict[str, int]:
-        """Return the max.message.bytes of each topic that begins with ``prefix`` and does not accept our batches."""
+        """Return the max.message.bytes of each topic that begins with ``prefix`` and would refuse our batches."""
         doing = "Listing topics"
         try:
             found = self._admin.list_topics(timeout=REQUEST_S).topics
@@ -164,8 +164,8 @@ class Topics:
     def describe(self, topics: Collection[str], *, lenient: bool = False) -> dict[str, TopicState]:
         """Return the state of each of ``topics`` that exists. This creates no topic.
 
-        With ``lenient``, leave out topics that Kafka refuses to show, or that cannot have this name. Otherwise raise
-        PermissionDenied or ConfigError.
+        With ``lenient``, leave out topics that Kafka refuses to describe, or whose name is not valid. Otherwise raise
+        PermissionDenied or ConfigError for them.
         """
         states = {}
         for topic, found in self._describe(topics, lenient=lenient):
@@ -211,7 +211,7 @@ class Topics:
                 raise
 
     def account(self, known: Account) -> Account:
-        """Return the cluster's account of the topics and partitions in ``known``."""
+        """Return the present state of the topics and partitions in ``known``, according to the cluster."""
         states = self.describe(known.topics)
         partitions = [one for one in known.ends if one[0] in states and one[1] < states[one[0]].partitions]
         found = self._answers(partitions, IsolationLevel.READ_UNCOMMITTED)
@@ -231,7 +231,7 @@ class Topics:
         return self.settings([topic]).get(topic, TopicSettings()).max_message_bytes
 
     def refuse_transaction_timeout_ms(self, timeout_ms: int) -> bool:
-        """Return whether every broker says that it refuses transactions with this timeout."""
+        """Return whether every broker's settings show that it refuses transactions with this timeout."""
         limits = [self._setting_of(broker, _TRANSACTION_TIMEOUT) for broker in self.brokers()]
         return all(limit is not None and limit < timeout_ms for limit in limits)
 
@@ -265,7 +265,7 @@ class Topics:
         return self._latest(partitions, IsolationLevel.READ_UNCOMMITTED)
 
     def stable_offsets(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """Return the offset up to which read_committed readers get in each partition: the first open transaction."""
+        """Return the last stable offset of each partition. Readers of committed records cannot read beyond it."""
         return self._latest(partitions, IsolationLevel.READ_COMMITTED)
 
     def _latest(self, partitions: Sequence[Partition], isolation: IsolationLevel) -> dict[Partition, int]:
@@ -303,7 +303,7 @@ class Topics:
         return self._patiently({partition.topic for partition in request}, ask)
 
     def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
-        """Repeat a request for a while. Brokers hear of new topics and leaders one after the other."""
+        """Repeat a request for a while, because brokers learn of new topics and leaders at different times."""
         end, pause_s = time.monotonic() + REQUEST_S, _RETRY_FIRST_S
         while True:
             try:
@@ -315,7 +315,7 @@ class Topics:
             pause_s = min(_RETRY_S, 2 * pause_s)
 
     def _look_for_leaders(self, topics: Iterable[str]) -> None:
-        """Make the client look up the leaders. Otherwise it would still ask the former ones, even if they are gone."""
+        """Make the client look up the leaders. Otherwise it would keep asking former leaders, even if they are gone."""
         names = list(topics)
         with suppress(KafkaException):
             for topic in names if len(names) <= _LOOKS_MAX else [None]:
@@ -340,9 +340,9 @@ class Topics:
                 self._errors.raise_if_denied(doing)
                 self._files.check()
                 if self._given_up.is_set():
-                    raise SinkUnavailable(f"{doing} was given up because the session ends.") from None
+                    raise SinkUnavailable(f"{doing} was abandoned because the session ends.") from None
             else:
-                self._admin.poll(0)  # errors that it has not reported yet are older than this answer
+                self._admin.poll(0)  # errors that the client has not reported yet are older than this answer
                 self._errors.recovered()
                 return answer
 
@@ -365,13 +365,13 @@ class Topics:
         return configs
 
     def _create(self, specs: Sequence[TopicSpec]) -> None:
-        """Create all topics with one request. A topic that somebody else has just created is accepted."""
+        """Create all topics with one request. Accept topics that somebody else has just created."""
         for spec, error in self._refusals(specs):
             if not _exists(error):
                 raise self._judge_creation(error, spec) from error
 
     def _refusals(self, specs: Sequence[TopicSpec]) -> Iterator[tuple[TopicSpec, KafkaException]]:
-        """Create all topics with one request. Yield those that were not created, with the reason."""
+        """Create all topics with one request. Yield the topics that were not created, with the reason."""
         if not specs:
             return
         futures = self._admin.create_topics([new_topic(spec) for spec in specs], request_timeout=REQUEST_S)
@@ -385,13 +385,13 @@ class Topics:
         if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
             return TableRefused(
                 f"Kafka refuses topic {spec.name!r}: {error.args[0].str()}. If it collides with another topic whose "
-                "name differs only in '.' and '_', name it with `topic = \"...\"` in a [[tables.rules]] entry, or "
-                "choose another kafka.topic_prefix if it is one of pgsluice's own."
+                "name differs only in '.' and '_', choose another name with `topic = \"...\"` in a [[tables.rules]] "
+                "entry, or another kafka.topic_prefix if it is one of pgsluice's own topics."
             )
         return failure(error, f"Creating topic {spec.name}", self._errors)
 
     def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Return the topics as soon as each of their partitions has a leader, which usually takes some milliseconds."""
+        """Return the topics when all their partitions have a leader, which usually takes some milliseconds."""
         end, pause_s = time.monotonic() + _SETTLE_S, _RETRY_FIRST_S
         while True:
             states = self.describe(topics)

@@ -34,7 +34,7 @@ DEADLINE_SHARE = 0.9
 """The part of the transaction timeout that we use. The broker's clock starts with the first partition registered."""
 
 TOPICS_NAMED = 10
-"""How many topics a message names at most. Kafka does not say for which of them a right is missing."""
+"""The most topics that a message names. Kafka does not say for which of them a right is missing."""
 
 _ABORT_S = 5.0
 
@@ -68,14 +68,14 @@ class TransactionalProducer(CutProducer):
         }
 
     def fence(self, topic: str) -> None:
-        """Fence off all earlier producers with this transactional.id. They can commit nothing after this returns."""
+        """Fence all earlier producers with this transactional.id. They can commit nothing after this returns."""
         connect(self._producer, topic, SLICE_S)
         with self._judging("Registering the transactional producer"):
             self._until("init_transactions", time.monotonic() + INIT_S)
             self._recovered()
 
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes:
-        """Write the probe in a transaction of its own and abort it. Raise SinkUnavailable if this takes too long."""
+        """Write the probe in a transaction, and abort the transaction. Raise SinkUnavailable if this takes too long."""
         value = new_probe()
         self.begin()
         self._deadline = time.monotonic() + INIT_S
@@ -87,7 +87,7 @@ class TransactionalProducer(CutProducer):
             last = self._options.client.errors.last
             reason = f": {last.str()}" if last else ""
             raise SinkUnavailable(
-                f"Kafka did not take a record for {topics[0]} within {INIT_S:.0f} s{reason}"
+                f"Kafka did not accept a record for {topics[0]} within {INIT_S:.0f} s{reason}"
             ) from error
         self.abort()
         self._ended_at = time.monotonic()
@@ -106,7 +106,7 @@ class TransactionalProducer(CutProducer):
         try:
             super().check(wait_s)
         except SinkUnavailable as error:
-            # When the deadline passes, librdkafka drops what it could not write. So the deadline explains this failure.
+            # When the deadline passes, librdkafka drops records that it could not write. So the deadline is the reason.
             raise self._too_late() if self._failed is not None and self._is_late else error from None
         if self._is_late:
             raise self._too_late()
@@ -129,7 +129,7 @@ class TransactionalProducer(CutProducer):
     def commit(self) -> None:
         """Commit the transaction. The outcome is certain only if this returns."""
         if self._open:
-            self.flush()  # commit_transaction would flush as well, but this flush looks for the reason of a stall
+            self.flush()  # commit_transaction would flush as well, but this flush finds the reason if it stalls
         with self._judging("Committing a Kafka transaction"):
             try:
                 self._until("commit_transaction", self._deadline)
@@ -148,15 +148,15 @@ class TransactionalProducer(CutProducer):
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # the coordinator has nothing of it
+                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # nothing of it has reached the coordinator
                     raise
         self._open = False
 
     def abandon(self) -> None:
-        """Do nothing, because readers never see what is not committed."""
+        """Do nothing, because readers never see uncommitted records."""
 
     def _end(self) -> None:
-        """Abort the transaction, so that readers need not wait for its timeout."""
+        """Abort the open transaction, so that readers need not wait for its timeout."""
         if not self._open:
             return
         try:
@@ -204,8 +204,8 @@ class TransactionalProducer(CutProducer):
 def try_transactional_id(options: ProducerOptions) -> None:
     """Raise PermissionDenied if a right to the transactional id is missing. Register nothing.
 
-    Call this only if the brokers refuse ``REFUSED_TIMEOUT_MS``. They check the rights first, and they check the timeout
-    before they fence anybody. Raise the pgsluice error for any other error of Kafka.
+    Call this only if the brokers refuse ``REFUSED_TIMEOUT_MS``. They check the rights first and then the timeout, so
+    they refuse this request before they fence anybody. Raise the pgsluice error for any other error of Kafka.
     """
     properties = {"transactional.id": options.transactional_id, "transaction.timeout.ms": REFUSED_TIMEOUT_MS}
     producer = options.client.make(Producer, properties)

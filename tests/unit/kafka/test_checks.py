@@ -18,7 +18,7 @@ from pgsluice.kafka.topic_spec import TopicSpec
         (
             {"no.such": "thing"},
             'refuses a property: No such configuration property: "no.such". Correct kafka.client.',
-            "Correct the setting; no broker was asked.",
+            "Correct the setting; no broker was contacted.",
         ),
     ],
 )

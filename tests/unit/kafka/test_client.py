@@ -38,7 +38,7 @@ class TestFailure:
             (KafkaError.POLICY_VIOLATION, ConfigError, "[kafka] section"),
             (KafkaError._SSL, SinkUnavailable, ""),
             (KafkaError.INVALID_TRANSACTION_TIMEOUT, ConfigError, "Lower delivery.transaction_timeout"),
-            (KafkaError._UNSUPPORTED_FEATURE, ConfigError, "does without transactions"),
+            (KafkaError._UNSUPPORTED_FEATURE, ConfigError, "needs no transactions"),
             (KafkaError._TRANSPORT, SinkUnavailable, ""),
             (KafkaError.INVALID_REPLICATION_FACTOR, SinkUnavailable, "Fewer brokers are up"),
             (KafkaError._FENCED, Fenced, "Another producer with our transactional.id"),

@@ -91,7 +91,7 @@ def test_records_that_fell_with_their_transaction_do_not_say_why() -> None:
 def test_the_session_may_end_at_any_time() -> None:
     given_up = Event()
     given_up.set()
-    with pytest.raises(SinkUnavailable, match="given up because the session ends"):
+    with pytest.raises(SinkUnavailable, match="abandoned because the session ends"):
         producer(given_up).check()
 
 

@@ -25,7 +25,7 @@ def test_whoever_gives_up_is_not_kept_waiting() -> None:
     given_up.set()
     topics = Topics(NOBODY, given_up)
     for call in (lambda: topics.ensure(TopicSpec("t", 1)), lambda: topics.next_offsets([("t", 0)])):
-        with pytest.raises(SinkUnavailable, match="given up because the session ends"):
+        with pytest.raises(SinkUnavailable, match="abandoned because the session ends"):
             call()
 
 
