@@ -64,7 +64,7 @@ async def _check(settings: Settings) -> list[Finding]:
     )
     tables = await _check_tables(settings, sink_options(settings, client))
     snapshots = await _check_snapshots(settings)
-    # If a server or the topics cannot be read, nothing can be compared. The findings have the reason already.
+    # If a server or the topics cannot be read, the history cannot be checked. The findings have the reason already.
     failed = [one.name for one in (*postgres, *kafka) if one.verdict is Verdict.FAIL]
     is_readable = not any(name.endswith("reachable") or name.startswith("topic ") for name in failed)
     history = await check_history(settings, client) if is_readable else []

@@ -209,8 +209,8 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_tls_certificate_expiry_timestamp_seconds",
-                "When the certificates in the file of `setting` expire, as Unix time in seconds. For a chain, this is "
-                "when its first certificate expires, and for several authorities, when the last of them expires. "
+                "When the certificates in the file of `setting` expire, as Unix time in seconds. For a chain of "
+                "certificates, this is the earliest time. For several authorities, it is the latest time. "
                 "Absent without such a file.",
                 "PgsluiceCertificateExpires: renew the certificate, and replace the file.",
             ),

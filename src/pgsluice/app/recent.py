@@ -101,7 +101,7 @@ class Recent:
             yield now - one.at, events / max(one.at - before.at, 0.001)
 
     def _open(self, now: float) -> Iterator[OpenTransaction]:
-        """Return the undelivered transactions: the large one that is being written, the streamed and the prepared."""
+        """Return the undelivered transactions: the large one that is being written, and streamed and prepared ones."""
         session = self._status.pipeline.session
         if session is None:
             return

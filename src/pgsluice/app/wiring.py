@@ -92,7 +92,7 @@ def connection_options(settings: Settings) -> ConnectionOptions:
 
 
 def primary_options(settings: Settings) -> ConnectionOptions | None:
-    """Return the connection options of the server from which rows are read. None: it is the server of the stream."""
+    """Return the connection options of the server from which rows are read. None means the server of the stream."""
     parameters = settings.primary_parameters()
     if parameters is None:
         return None

@@ -116,7 +116,7 @@ class Kafka(Section):
         return setting
 
     def librdkafka_properties(self) -> dict[str, str]:
-        """Return the properties of all clients. They do not contain a password that :meth:`password` returns."""
+        """Return the properties of all clients. The password is left out if :meth:`password` returns it."""
         msk = {} if self.aws_msk_region is None else _MSK
         return {"bootstrap.servers": self.bootstrap_servers, **msk, **reveal(self.client)}
 

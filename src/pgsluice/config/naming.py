@@ -1,7 +1,6 @@
 """Checks of names in the settings: templates of topics, globs over tables, hosts and addresses.
 
-The settings model uses these checks. As far as the settings alone can show, two tables then never share a topic by
-accident.
+The settings model uses these checks. They refuse topic templates with which tables could share a topic by accident.
 """
 
 import re

@@ -164,7 +164,7 @@ class Postgres(Section):
         return interval
 
     def libpq_parameters(self) -> dict[str, str]:
-        """Return the parameters of all connections. If :meth:`secret` returns a password, they contain none."""
+        """Return the parameters of all connections. The password is left out if :meth:`secret` returns it."""
         parameters = libpq.parse_dsn(self.dsn.get_secret_value()) if self.dsn else {}
         own = {name: getattr(self, name) for name in libpq.OWN_KEYS if name != "password"}
         parameters |= {name: str(value) for name, value in own.items() if value is not None}

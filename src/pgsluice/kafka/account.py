@@ -124,7 +124,7 @@ def changes(known: Account, found: Account) -> dict[str, str]:
 
 
 _Short = Mapping[str, list[tuple[int, int, int]]]
-"""By topic, the partitions that end before their known end: their number, where they end, and where they ended."""
+"""By topic, the partitions that end before their known end: the partition's number, its end now, and its known end."""
 
 
 def _short(known: Account, found: Account) -> _Short:

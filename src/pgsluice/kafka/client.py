@@ -36,7 +36,7 @@ IDLE_REPORTS_MAX: Final = 5
 closes an idle connection like a broker that went down, but only once per client. A pipeline has no more clients than
 this."""
 
-# librdkafka's own errors begin with an underscore, in Python as well. Those of the brokers do not.
+# The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
 FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - as above
 """The error that a producer gives to every call after a fatal error."""
@@ -205,7 +205,7 @@ class ClientErrors:
             self.counts[error.name()] += 1
             self._reports += 1
             self._all_down |= error.code() == _ALL_BROKERS_DOWN
-            # "All brokers are down" says less than the reason, which comes before or after it.
+            # "All brokers are down" says less than the report of the reason, which comes before or after it.
             if self.last is None or error.code() != _ALL_BROKERS_DOWN:
                 self.last = error
             explained = self.last.code() != _ALL_BROKERS_DOWN or self._reports > IDLE_REPORTS_MAX
@@ -219,7 +219,7 @@ class ClientErrors:
                 )
 
     def recovered(self) -> None:
-        """Note that Kafka answers. Earlier reports do not explain later errors."""
+        """Note that Kafka answers. Forget earlier reports, because they do not explain later errors."""
         if not self._reports:
             return
         with self._lock:

@@ -1,7 +1,7 @@
 """Readers of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
 
 The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
-commands, because its retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every answer forever.
+commands, so that retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every answer forever.
 
 ``tests/integration/test_snapshot_commands.py`` covers it.
 """

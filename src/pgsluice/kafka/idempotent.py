@@ -42,8 +42,8 @@ class IdempotentProducer(CutProducer):
     def _properties(self) -> dict[str, object]:
         return {
             "enable.idempotence": True,
-            # If a record is dropped or refused, the records after it must not be written. Otherwise they would overtake
-            # its next attempt.
+            # If a record is dropped or refused, the records after it must not be written. Otherwise they would be
+            # written before the record is sent again.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
         }

@@ -91,7 +91,7 @@ class Ledger:
         self._prediction = prediction or OffsetPrediction()
         self._known = Account()
         self._marked: set[Partition] = set()
-        """Partitions in which the marker of our last transaction comes after the known end. It takes one offset."""
+        """Partitions in which our last transaction's marker comes after the known end. A marker takes one offset."""
         self._unlisted: set[str] = set()
         self._unwritten: set[str] = set()
         """Topics that were opened in this session, and that no committed cut has written to. No cut lists them, because

@@ -1,6 +1,6 @@
 """The probe: a record that a session writes after all others, so that it can recognise an outdated answer.
 
-A broker that lost touch with its cluster still answers as the leader, with the high watermark that it knew then. If a
+A broker that has lost touch with its cluster still answers as the leader, with its last known high watermark. If a
 session relied on such an answer, it would continue from an old checkpoint. All in-sync replicas have acknowledged the
 probe, so it is in the partition, and an answer without the probe is outdated. The probe's transaction is aborted, so
 readers never see the probe.
@@ -73,7 +73,10 @@ class Probe:
         return self._ends.get(topic, 0)
 
     def find(self, value: bytes, topics: Collection[str], admin: Topics) -> None:
-        """Find the probe in ``topics``. Use ``admin`` first. Raise SinkUnavailable if no broker shows it in time."""
+        """Find the probe in ``topics``. Raise SinkUnavailable if no broker shows it in time.
+
+        The first attempt uses ``admin``, and all others use new clients.
+        """
         deadline, look_s, said = time.monotonic() + OUTDATED_S, LOOK_S, False
         found = self._look(value, topics, admin, look_s)
         while missing := [topic for topic in topics if topic not in found]:

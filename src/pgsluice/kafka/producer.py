@@ -55,7 +55,7 @@ GATHERED_MAX = 1000
 LINGER_MS = 1000
 """How long librdkafka waits for more records before it sends a batch that is not full. It sends one request for each
 batch, so small batches are expensive if a cut has many partitions. Every cut ends with a flush, which does not wait.
-It is at most half of the transaction timeout, because librdkafka requires a message timeout longer than the linger."""
+The linger is at most half of the transaction timeout, because librdkafka requires a longer message timeout."""
 
 STALL_S = 5.0
 """If nothing reaches Kafka for this time, we look for the reason. We look again each time it has passed."""

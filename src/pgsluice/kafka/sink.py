@@ -1,7 +1,7 @@
-"""One session of delivery: it writes cuts in Kafka transactions, with the cut record and the checkpoint.
+"""Delivers changes in one session, by writing cuts in Kafka transactions, with the cut record and the checkpoint.
 
-``KafkaSink`` is the pipeline's lower end (``pipeline.ends.Sink``). Nothing survives the session except what is in
-Kafka.
+``KafkaSink`` implements the protocol ``pipeline.ends.Sink``. Only the records in Kafka outlive the session, and no
+state in memory.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class KafkaSink:
         await self._run(lambda: self._refuse(checkpoint))
 
     async def recorded(self) -> Recorded:
-        """Return the information of the cut records about earlier sessions."""
+        """Return the information about earlier sessions from the cut records."""
         return await self._run(self._recorded)
 
     async def loaded(self) -> Mapping[tuple[str, str], Loaded]:
@@ -110,7 +110,7 @@ class KafkaSink:
         return await self._run(self._loaded)
 
     def commands(self) -> TopicCommandReader | None:
-        """Return the reader of the commands to this pipeline, or None if it accepts none. It has its own clients."""
+        """Return a reader of commands, with its own clients, or None if the pipeline accepts no commands."""
         topic = self._options.commands_topic
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
@@ -437,8 +437,8 @@ class KafkaSink:
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()
         last = last_checkpoint(self._checkpoints())
-        # Another process may have begun a new epoch meanwhile. Only the starts of that epoch can judge whether the
-        # server has its history.
+        # Another process may have begun a new epoch meanwhile. Only sessions of that epoch can judge, when they start,
+        # whether the server has the epoch's history.
         if last is None or last.epoch <= checkpoint.epoch:
             self._announce(checkpoint)
 

@@ -25,7 +25,7 @@ RETRY_S = 0.05
 
 REST_S = 0.002
 """The pause between two transactions. Kafka answers a commit before its markers are in all partitions, which takes a
-millisecond or two. It refuses records that arrive before that, and librdkafka then waits for 20 ms."""
+millisecond or two. Kafka refuses records that arrive earlier, and librdkafka then waits for 20 ms."""
 
 INIT_S = 30.0
 """How long to wait for the transaction coordinator."""
@@ -135,7 +135,7 @@ class TransactionalProducer(CutProducer):
                 self._until("commit_transaction", self._deadline)
             except KafkaException as error:
                 # Abort only if librdkafka asks for it. In all other cases Kafka may have committed the transaction, and
-                # an abort could hit the next one.
+                # an abort could affect the next one.
                 self._open = error.args[0].txn_requires_abort()
                 raise
             self._open = False

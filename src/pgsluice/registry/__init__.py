@@ -1,7 +1,7 @@
 """Gives ids to Avro schemas, and lets consumers find schemas by id.
 
 :mod:`.builtin` keeps schemas in a compacted Kafka topic. :mod:`.follower` reads such topics continuously.
-:mod:`.api` answers Confluent's REST requests from what was read. With :mod:`.confluent`, a registry server assigns
+:mod:`.api` answers Confluent's REST requests from these schemas. With :mod:`.confluent`, a registry server assigns
 the ids, through :mod:`.rest`. :mod:`.export` copies the schemas of a topic to such a server.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html

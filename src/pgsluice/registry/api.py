@@ -57,7 +57,7 @@ class Answer:
 
 
 Search: TypeAlias = Callable[[], Answer]
-"""A slow search for an answer. It may be called in any thread, because it has its own data. It raises nothing."""
+"""A slow search for an answer. It may be called in any thread, because it shares no data. It raises nothing."""
 
 
 def answer(store: SchemaStore, method: str, path: str, query: Mapping[str, str], body: bytes) -> Answer | Search:

@@ -95,11 +95,17 @@ class BuiltinRegistry:
         return schema.get(attribute) if isinstance(schema, dict) else None
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
-        """Return the fields that the schemas of ``subject`` with this namespace have had. The result changes later."""
+        """Return the fields that the schemas of ``subject`` with this namespace have had.
+
+        Use the result at once, because it changes later.
+        """
         return await self._fields.of(subject, namespace)
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
-        """Return the keys that were registered for ``subject`` with this namespace. The result changes later."""
+        """Return the keys that were registered for ``subject`` with this namespace.
+
+        Use the result at once, because it changes later.
+        """
         return await self._keys.of(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
@@ -121,7 +127,7 @@ class BuiltinRegistry:
             while new:
                 position = await self._publish(record, doing) + 1
                 await self._follower.reach(self._topic, position)
-                # Another writer may have taken the version just before us. Then the store proposes a new one.
+                # Another writer may have taken the version just before us. The store then proposes another version.
                 record, new = self.store.propose(subject, schema, None, identifier)
             if is_version:
                 self._count(subject)
@@ -158,8 +164,8 @@ class BuiltinRegistry:
         admin = self._follower.admin
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
-            # If the producer asks for the topic before a broker knows it, it asks again only a second later. So wait
-            # here.
+            # A producer that asks a broker for a topic too early asks again only after a second. So wait here until the
+            # brokers know the topic.
             while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers send no notification
                 await asyncio.sleep(RETRY_FIRST_S)
         await admin.check_policy(self._topic)
@@ -220,7 +226,7 @@ class BuiltinRegistry:
 
 
 def _end(producer: Producer) -> None:
-    """End the threads of a producer. Drop what is queued first, because closing would wait for it without limit."""
+    """End the threads of a producer. First drop queued records, because closing would wait for them without limit."""
     with suppress(KafkaException, SystemError):
         producer.purge(in_queue=True, in_flight=True, blocking=False)
         producer.close()

@@ -1,7 +1,7 @@
 """Compares Avro schemas: whether they are equal although written differently, or read bytes in the same way.
 
 Look-ups use it, and so does the comparison of a server's ids with ours. Clients and servers send a schema as their own
-Avro library writes it. Java's, for example, leaves out inherited namespaces and writes ``{"type": "string"}`` as
+Avro library writes it. Java's library, for example, omits inherited namespaces and writes ``{"type": "string"}`` as
 ``"string"``. Avro's parsing canonical form drops attributes. :func:`canonical` keeps everything that has a meaning:
 logical types, defaults, documentation and properties.
 
@@ -21,7 +21,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", 
 
 
 NAME_MAX: Final = 4096
-"""The longest full name, in characters. Ours consist of prefix, schema, table and column, escaped: 1,500 at most."""
+"""The longest full name, in characters. Our names consist of prefix, schema, table and column. With all escapes, they
+have at most 1,500 characters."""
 
 NAMES_MAX: Final = 8 * 1024 * 1024
 """The most characters of all full names of a schema together. A namespace is written once, but applies to thousands of

@@ -50,7 +50,7 @@ def pauses() -> Iterator[float]:
     """Yield how long to wait before each further try."""
     longest = RETRY_FIRST_S
     while True:
-        yield random.uniform(0.5, 1) * longest  # noqa: S311 - spreads load, guards nothing
+        yield random.uniform(0.5, 1) * longest  # noqa: S311 - spreads load, and need not be unpredictable
         longest = min(RETRY_S, 2 * longest)
 
 

@@ -87,7 +87,7 @@ class ConfluentRegistry:
         await self._journal.follow()
 
     def subjects(self) -> list[str]:
-        """Return every subject, in the strategy by topic."""
+        """Return every subject, named by the strategy "topic"."""
         return self._journal.subjects()
 
     def record_name(self, subject: str) -> str | None:

@@ -57,7 +57,7 @@ _GONE: Final = frozenset(
 
 
 class _Step(NamedTuple):
-    """One step of reading: a record, or None at the end of a topic. ``position`` is the offset after it."""
+    """One step of reading: a record, or None at the end of a topic. ``position`` is where reading continues."""
 
     topic: str
     position: int
@@ -87,7 +87,7 @@ class SchemaFollower:
         """The offset up to which each topic is in the store."""
 
     async def start(self) -> None:
-        """Return when the store has all records that are in the topics now. A missing topic counts as empty.
+        """Return when the store has all records that are in the topics now. A missing topic is treated as empty.
 
         Raise SinkUnavailable if this takes longer than ``timeout_s``. In that case, reading continues, and this can be
         called again. It can also be called later, to read the records that others have written meanwhile.

@@ -1,8 +1,8 @@
-"""The field names and keys of former versions of tables, kept for as long as they may be needed again.
+"""Keeps the field names and keys of former versions of tables in memory.
 
 The registries use it. A user of the database can create any number of versions of a table, and each new version needs
-the names and keys of the former ones. So each version is read only once, and the cost of the next version depends only
-on its own size.
+the names and keys of the former versions. So each version is read only once, and the cost of the next version depends
+only on its own size.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ CONNECTIONS_MAX: Final = 100
 """The most connections. This is enough even if many consumers ask for schemas at once, because each caches them."""
 
 SILENT_S: Final = 20.0
-"""How long a connection may take to send the head of a request or to receive an answer, or be idle between requests."""
+"""How long a connection may take to send the head of a request or receive an answer, or stay idle between requests."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
 """The limit for all answers together that clients have not read yet. This is enough for a few lists of 100,000

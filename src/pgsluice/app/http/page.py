@@ -172,7 +172,7 @@ def _text(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return any part of the status as HTML. An object becomes a table, and a list of objects becomes its rows."""
+    """Return any part of the status as HTML. An object becomes a table, and so does a list of objects."""
     if isinstance(value, Mapping):
         rows = (f"<tr><th>{_text(name)}</th><td>{_cell(part)}</td></tr>" for name, part in value.items())
         return f"<table>{''.join(rows)}</table>"

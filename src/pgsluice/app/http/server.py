@@ -48,7 +48,7 @@ SHUTDOWN_S: Final = 1.0
 EARLY_LOOKS: Final = 10
 EARLY_LOOK_S: Final = 0.1
 """A consumer can have a message a moment before we have its schema. Most consumers would fail on "not found", so we
-look this often, with these pauses."""
+look this many times, with pauses of this length."""
 
 _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _PORT_MAX: Final = 65535
@@ -279,7 +279,7 @@ async def _body(request: web.Request) -> bytes:
 def _is_from_another_site(request: web.Request) -> bool:
     """Return whether a web page of another site made a browser send this request.
 
-    Other programs send neither header.
+    Other programs send neither Sec-Fetch-Site nor Origin.
 
     Browsers leave out Sec-Fetch-Site on an unencrypted connection, unless the address is a loopback address.
     """

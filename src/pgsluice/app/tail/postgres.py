@@ -28,7 +28,7 @@ _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class _NothingWaits:
-    """The spool of a stream without streamed and prepared transactions: every transaction arrives whole."""
+    """The spool of a stream in which every transaction arrives whole, so no rows wait for a commit."""
 
     def open(self) -> WaitingRows:
         raise ProtocolError("PostgreSQL sent a part of a transaction, although it was not asked to; please report it.")
@@ -90,7 +90,7 @@ class _Tail:
         return [_emitted(event)] if isinstance(event, Emitted) else []
 
     async def _identity_of(self, relation: Relation) -> Relation | None:
-        """Return the table with the identity of its old rows, or None if its partitions have different ones."""
+        """Return the table with the identity of its old rows, or None if its partitions have different identities."""
         if not relation.partition_keys:
             return relation
         known = self._identified.get(relation.oid)
