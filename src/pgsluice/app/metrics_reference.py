@@ -372,7 +372,7 @@ SECTIONS: Final = (
             Entry(
                 "process_start_time_seconds",
                 "When the process was started, as Unix time.",
-                "PgsluiceRestarting: the process ends again and again. The last line of the log says why.",
+                "PgsluiceRestarting: the process keeps restarting. The last line of the log says why.",
             ),
             Entry(
                 "process_open_fds",
@@ -430,7 +430,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_schema_versions_total",
                 "New versions of schemas that were registered.",
-                "If there are many, somebody alters a table again and again, and the schemas stay in memory.",
+                "If there are many, somebody keeps altering a table, and the schemas stay in memory.",
             ),
             Entry(
                 "pgsluice_registry_seconds",
