@@ -130,11 +130,11 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
 
 _TLS: Final[Mapping[str, str]] = {
     "certificate verify failed": (
-        "The broker's certificate has expired, is made out to another host name, or is signed by an authority that is "
+        "The broker's certificate has expired, names another host, or is signed by an authority that is "
         "not in ssl.ca.location. Correct ssl.ca.location or kafka.bootstrap_servers, or renew the certificate."
     ),
     r"alert (\w+ )?(certificate|ca)\b": (
-        "The broker does not accept the client's certificate, or was shown none. Check ssl.certificate.location and "
+        "The broker does not accept the client's certificate, or received none. Check ssl.certificate.location and "
         "ssl.key.location, and renew a certificate that has expired."
     ),
     r"ssl\.(ca|certificate|key|keystore|crl)\.\w+ failed|key values mismatch|No such file": (

@@ -58,7 +58,7 @@ class TestFailure:
             ("SSL routines::ssl/tls alert bad certificate: SSL alert number 42", "Check ssl.certificate.location"),
             ("SSL routines::ssl/tls alert certificate unknown: SSL alert number 46", "has expired"),
             ("SSL routines::sslv3 alert certificate expired", "has expired"),
-            ("SSL routines::tlsv13 alert certificate required", "was shown none"),
+            ("SSL routines::tlsv13 alert certificate required", "received none"),
             ("SSL routines::tlsv1 alert unknown ca", "does not accept the client's certificate"),
         ],
     )
