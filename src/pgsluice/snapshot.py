@@ -21,10 +21,6 @@ _EPOCH: Final = 2**32
 FLUSH_PREFIX: Final = "pgsluice.flush"
 """The prefix of logical messages whose only purpose is to move the stream. They are not published."""
 
-_PAGE_BYTES: Final = 8192
-"""The usual size of a WAL page (XLOG_BLCKSZ). If a server was built with another size, its page starts may not be
-recognised."""
-
 _PAGE_HEADER_BYTES: Final = 24
 _SEGMENT_HEADER_BYTES: Final = 40
 
@@ -134,14 +130,16 @@ class TableSize:
     bytes: int = 0
 
 
-def reached_at(insert_lsn: int, segment_bytes: int) -> int:
+def reached_at(insert_lsn: int, segment_bytes: int, page_bytes: int) -> int:
     """Return the position at which a stream has received everything that was inserted before ``insert_lsn``.
 
     At the start of a page or segment, the insert position lies after the header. But an idle server never reports a
     position after a header without a record, so the stream would never reach the insert position itself.
+
+    ``segment_bytes`` and ``page_bytes`` are the server's wal_segment_size and wal_block_size.
     """
     if insert_lsn % segment_bytes == _SEGMENT_HEADER_BYTES:
         return insert_lsn - _SEGMENT_HEADER_BYTES
-    if insert_lsn % _PAGE_BYTES == _PAGE_HEADER_BYTES:
+    if insert_lsn % page_bytes == _PAGE_HEADER_BYTES:
         return insert_lsn - _PAGE_HEADER_BYTES
     return insert_lsn

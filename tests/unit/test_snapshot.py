@@ -85,21 +85,26 @@ class TestWhatIsVisible:
 
 class TestWhereTheStreamHasPassedIt:
     def test_where_the_next_record_would_begin(self) -> None:
-        assert reached_at(0x16B374D8, 16 * MIB) == 0x16B374D8
+        assert reached_at(0x16B374D8, 16 * MIB, PAGE) == 0x16B374D8
 
     @pytest.mark.parametrize("segment_bytes", [1 * MIB, 16 * MIB])
-    def test_on_a_new_page_that_is_before_its_header(self, segment_bytes: int) -> None:
-        assert reached_at(3 * 16 * MIB + PAGE + 24, segment_bytes) == 3 * 16 * MIB + PAGE
-        assert reached_at(3 * 16 * MIB + PAGE + 40, segment_bytes) == 3 * 16 * MIB + PAGE + 40
-        assert reached_at(3 * 16 * MIB + PAGE, segment_bytes) == 3 * 16 * MIB + PAGE
+    @pytest.mark.parametrize("page_bytes", [1024, PAGE, 65536])
+    def test_on_a_new_page_that_is_before_its_header(self, segment_bytes: int, page_bytes: int) -> None:
+        page = 3 * 16 * MIB + page_bytes
+        assert reached_at(page + 24, segment_bytes, page_bytes) == page
+        assert reached_at(page + 40, segment_bytes, page_bytes) == page + 40
+        assert reached_at(page, segment_bytes, page_bytes) == page
 
     @pytest.mark.parametrize("segment_bytes", [1 * MIB, 16 * MIB])
     def test_in_a_new_segment_its_header_is_longer(self, segment_bytes: int) -> None:
-        assert reached_at(7 * segment_bytes + 40, segment_bytes) == 7 * segment_bytes
+        assert reached_at(7 * segment_bytes + 40, segment_bytes, PAGE) == 7 * segment_bytes
 
     def test_which_pages_begin_a_segment_depends_on_the_server(self) -> None:
-        assert reached_at(3 * MIB + 40, 1 * MIB) == 3 * MIB
-        assert reached_at(3 * MIB + 40, 16 * MIB) == 3 * MIB + 40
+        assert reached_at(3 * MIB + 40, 1 * MIB, PAGE) == 3 * MIB
+        assert reached_at(3 * MIB + 40, 16 * MIB, PAGE) == 3 * MIB + 40
+
+    def test_where_pages_begin_depends_on_the_server(self) -> None:
+        assert reached_at(3 * MIB + 8192 + 24, 16 * MIB, 65536) == 3 * MIB + 8192 + 24
 
 
 class TestATableAsItIsRead:

@@ -364,8 +364,8 @@ class _Connection:
 
 
 async def _taken(connection: _Connection) -> Taken:
-    ((text, lsn, timestamp, segment_bytes),) = await connection.query(queries.SNAPSHOT)
-    end_lsn = reached_at(parse_lsn(str(lsn)), int(str(segment_bytes)))
+    ((text, lsn, timestamp, segment_bytes, page_bytes),) = await connection.query(queries.SNAPSHOT)
+    end_lsn = reached_at(parse_lsn(str(lsn)), int(str(segment_bytes)), int(str(page_bytes)))
     return Taken(Snapshot.parse(str(text)), end_lsn, int(str(timestamp)))
 
 

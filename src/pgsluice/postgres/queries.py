@@ -195,7 +195,8 @@ WHERE locktype = 'relation' AND relation IN (SELECT oid FROM part) AND granted
 # they are flushed.
 SNAPSHOT = """
 SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
-       ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size'))"""
+       ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size')),
+       current_setting('wal_block_size')::int"""
 
 # If other tables inherit from this table, their size is included, although their rows are not read. So this is an upper
 # bound.
