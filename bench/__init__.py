@@ -1,4 +1,4 @@
-"""Measures how fast the daemon is, compared with a client that only drains the same WAL.
+"""Measures how fast the daemon is, compared with a client that reads the same WAL and discards it.
 
 See ``python -m bench --help``.
 

@@ -1,4 +1,4 @@
-"""The command line of the bench: the choice of measurements and contenders, their number, and the report.
+"""The command line of the bench: what is measured, with which contenders, how often, and whether a report is written.
 
 https://docs.python.org/3/library/argparse.html
 """
@@ -33,22 +33,22 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""The contenders for long loads, and for loads that differ only in a number: the fastest encoder alone."""
+"""The contenders for loads of one transaction, and for series of loads that differ only in a number."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
 """The contenders for many tables, which separate the cost of pgsluice from that of Kafka."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
-"""Whether the tables are loaded or streamed."""
+"""The contenders for loads whose rows are streamed by one contender, and read from the tables by another."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
-"""The measurements of ``make bench``."""
+"""The contenders of ``make bench``, which measures the loads in ``SHORT``."""
 
 WARM_UP = LOADS["orders-20"].scaled(0.2)
 TRANSACTIONS = 300
 
 
 class Bench:
-    """The choices made on one command line."""
+    """Runs the measurements that the command line selects."""
 
     def __init__(self, postgres: Postgres, kafka: Kafka, options: argparse.Namespace) -> None:
         self._postgres, self._kafka, self._options = postgres, kafka, options
@@ -56,11 +56,11 @@ class Bench:
         self._results = Results(machine.describe(postgres, RecvLogical.version()))
         kept = Results.read(RESULTS) if options.report else None
         if kept is not None and kept.machine == self._results.machine:
-            self._results = kept  # results that are not measured now are kept
+            self._results = kept  # so that the report still has the results that are not measured in this run
         self._results.left_out = _left_out(self._encoders)
 
     def run(self) -> None:
-        """Measure what was asked for. Write a report after each part, so that no part is lost."""
+        """Run the selected measurements. Write the report after each of them, so that no result is lost."""
         self._warm_up()
         print(report.heading())
         for subject in self._options.only:
@@ -84,7 +84,7 @@ class Bench:
                 self._race(LOADS[load].scaled(self._options.scale))
 
     def _warm_up(self) -> None:
-        """Warm up the broker's Java, because the first thousand requests take longer than later ones."""
+        """Warm up the broker's JVM, because the first thousand requests take longer than later ones."""
         _, variables = self._fastest
         with course(self._postgres, self._kafka, WARM_UP) as on:
             Pgsluice("warm-up", variables=variables).run(on)
@@ -135,7 +135,7 @@ class Bench:
 
 
 def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
-    """Return the contenders of a load, by kind and encoder, the fastest encoder first."""
+    """Return the contenders of a load in the order of ``kinds``, and for each kind the fastest encoder first."""
     fastest = dict([next(iter(variants.items()))])
     if load.loaded:
         return contenders([kind for kind in kinds if kind in LOADED_KINDS], fastest)
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write_document(results: Results | None) -> None:
-    """Write the generated part of docs/performance.md, and the picture."""
+    """Write the generated part of docs/performance.md, and its chart."""
     DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), results))
     if results is not None:
         (DOCUMENT.parent / report.PLOT).write_text(plot.svg(results))

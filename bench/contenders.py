@@ -1,8 +1,8 @@
 """The programs that read a load: the bare drain, pg_recvlogical, and the daemon in its variants.
 
-Each of them reads from a copy of the same slot.
+Each program that streams reads from its own copy of the same slot.
 
-The clock starts when the walsender has started, and stops when the last commit has been delivered.
+The time of a run starts when its walsender is first seen, and ends when the last commit has been delivered.
 """
 
 import os
@@ -30,7 +30,7 @@ OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": 
 """The options of pgoutput that the daemon uses by default."""
 
 PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
-"""The pause of a drain that does not wake up for every message, because each wake-up also costs the walsender."""
+"""A drain with this pause does not wake up for every message, because each wake-up also costs the walsender time."""
 
 RECV_LOGICAL = "pg_recvlogical"
 
@@ -42,8 +42,8 @@ WATCH_S = 0.01
 class Course:
     """A load in the WAL: its positions and its number of row changes.
 
-    The opening precedes the load, and a marking row follows it. The commit of the opening is at ``opening_lsn``, and
-    that of the marking row at ``end_lsn``.
+    One transaction, the opening, precedes the load. A marking row follows the load. The first commit at or after
+    ``opening_lsn`` is the opening's. The first commit at or after ``end_lsn`` is the marking row's.
     """
 
     database: Database
@@ -51,18 +51,18 @@ class Course:
     kafka: Kafka
     rows: int
     extra_rows: int
-    """The rows of the opening, and the marking row after the end."""
+    """The number of rows in the opening, plus one for the marking row after the end."""
     start_lsn: int
     opening_lsn: int
     opened_lsn: int
     """The position at which the opening ends."""
     end_lsn: int
     pipeline: str | None = None
-    """The pipeline's name for all daemons, so that each daemon finds the topics of the previous one. None: a new name
-    for each daemon."""
+    """The name of the pipeline of all daemons, so that each daemon finds the topics of the previous one. If it is None,
+    each daemon gets a new name."""
 
     def rows_at(self, lsn: int) -> float:
-        """Return how many of the rows come before ``lsn``. This assumes that their bytes are spread evenly."""
+        """Return how many of the rows come before ``lsn``. This assumes that all rows have the same size."""
         share = (lsn - self.opened_lsn) / (self.end_lsn - self.opened_lsn)
         return self.rows * min(max(share, 0.0), 1.0)
 
@@ -72,7 +72,7 @@ class Contender(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the report."""
+        """The contender's name in the report."""
 
     def run(self, course: Course) -> Run:
         """Read the whole load once."""
@@ -80,7 +80,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A client of libpq that discards what it receives. ``pause_s``: its pause when there is nothing to receive."""
+    """A libpq client that discards what it receives. When there is nothing to receive, it pauses for ``pause_s``."""
 
     name: str = DRAIN
     pause_s: float = 0.0
@@ -90,7 +90,7 @@ class Drain:
         return self.measure(course)[0]
 
     def measure(self, course: Course) -> tuple[Run, int]:
-        """Read the whole load, and count the bytes of pgoutput's messages from the opening on."""
+        """Read the whole load. Return the run and the number of bytes in pgoutput's messages after the opening."""
         with copied_slot(course.connection) as slot:
             arguments = {
                 "conninfo": course.database.conninfo(replication="database"),
@@ -136,7 +136,7 @@ class RecvLogical:
             sender, started = walsender(course.connection, slot)
             meter = Meter({"client": process.pid, "walsender": sender})
             cpu = meter.read()
-            # both processes end by themselves; /proc still shows the client, because nothing has waited for it
+            # The client and the walsender both end by themselves. WNOWAIT leaves the client in /proc after its end.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 with suppress(FileNotFoundError):
                     cpu = meter.read()
@@ -154,7 +154,7 @@ class RecvLogical:
 
 @dataclass(frozen=True, slots=True)
 class Pgsluice:
-    """The daemon, started as an operator starts it. ``discard``: with a sink that drops all records."""
+    """The daemon, started as an operator starts it. If ``discard`` is true, its sink drops all records."""
 
     name: str
     mode: Mode = "exactly_once"
@@ -189,14 +189,14 @@ class Pgsluice:
         return Run(whole, opening, peak_mib(process.pid))
 
     def _until(self, course: Course, process: Daemon, started: float, meter: Meter, lsn: int) -> Part:
-        """Wait until the daemon has delivered everything up to ``lsn``. Return the number of delivered events."""
+        """Wait until the daemon has delivered everything up to ``lsn``. Return the part that was delivered by then."""
         now, reached = wait_delivered(process, started, course.start_lsn, lsn)
         return Part(now - started, course.rows_at(reached), meter.read())
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The daemon with a slot that begins after all rows, so that it reads them from the tables instead."""
+    """The daemon with a new slot, which begins after all rows, so that the daemon reads the rows from the tables."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -221,10 +221,10 @@ class Loading:
         return Run(whole, opening, peak_mib(process.pid))
 
     def _until(self, course: Course, process: Daemon, started: float, meter: Meter, rows: int) -> Part:
-        """Wait until the daemon has delivered this many rows. Return the number of delivered rows."""
+        """Wait until the daemon has delivered this many rows. Return the part that was delivered by then."""
         while True:
             found = _read(process)
-            if found >= rows:  # with a thousand topics, metrics are too costly to request them all the time
+            if found >= rows:  # the metrics of a thousand topics are too costly to request in each iteration
                 found = count_events(process.metrics())
             now = time.monotonic()
             if found >= rows:
@@ -235,7 +235,7 @@ class Loading:
         if found > course.rows + course.extra_rows:
             raise RuntimeError(f"the tables have {course.rows + course.extra_rows} rows, and the daemon counts {found}")
         cpu = meter.read()
-        used = sum(map(cpu_seconds, backends(course.connection)))  # the load began when the daemon started
+        used = sum(map(cpu_seconds, backends(course.connection)))  # all of it, because they started with the daemon
         cpu["walsender"] += used
         cpu["others"] -= used
         return Part(now - started, min(found, course.rows), cpu)
@@ -254,7 +254,10 @@ def wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) ->
 
 
 def pause_s(elapsed_s: float, done: int, total: int) -> float:
-    """Return how long to wait before the next request: half of the expected rest, because requests take CPU time."""
+    """Return how long to wait before the next request: half of the expected remaining time.
+
+    Requests take CPU time from the daemon, so they should be rare.
+    """
     left_s = elapsed_s * (total - done) / done if done > 0 else elapsed_s / 50 + 0.1
     return min(max(left_s / 2, LEAST_PAUSE_S), GREATEST_PAUSE_S)
 
@@ -277,17 +280,17 @@ def _check_events(process: Daemon, expected: int) -> None:
 
 
 def count_events(metrics: str) -> int:
-    """Return how many events a daemon has delivered, according to its metrics."""
+    """Return how many events the daemon has delivered, according to the text of its metrics."""
     counters = [line for line in metrics.splitlines() if line.startswith("pgsluice_events_total{")]
     return round(sum(float(line.rpartition(" ")[2]) for line in counters))
 
 
 COMPILED, PURE = {"PGSLUICE_SPEEDUPS": "require"}, {"PGSLUICE_SPEEDUPS": "off"}
-"""The environment variables that choose each encoder."""
+"""The environment variables that select each encoder."""
 
 
 def encoders() -> dict[str, Mapping[str, str]]:
-    """Return the available encoders, the fastest first, with the environment of each."""
+    """Return the environment variables of each available encoder, the fastest encoder first."""
     asked = subprocess.run(
         [sys.executable, "-m", "pgsluice", "version"],
         cwd=ROOT,
@@ -321,4 +324,4 @@ DAEMONS: Sequence[tuple[str, Mode, bool]] = (
     ("at least once", "at_least_once", False),
     ("discard", "exactly_once", True),
 )
-"""The kinds of contenders that are daemons, with the mode of each, and whether it discards records."""
+"""The kinds of contenders that are daemons: the name, the delivery mode, and whether it discards records."""

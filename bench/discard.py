@@ -1,7 +1,7 @@
 """``pgsluice`` with a sink that counts its records and drops them, to measure the daemon's cost without Kafka.
 
-Everything else is the product's own command line. The only topic that it writes is that of schemas. ``contenders``
-starts it.
+Everything else is the product's own command line. The topic of schemas is the only topic that the daemon writes.
+``contenders`` starts this program.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from pgsluice.tables import TablePolicy
 
 
 class NoCommands:
-    """Reads a topic that stays empty."""
+    """A reader of commands that never receives one."""
 
     async def open(self, state: CommandState) -> CommandState:
-        """Begin at its end."""
+        """Return the state unchanged."""
         return state
 
     async def read(self) -> Sequence[tuple[int, bytes | None]]:
@@ -36,7 +36,7 @@ class NoCommands:
 
 
 class Discard:
-    """Accepts everything, and starts empty in each session."""
+    """A sink that accepts all records and keeps nothing. In each session, nothing seems to have been delivered yet."""
 
     def __init__(self, _options: SinkOptions, _cut_format: CutFormat) -> None:
         pass
@@ -58,10 +58,10 @@ class Discard:
         """Do nothing, because there is no other producer."""
 
     async def announce(self, checkpoint: Checkpoint) -> None:
-        """Forget it."""
+        """Ignore the checkpoint."""
 
     async def refuse(self, checkpoint: Checkpoint) -> None:
-        """Forget it."""
+        """Ignore the checkpoint."""
 
     async def recorded(self) -> Recorded:
         """Return nothing, because no cut was ever recorded."""
@@ -74,16 +74,16 @@ class Discard:
         """Accept every topic."""
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Every topic is as good as any."""
+        """Do nothing, because there are no topics."""
 
     async def begin(self) -> None:
         """Do nothing, because there are no transactions."""
 
     async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
-        """Drop the records. The outbox has counted them, and drops its list."""
+        """Do nothing. The outbox has already counted the records, and drops its list of them."""
 
     async def loaded(self) -> dict[tuple[str, str], Loaded]:
-        """Return nothing: no table is loaded."""
+        """Return nothing, because no table has been loaded."""
         return {}
 
     def commands(self) -> "NoCommands":
@@ -95,7 +95,7 @@ class Discard:
         cut.topics["discarded"] = TopicUse(counts={"discarded": cut.events})
 
     async def deliver(self, cut: Cut, checkpoint: Checkpoint) -> None:
-        """Do nothing, because nothing is kept."""
+        """Drop the cut's records, and count its events."""
         cut.records.clear()
         await self.commit(cut, checkpoint)
 
@@ -104,7 +104,7 @@ class Discard:
 
 
 MAKE: type[Sink] = Discard
-"""Let the type checker compare the class with the protocol that a pipeline expects."""
+"""The annotation makes the type checker compare ``Discard`` with the protocol that a pipeline expects."""
 
 if __name__ == "__main__":
     vars(daemon)["KafkaSink"] = MAKE

@@ -1,6 +1,6 @@
-"""The bare drain: a client that receives a slot's stream and looks only at the ends of transactions.
+"""The bare drain: a client that receives a slot's stream and decodes only the ends of transactions.
 
-It does as little as a client can do with psycopg's C implementation of libpq, in a separate process.
+It does as little as a client can do with psycopg's C implementation of libpq. It runs in a separate process.
 """
 
 import time
@@ -14,15 +14,15 @@ from bench.processes import child_main, say, wait_for_word
 XLOG_DATA = 0x77
 COMMIT, STREAM_COMMIT = 0x43, 0x63
 MESSAGE = 25
-"""The offset of pgoutput's message in CopyData: after ``w`` and three numbers of eight bytes."""
+"""The offset of pgoutput's message in CopyData. It follows ``w`` and three numbers of eight bytes."""
 
 END_LSN = {COMMIT: MESSAGE + 10, STREAM_COMMIT: MESSAGE + 14}
-"""The offset of the transaction's end LSN. It follows the flags and the commit LSN, and in a streamed transaction also
-the xid."""
+"""The offset of the transaction's end LSN in CopyData. In the message, the end LSN follows the flags and the commit
+LSN, and in a streamed transaction also the xid."""
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Drain ``command``'s stream, and report when the commits with each of ``end_lsns`` have arrived.
+    """Drain the stream that ``command`` starts, and report when it has reached each of ``end_lsns``.
 
     If ``pause_s`` is not 0 and there is nothing to read, wait that long before the next read.
     """
@@ -33,12 +33,12 @@ def main(arguments: dict[str, Any]) -> None:
     for end_lsn in arguments["end_lsns"]:
         size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
-    wait_for_word()  # the walsender ends with us, and the bench has to read its CPU time first
+    wait_for_word()  # the walsender ends with this process, and the bench must read its CPU time before that
     wire.finish()
 
 
 def _read_until(wire: pq.abc.PGconn, end_lsn: int, pause_s: float) -> int:
-    """Return the bytes of pgoutput's messages up to the transaction that ends at ``end_lsn`` or later."""
+    """Read up to the first transaction that ends at ``end_lsn`` or later. Return the bytes of pgoutput's messages."""
     get_copy_data, consume_input, sockets, ends = wire.get_copy_data, wire.consume_input, [wire.socket], END_LSN
     total, empty = 0, False
     while True:

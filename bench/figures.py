@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile ``share``: the least of the ``values`` that this percentage of them does not exceed.
+    """Return the smallest of the ``values`` such that at least ``share`` percent of them are not greater.
 
-    At least one value is needed.
+    There must be at least one value.
     """
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]

@@ -1,4 +1,4 @@
-"""Measures the latency from COMMIT to a read_committed consumer, while one-row transactions come at a given rate.
+"""Measures the latency from COMMIT to a read_committed consumer, for one-row transactions at a fixed rate.
 
 Writer and reader are separate processes. Both use CLOCK_MONOTONIC, which is the same on the whole machine.
 """
@@ -20,11 +20,11 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
 SECONDS_AT = {100: 20, 1_000: 15, 5_000: 15}
-"""The transactions per second, and the duration in seconds."""
+"""Maps the number of transactions per second to the duration of the measurement in seconds."""
 
 CONNECTIONS = 4
 WARM_UP_S = 2
-"""Rows of the first seconds do not count, because connections are still being made and caches are being filled."""
+"""Rows of the first seconds are not measured, because connections are being made and caches are being filled."""
 
 ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
 
@@ -32,7 +32,7 @@ LOADING_RATE = 100
 BESIDE = replace(ORDERS, tables=2)
 LOADED_TABLE = "orders_1"
 LOADED_PER_S = 200_000
-"""More rows than the daemon loads per second, so that the load lasts until all latencies have been measured."""
+"""A rate that the daemon does not reach. The table gets enough rows for it, so the load outlasts the measurement."""
 START_S = 3
 """How long the load runs before the first row is written."""
 
@@ -52,7 +52,7 @@ def measure(
 def measure_loading(
     postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], scale: float
 ) -> tuple[Latency, float]:
-    """Return the latency while another table is loaded, and how many rows of that table are loaded per second.
+    """Return the latency while another table is loaded, and the number of rows loaded from that table per second.
 
     Raise RuntimeError if the load ended before all latencies were measured.
     """
@@ -73,14 +73,14 @@ def measure_loading(
 
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon) -> Mapping[str, int]:
-    """Start the daemon, and wait until it delivers. Return the processes by role."""
+    """Start the daemon, and wait until it delivers. Return the pids by role."""
     daemon.start()
     daemon.wait_until_ready()
     with database.connect() as connection, reader(kafka, daemon.name, MARK_ID, 1) as first:
         slot = daemon.status()["slot"]
         pids = {"client": daemon.pid, "walsender": walsender(connection, slot)[0], "broker": kafka.pid()}
         connection.execute(ORDERS.mark())
-        first.read()  # the topic exists now
+        first.read()  # when the row has arrived, the topic exists
     return pids
 
 
@@ -119,7 +119,7 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is writte
 def reader(kafka: Kafka, prefix: str, first: int, count: int, patience_s: float = PATIENCE_S) -> Child:
     """Return a child that is ready to read ``count`` rows of orders with ids from ``first`` on.
 
-    The child gives up if no record has arrived for ``patience_s``.
+    The child stops reading if no record has arrived for ``patience_s``.
     """
     arguments = {
         "bootstrap_servers": kafka.bootstrap_servers,
@@ -134,7 +134,7 @@ def reader(kafka: Kafka, prefix: str, first: int, count: int, patience_s: float 
 
 
 def writer(database: Database, rate: float, first: int, count: int) -> Child:
-    """Return a child that writes rows on command."""
+    """Return a child that writes ``count`` rows with ids from ``first`` on, as soon as it receives a line."""
     arguments = {"conninfo": database.conninfo(), "rate": rate, "first": first, "count": count}
     child = Child("bench.writer", {**arguments, "connections": CONNECTIONS})
     child.read()
@@ -142,7 +142,7 @@ def writer(database: Database, rate: float, first: int, count: int) -> Child:
 
 
 def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[int, float]:
-    """Return when each row was first seen. Raise RuntimeError if exactly-once delivery has repeated a row."""
+    """Return when each row was first seen. Raise RuntimeError if a row was repeated in exactly-once mode."""
     repeated = [number for number, times_seen in Counter(ids).items() if times_seen > 1]
     if repeated and mode == "exactly_once":
         raise RuntimeError(f"{len(repeated)} rows were seen more than once, among them {repeated[0]}")
@@ -150,7 +150,7 @@ def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[i
 
 
 def milliseconds(mode: Mode, first: int, committed: Sequence[float], seen: Mapping[str, list[float]]) -> list[float]:
-    """Return the latency of each row, in the order of the timetable."""
+    """Return the latency of each row in the order of the ids. Raise RuntimeError if a row was not seen."""
     found = first_seen(mode, [round(number) for number in seen["ids"]], seen["times"])
     missing = len(committed) - len(found)
     if missing:

@@ -19,26 +19,26 @@ VALUES = (
     ("paid", "boolean", "g % 2 = 0"),
     ("tag", "uuid", "md5(g::text)::uuid"),
 )
-"""The columns beside ``id``, their types, and their values in row ``g``. Wider tables repeat them."""
+"""The columns besides ``id``: name, type, and value in row ``g``. Wider tables repeat these columns."""
 
 ORDERS_COLUMNS = 1 + len(VALUES)
 
 DIGITS = "(SELECT string_agg(encode(sha512((g || '.' || k)::text::bytea), 'hex'), '') FROM generate_series(1, {}) k)"
-"""Text that hardly compresses, in parts of 128 bytes."""
+"""Text that hardly compresses, made of strings of 128 bytes. The parameter is the number of strings."""
 
 DIGITS_BYTES = 128
 
 OPENING_ID, MARK_ID = -1, -2
-"""Rows that do not count: the first of each table, and one after all others."""
+"""The ids of rows that are not measured: the first row of each table, and the marking row after all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """``rows`` row changes in transactions of ``per_transaction`` rows, spread over the ``tables`` in turn.
 
-    ``columns`` are names, types and values as in VALUES. ``updates``: the rows exist before, and each is updated.
-    ``opened``: the measurement begins once the first row of each table has been delivered. ``loaded``: a second
-    measurement reads the same rows from the tables.
+    ``columns`` are names, types and values as in VALUES. ``updates``: each row exists beforehand and is updated.
+    ``opened``: the measurement begins when the first row of each table has been delivered. ``loaded``: one more
+    contender loads the same rows from the tables.
     """
 
     key: str
@@ -51,18 +51,18 @@ class Load:
     opened: bool = False
     loaded: bool = False
     series: str = ""
-    """The name of the series to which it belongs. The loads of a series differ only in a number."""
+    """The name of the series to which the load belongs. The loads of a series differ only in a number."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with fewer or more rows. It has whole transactions, and at least one."""
+        """Return the load with ``factor`` times as many rows, rounded to whole transactions, at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
     def setup(self) -> list[str]:
-        """Return the statements that run before the slot is created: tables, rows to update, the publication."""
+        """Return the statements that create the tables, the rows to update and the publication before the slot."""
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
         made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
-        # without compression, so the text has its full length in the row and in the WAL
+        # Without compression, the text has its full length in the row and in the WAL.
         plain = [name for name, kind, value in self.columns if kind == "text" and "sha512" in value]
         made += [f"ALTER TABLE orders ALTER {name} SET STORAGE EXTERNAL" for name in plain]
         if self.updates:
@@ -74,7 +74,7 @@ class Load:
         return [self._insert(table, OPENING_ID, OPENING_ID) for table in self.table_names]
 
     def write(self) -> str:
-        """Return the statement that writes all counted rows, and commits each transaction."""
+        """Return the statement that writes all measured rows, and commits each transaction."""
         if self.tables > 1:
             return self._round_robin()
         change = self._update if self.updates else self._insert
@@ -91,11 +91,11 @@ class Load:
 
     @property
     def table_names(self) -> list[str]:
-        """The tables, ``orders`` first."""
+        """The names of the tables, beginning with ``orders``."""
         return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
 
     def fill(self, table: str, rows: int) -> str:
-        """Return the statement that writes this many rows into a table at once."""
+        """Return the statement that writes this many rows into a table in one transaction."""
         return self._insert(table, 1, rows)
 
     def _insert(self, table: str, first: int | str, last: int | str) -> str:
@@ -106,7 +106,7 @@ class Load:
         return f"UPDATE {table} SET quantity = quantity + 1 WHERE id BETWEEN {first} AND {last}"
 
     def _round_robin(self) -> str:
-        """Return a loop that writes into all tables in turn, so that consecutive rows belong to different tables."""
+        """Return the statement that writes into all tables in turn. Consecutive rows belong to different tables."""
         values = ", ".join(value for _, _, value in self.columns)
         step = f"g := g + 1; IF g % {self.per_transaction} = 0 THEN COMMIT; END IF; EXIT WHEN g > {self.rows};"
         turns = "\n".join(f"INSERT INTO {table} SELECT g, {values}; {step}" for table in self.table_names)
@@ -114,7 +114,7 @@ class Load:
 
 
 def columns(count: int) -> list[tuple[str, str, str]]:
-    """Return the columns of a table with ``count`` columns, including the id."""
+    """Return all columns except the id, for a table that has ``count`` columns including the id."""
     turns = ((number // len(VALUES), *VALUES[number % len(VALUES)]) for number in range(count - 1))
     return [(f"{name}_{turn}" if turn else name, kind, value) for turn, name, kind, value in turns]
 
@@ -180,4 +180,4 @@ def _loads() -> list[Load]:
 
 
 LOADS = {load.key: load for load in _loads()}
-"""Every load by its key."""
+"""All loads by key."""

@@ -21,7 +21,7 @@ from sandbox.prerequisites import java
 
 
 def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
-    """Return the report's facts about the machine. ``recv_logical``: the version of pg_recvlogical."""
+    """Return what the report says about the machine. ``recv_logical`` is the version of pg_recvlogical."""
     with postgres.connect() as connection:
         server = connection.execute("SHOW server_version").fetchone()
     assert server is not None
@@ -43,13 +43,13 @@ def _in_words(settings: Mapping[str, str]) -> str:
 
 
 def processor(cpuinfo: str) -> str:
-    """Return the processor's model from /proc/cpuinfo."""
+    """Return the model of the processor from the text of /proc/cpuinfo."""
     found = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
     return found[1] if found else platform.machine()
 
 
 def memory_gib(meminfo: str) -> float:
-    """Return the size of memory from /proc/meminfo."""
+    """Return the size of memory from the text of /proc/meminfo."""
     found = re.search(r"^MemTotal:\s+(\d+) kB$", meminfo, re.MULTILINE)
     assert found, "every Linux has this line"
     return int(found[1]) / 1024**2

@@ -1,8 +1,8 @@
 """Measures how much memory the daemon takes while transactions wait for their commit.
 
-There are two loads. One is a single transaction of some gigabytes, which is streamed, waits on disk, and becomes one
-Kafka transaction. The other has many transactions of some megabytes that are open at once. The resident set is sampled
-from /proc. The daemon has its default settings.
+There are two loads. One is a single transaction of several gigabytes, which is streamed, waits on disk, and becomes one
+Kafka transaction. The other has many transactions of several megabytes each, which are open at the same time. The
+resident set is sampled from /proc. The daemon has its default settings.
 """
 
 import time
@@ -37,7 +37,7 @@ FILL = "INSERT INTO wide SELECT g, repeat(md5(g::text), {times}) FROM generate_s
 
 
 class Sampler:
-    """Watches the daemon in a separate thread."""
+    """Samples the daemon's memory and its rows on disk in a separate thread, and keeps the greatest values."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.resident_kib = 0
@@ -63,14 +63,14 @@ class Sampler:
 
 
 def one_large(postgres: Postgres, gigabytes: float) -> None:
-    """Write one transaction of this size."""
+    """Write one transaction of this many gigabytes."""
     rows = int(gigabytes * 1024 * MIB / ROW_BYTES)
     with postgres.connect() as connection:
         connection.execute(_fill(1, rows))
 
 
 def many_open(postgres: Postgres, transactions: int, megabytes: float) -> None:
-    """Write transactions of this size in parallel, and commit them once all of them are open."""
+    """Write transactions of this size in turn, so that all are open at once, and then commit all of them."""
     rows = int(megabytes * MIB / ROW_BYTES)
     pieces = 10
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def _fill(first: int, last: int) -> str:
 
 
 def measure(version: int, variables: Mapping[str, str], scale: float) -> Iterator[tuple[str, Waiting]]:
-    """Yield the name and the result of each load. ``scale``: a factor for the sizes."""
+    """Yield the name and the result of each load. The sizes are multiplied by ``scale``."""
     gigabytes, megabytes = GIGABYTES * scale, MEGABYTES * scale
     yield f"one of {gigabytes:g} GB", _watch(version, variables, lambda server: one_large(server, gigabytes))
     yield (
@@ -100,7 +100,7 @@ def measure(version: int, variables: Mapping[str, str], scale: float) -> Iterato
 
 
 def _watch(version: int, variables: Mapping[str, str], work: Callable[[Postgres], None]) -> Waiting:
-    """Run ``work`` with its own servers, and watch the daemon until everything is delivered."""
+    """Run ``work`` on new servers, and sample the daemon until everything has been delivered."""
     with Postgres(version, SERVER) as postgres, Kafka(settings=BROKER) as kafka, postgres.connect() as connection:
         connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
         connection.execute("ALTER TABLE wide ALTER v SET STORAGE PLAIN")

@@ -21,12 +21,12 @@ HALVES = {"half_1": "orders", "half_2": "orders_1"}
 
 
 class TwoTables(Load):
-    """Rows of two tables in turn. Each table has its own publication, and a third publication has both."""
+    """Rows are written to two tables in turn. Each table has its own publication, and a third has both tables."""
 
     def setup(self) -> list[str]:
-        """Return the statements before the slot's creation.
+        """Return the statements that run before the slot is created.
 
-        They include the publications, which must be older than the rows.
+        They include the publications, because a publication must exist before the rows are written.
         """
         return [*Load.setup(self), *(f"CREATE PUBLICATION {name} FOR TABLE {table}" for name, table in HALVES.items())]
 
@@ -38,7 +38,7 @@ def load(rows: int) -> Load:
 
 
 def measure(on: Course, publications: Sequence[str]) -> tuple[float, dict[str, float]]:
-    """Run a pipeline for each publication at the same time. Return events per second and CPU microseconds per event."""
+    """Run pipelines for all publications at the same time. Return events per second and CPU microseconds per event."""
     _, variables = next(iter(encoders().items()))
     with ExitStack() as stack:
         found = []
@@ -77,8 +77,8 @@ def main() -> None:
         Kafka(settings=BROKER) as kafka,
         course(postgres, kafka, load(options.rows)) as on,
     ):
-        on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the mark of the other half
-        measure(on, [PUBLICATION])  # warms up caches, and does not count
+        on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the marking row of the other table's pipeline
+        measure(on, [PUBLICATION])  # warms up caches; the result is not used
         for title, publications in (("one pipeline", [PUBLICATION]), ("two pipelines", list(HALVES))):
             runs = [measure(on, publications) for _ in range(options.runs)]
             rates = sorted(rate for rate, _ in runs)

@@ -1,4 +1,4 @@
-"""Draws the ratios to the bare drain as SVG: one group of bars for each load. No I/O.
+"""Draws the speed of all contenders relative to the bare drain as SVG, with one group of bars for each load. No I/O.
 
 https://www.w3.org/TR/SVG2/
 """
@@ -13,7 +13,7 @@ TITLE = "Events per second, relative to the bare drain of the same WAL"
 WIDTH = 960
 LEFT = 230
 SCALE = 280
-"""The length in pixels of the bar of a contender that is as fast as the drain."""
+"""The length of a bar in pixels if the contender is as fast as the drain."""
 
 BAR, GAP, HEAD = 16, 5, 30
 TOP = 58
@@ -28,13 +28,13 @@ COLOURS = {
     "discard": "#d08c3f",
     LOADING: "#7a5ea8",
 }
-"""The colour of each kind of contender. Encoders that are not compiled are paler."""
+"""The colour of each kind of contender. Contenders with the Python encoder have a paler bar."""
 
 FADED = 0.55
 
 
 def svg(results: Results) -> str:
-    """Return the picture."""
+    """Return the chart."""
     height = TOP + sum(HEAD + len(load.runs) * (BAR + GAP) for load in results.loads.values()) + 10
     size = f'width="{WIDTH}" height="{height}"'
     font = 'font-family="sans-serif" font-size="12"'
@@ -86,5 +86,5 @@ def _bar(load: LoadResult, name: str, y: int) -> Iterator[str]:
 
 
 def _x(ratio: float) -> float:
-    """Return the length of a bar. The bar of a contender that is much faster than the drain ends at the margin."""
+    """Return the length of a bar in pixels. If a contender is much faster than the drain, its bar is cut off."""
     return min(ratio, SCALE_MAX) * SCALE

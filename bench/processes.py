@@ -1,4 +1,4 @@
-"""CPU time and peak memory of processes, from /proc; and children of the bench, which answer in lines of JSON.
+"""Measures CPU time and peak memory of processes with /proc. Runs children of the bench, which answer in lines of JSON.
 
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
 """
@@ -18,19 +18,19 @@ END_TIMEOUT_S = 10
 
 
 def cpu_ticks(stat: str) -> int:
-    """Return utime + stime from ``/proc/PID/stat``, of all threads including ended ones."""
-    fields = stat.rpartition(")")[2].split()  # the name of the program, in brackets, may contain any character
+    """Return utime + stime from the text of ``/proc/PID/stat``. They include the threads that have ended."""
+    fields = stat.rpartition(")")[2].split()  # the name of the program, in parentheses, may contain any character
     return int(fields[11]) + int(fields[12])
 
 
 def peak_kib(status: str) -> int:
-    """Return the largest resident set from ``/proc/PID/status``."""
+    """Return the largest resident set from the text of ``/proc/PID/status``."""
     (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(peak)
 
 
 def busy_ticks(stat: str) -> tuple[int, int]:
-    """Return the busy time of all processors, and the time stolen by the hypervisor, from ``/proc/stat``."""
+    """Return the busy time of all processors and the time stolen by the hypervisor, from the text of ``/proc/stat``."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in stat.split()[1:9])
     return user + nice + system + irq + softirq, steal
 
@@ -46,17 +46,17 @@ def peak_mib(pid: int) -> float:
 
 
 class Meter:
-    """Measures the CPU seconds of some processes, of all others together, and those that the hypervisor stole."""
+    """Measures the CPU seconds of some processes, those of all others together, and those stolen by the hypervisor."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        """Begin to measure. ``processes``: the pids by role."""
+        """Start measuring. ``pids`` has the pid of each role."""
         self._pids = dict(pids)
         self._before = self._now()
 
     def read(self) -> dict[str, float]:
-        """Return the seconds by role, with ``others`` and ``stolen``.
+        """Return the seconds since the start by role, and with the keys ``others`` and ``stolen``.
 
-        A process that has ended keeps its last reading.
+        Raise FileNotFoundError if one of the processes no longer exists.
         """
         now = self._now()
         used = {role: value - self._before[role] for role, value in now.items()}
@@ -71,10 +71,10 @@ class Meter:
 
 
 class Child:
-    """A module of the bench in a separate process, which ends with the context."""
+    """A module of the bench that runs in a separate process until the context ends."""
 
     def __init__(self, module: str, arguments: Mapping[str, Any]) -> None:
-        """Start ``module``, which gets its ``arguments`` as JSON."""
+        """Start ``module``, which receives the ``arguments`` as JSON."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(arguments)],
             cwd=ROOT,
@@ -100,11 +100,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its pid."""
+        """The pid of the child."""
         return self._process.pid
 
     def read(self) -> dict[str, Any]:
-        """Return its next line. Raise RuntimeError if it has ended."""
+        """Return the child's next answer. Raise RuntimeError if the child has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -113,14 +113,14 @@ class Child:
         return found
 
     def tell(self, word: str = "") -> None:
-        """Send a line to it."""
+        """Send a line to the child."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
 
 def child_main(run: Callable[[dict[str, Any]], None]) -> None:
-    """Run a child. Its arguments are JSON."""
+    """Call ``run`` with the arguments that the bench has passed as JSON. Runs in the child."""
     run(json.loads(sys.argv[1]))
 
 
@@ -131,5 +131,5 @@ def say(**values: object) -> None:
 
 
 def wait_for_word() -> None:
-    """Wait for a line from the bench, or for its end. Runs in the child."""
+    """Wait until the bench sends a line or has ended. Runs in the child."""
     sys.stdin.readline()

@@ -1,6 +1,7 @@
 """A read_committed consumer with default settings, which reports when it saw each row.
 
-It is a separate process. It identifies rows by their keys: Confluent's five bytes, then the id as an Avro long.
+It runs in a separate process. It identifies a row by its key, which consists of Confluent's header (five bytes) and the
+id as an Avro long.
 """
 
 import time
@@ -15,11 +16,11 @@ KEY_HEADER = 5
 POLL_S = 0.5
 APPEAR_S = 0.01
 PATIENCE_S = 15.0
-"""If no record arrives for this long, the missing rows count as lost."""
+"""If no record arrives for this long, the reader stops, and the missing rows are considered lost."""
 
 
 def decode_long(data: bytes, at: int) -> int:
-    """Return the zigzag number at offset ``at``."""
+    """Return the zigzag-encoded number at offset ``at``."""
     found = shift = 0
     while True:
         found |= (data[at] & 0x7F) << shift
@@ -29,9 +30,9 @@ def decode_long(data: bytes, at: int) -> int:
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Read ``topic`` up to ``count`` rows with ids from ``first`` on. Report their ids and times, in order.
+    """Read ``count`` rows with ids from ``first`` on. Report their ids and times in the order of arrival.
 
-    If the topic does not exist yet, wait for it and read it from its beginning. Otherwise read it from its end.
+    If ``topic`` does not exist yet, wait for it and read it from its beginning. Otherwise read it from its end.
     """
     servers, topic = arguments["bootstrap_servers"], arguments["topic"]
     known = _partitions(servers, topic)

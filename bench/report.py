@@ -1,6 +1,6 @@
 """Turns results into text: lines for the terminal, and the generated part of docs/performance.md. No I/O.
 
-``goals`` compares each goal with the result of the fastest encoder that was measured.
+``goals`` compares each goal with the result of the fastest encoder among those that were measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ def heading() -> str:
 
 
 def lines(key: str, result: LoadResult) -> list[str]:
-    """Return one line for each contender: the median, the least and the greatest value."""
+    """Return one line for each contender, with the median, the least and the greatest rate."""
     return [_line(key, name, result) for name in result.runs]
 
 
@@ -67,14 +67,14 @@ def latency_line(latency: Latency) -> str:
 
 
 def replaced(document: str, results: Results | None) -> str:
-    """Return the document with a new part between the markers."""
+    """Return the document with the generated part replaced."""
     return with_part(document, BEGIN, markdown(results), END, "the markers around the report are missing")
 
 
 def with_part(document: str, begin: str, part: str, end: str, missing: str) -> str:
-    """Return the document with ``part`` between two markers.
+    """Return the document with ``part`` between the markers ``begin`` and ``end``.
 
-    If the document lacks one of them, raise ValueError with the text ``missing``.
+    If the document lacks a marker, raise ValueError with the text ``missing``.
     """
     before, is_begun, rest = document.partition(begin)
     _, is_ended, after = rest.partition(end)
@@ -84,7 +84,7 @@ def with_part(document: str, begin: str, part: str, end: str, missing: str) -> s
 
 
 def markdown(results: Results | None) -> str:
-    """Return the report."""
+    """Return the generated part of the document."""
     if results is None:
         return NOTHING
     return "\n".join(
@@ -115,7 +115,7 @@ def _goals(results: Results) -> Iterator[str]:
 
 
 def goals(results: Results) -> Iterator[tuple[str, str, str]]:
-    """Yield each goal with its measured value."""
+    """Yield the name of each goal, the goal itself, and the measured value."""
     for key, goal in (("orders-20", 0.9), ("orders-1", 0.8)):
         if (load := results.loads.get(key)) and (name := fastest(load)):
             yield f"{load.title}: {name} relative to the drain", f"{goal}", f"{load.ratio(name):.2f}"
@@ -186,7 +186,7 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def fastest(load: LoadResult, kind: str = "exactly once") -> str | None:
-    """Return the contender of a kind with the fastest encoder. The load has its contenders in this order."""
+    """Return the contender of this kind that has the fastest encoder. It is the first of its kind in the runs."""
     return next((name for name in load.runs if name.startswith(kind)), None)
 
 
@@ -305,7 +305,7 @@ def _memory(results: Results) -> Iterator[str]:
 
 
 def said(moment: Moment) -> str:
-    """Return a sentence about the time of a measurement, and the load average."""
+    """Return a sentence about the time of a measurement and the load average."""
     before, after = moment.load_average
     return f"Begun {moment.begun[:16].replace('T', ' ')} UTC; load average {before:.1f} before, {after:.1f} after.\n"
 

@@ -1,4 +1,4 @@
-"""The results in the form of bench/results.json, which the rounds write, and the report and the plot read."""
+"""The results in the form of bench/results.json. The command line writes the file. The report and the plot use it."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from typing import Self
 from pydantic import TypeAdapter
 
 OPENED_MAX = 0.9
-"""The largest part of a load that may already be delivered when the delivery of the opening is noticed."""
+"""The largest part of a load that may already be delivered when the bench notices that the opening was delivered."""
 
 DRAIN = "drain"
 """The contender with which all others are compared."""
 
 LOADING = "loading"
-"""The daemon that reads the rows from the tables."""
+"""The contender that reads the rows from the tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a load: ``rows`` row changes in ``seconds``, and the CPU seconds by role."""
+    """A part of a load: ``rows`` row changes took ``seconds``. ``cpu`` has the CPU seconds by role."""
 
     seconds: float
     rows: float
@@ -32,7 +32,10 @@ class Part:
         return self.rows / self.seconds
 
     def cpu_us(self, role: str) -> float | None:
-        """Microseconds of CPU time for each row change. The value of ``others`` may be negative."""
+        """Return the microseconds of CPU time for each row change, or None if there is no such role.
+
+        The time of ``others`` may be negative because it is a difference. It then counts as 0.
+        """
         return max(0.0, self.cpu[role] / self.rows * 1e6) if role in self.cpu else None
 
     def __sub__(self, begin: "Part") -> "Part":
@@ -44,7 +47,7 @@ class Part:
 class Run:
     """One contender's run through a load, from the start of its walsender.
 
-    ``opening``: the part until the delivery of the first row of each table was noticed.
+    ``opening`` is the part until the bench noticed that the first row of each table had been delivered.
     """
 
     whole: Part
@@ -53,7 +56,7 @@ class Run:
 
     @property
     def afterwards(self) -> Part:
-        """The part after the opening, or the whole load if hardly any rows were left after the opening."""
+        """The part after the opening, or the whole load if hardly any rows remained after the opening."""
         if self.opening is None or self.opening.rows > OPENED_MAX * self.whole.rows:
             return self.whole
         return self.whole - self.opening
@@ -61,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median, least and greatest value of some runs."""
+    """The median, the least and the greatest of several values."""
 
     median: float
     least: float
@@ -69,13 +72,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Summarise ``values``, of which there must be at least one."""
+        """Summarise ``values``. There must be at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(slots=True)
 class Moment:
-    """The time of a measurement, and the load average of the last minute before and after it."""
+    """The time at which a measurement began, and the load average (of one minute) at its beginning and at its end."""
 
     begun: str
     load_average: tuple[float, float]
@@ -83,45 +86,45 @@ class Moment:
 
 @dataclass(slots=True)
 class LoadResult:
-    """All runs over one load. ``bytes_per_row``: the size of pgoutput's messages, as the server sends them."""
+    """All runs over one load. ``bytes_per_row`` is the size of the pgoutput messages that the server sends."""
 
     title: str
     rows: int
     bytes_per_row: float
     opened: bool
-    """Whether only the part after the opening counts."""
+    """Whether only the part after the opening is measured."""
     series: str
     moment: Moment
     runs: dict[str, list[Run]]
 
     def parts(self, contender: str) -> list[Part]:
-        """Return the counted parts of a contender's runs."""
+        """Return the measured part of each of a contender's runs."""
         return [run.afterwards if self.opened else run.whole for run in self.runs[contender]]
 
     def rate(self, contender: str) -> Spread:
-        """Return row changes per second."""
+        """Return the row changes per second."""
         return Spread.of([part.rate for part in self.parts(contender)])
 
     def ratio(self, contender: str) -> float:
-        """Return the median rate, relative to that of the bare drain."""
+        """Return the median rate divided by the median rate of the bare drain."""
         return self.rate(contender).median / self.rate(DRAIN).median
 
     def later_ratio(self, contender: str) -> float:
-        """Return the same ratio for the part after the opening, which excludes the time of the start."""
+        """Return the same ratio as ``ratio``, but only for the part after the opening, so without the start."""
         later = {name: Spread.of([run.afterwards.rate for run in self.runs[name]]) for name in (contender, DRAIN)}
         return later[contender].median / later[DRAIN].median
 
     def megabytes(self, contender: str) -> float:
-        """Return megabytes of pgoutput's messages per second."""
+        """Return the megabytes of pgoutput messages per second."""
         return self.rate(contender).median * self.bytes_per_row / 1e6
 
     def peak_mib(self, contender: str) -> float | None:
-        """Return the peak memory of all runs, or None if it is not known."""
+        """Return the largest peak memory of a contender's runs, or None if it is not known."""
         return max((run.peak_mib for run in self.runs[contender] if run.peak_mib is not None), default=None)
 
     def cpu_us(self, contender: str, role: str) -> float | None:
         """Return the median CPU time for each row change, or None if there is no such role."""
-        # during the opening, the walsender works ahead until the buffers are full
+        # The opening is included because the walsender decodes later rows in advance until the buffers are full.
         parts = [run.whole for run in self.runs[contender]] if role == "walsender" else self.parts(contender)
         found = [value for part in parts if (value := part.cpu_us(role)) is not None]
         return Spread.of(found).median if found else None
@@ -131,8 +134,8 @@ class LoadResult:
 class Latency:
     """Milliseconds from COMMIT to the consumer.
 
-    ``rate``: the intended rate. ``achieved``: the writer's real rate. ``cores``: how many processors each role kept
-    busy.
+    ``rate`` is the intended rate, ``achieved`` the actual rate of the writer. ``cores`` says how many processors each
+    role kept busy.
     """
 
     mode: str
@@ -148,7 +151,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Seconds from the first start to the first event, from a later start, and from ``kill -9`` to streaming again."""
+    """Seconds until an event is visible: from the first start, from a later start, and from ``kill -9``."""
 
     first: list[float]
     again: list[float]
@@ -157,7 +160,7 @@ class Starts:
 
 @dataclass(slots=True)
 class LatencyResult:
-    """Latencies of one encoder, and the median milliseconds of each step of a bare Kafka transaction."""
+    """The latencies with one encoder, and the median milliseconds of each step of a bare Kafka transaction."""
 
     encoder: str
     moment: Moment
@@ -167,7 +170,7 @@ class LatencyResult:
 
 @dataclass(slots=True)
 class LoadingLatencyResult:
-    """The latency of changes while another table was loaded, and the loaded rows per second."""
+    """The latency of changes while another table was loaded, and the number of rows loaded per second."""
 
     encoder: str
     moment: Moment
@@ -177,7 +180,7 @@ class LoadingLatencyResult:
 
 @dataclass(slots=True)
 class StartsResult:
-    """The start times of one encoder."""
+    """The start times with one encoder."""
 
     encoder: str
     moment: Moment
@@ -186,7 +189,11 @@ class StartsResult:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A test of waiting transactions: seconds until the last commit and until all rows were in Kafka, and peak MiB."""
+    """A test of transactions that wait for their commit.
+
+    ``written_s`` are the seconds until the last commit, and ``delivered_s`` those until all rows were in Kafka.
+    ``resident_mib`` and ``spilled_mib`` are peaks.
+    """
 
     written_s: float
     delivered_s: float
@@ -196,7 +203,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class MemoryResult:
-    """The tests of waiting transactions, by name, with one encoder."""
+    """The tests of waiting transactions with one encoder. ``loads`` has the result of each by name."""
 
     encoder: str
     moment: Moment
@@ -229,4 +236,4 @@ class Results(Stored):
     starts: StartsResult | None = None
     memory: MemoryResult | None = None
     left_out: list[str] = field(default_factory=list)
-    """Contenders that were not available."""
+    """The contenders that were not available."""

@@ -1,8 +1,7 @@
-"""Runs every contender over the WAL of one slot, in rounds.
+"""Runs all contenders over the WAL of one slot, in several rounds, for the command line.
 
-The drain runs first in each round, and once more at the end.
-
-The command line uses it. Each load has its own database, which is dropped after its rounds.
+The drain runs before the first round and after the last one. Each load has its own database, which is dropped after the
+rounds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 Say = Callable[[str], None]
-"""A function that gets a line about each run."""
+"""A function that is called with a line of text about each run."""
 
 
 def race(
@@ -29,7 +28,7 @@ def race(
     """Write the load, and let each contender read it ``runs`` times."""
     with course(postgres, kafka, load) as on:
         moment = machine.begin()
-        _, size = Drain().measure(on)  # this run also warms up caches, but it counts
+        _, size = Drain().measure(on)  # measures the size of the messages, and warms up caches
         found: dict[str, list[Run]] = {}
         for contender in [*(one for _ in range(runs) for one in contenders), Drain()]:
             run = contender.run(on)
@@ -40,7 +39,7 @@ def race(
 
 @contextmanager
 def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
-    """Write a load after creating a slot, in a new database."""
+    """Create a slot in a new database, and write the load into its WAL."""
     with postgres.database() as database, database.connect() as connection:
         for statement in load.setup():
             connection.execute(statement)

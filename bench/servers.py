@@ -1,6 +1,6 @@
 """The bench's servers and daemons: their settings, slots, walsenders and topics.
 
-``contenders``, ``latency`` and ``startup`` use it.
+``contenders``, ``latency`` and ``startup`` use this module.
 """
 
 import itertools
@@ -29,11 +29,11 @@ SERVER = {
 """Settings of PostgreSQL that prevent background work during a measurement."""
 
 BROKER = {"log.segment.delete.delay.ms": "1000", "log.index.size.max.bytes": "262144"}
-"""Settings of the broker. By default, its indexes are sparse files of 10 MB for each partition, which some file systems
-allocate at the first entry. This would take 12 ms and 7 MB of memory for each of thousands of partitions."""
+"""Settings of the broker. By default, each partition has sparse index files of 10 MB, which some file systems allocate
+at the first entry. This would take 12 ms and 7 MB of memory for each of thousands of partitions."""
 
 SLOT = "origin"
-"""The slot of which each contender gets a copy."""
+"""The slot that is copied for each contender."""
 
 TIMEOUT_S = 600
 POLL_S = 0.005
@@ -46,14 +46,14 @@ _numbers = itertools.count(1)
 
 
 def new_name() -> str:
-    """Return a new name for a pipeline."""
+    """Return a pipeline name that has not been used yet."""
     return f"bench{next(_numbers)}"
 
 
 def daemon(
     name: str, database: Database, kafka: Kafka, mode: Mode, variables: Mapping[str, str], slot: str | None = None
 ) -> Daemon:
-    """Return a daemon whose ``start`` has yet to be called."""
+    """Return a daemon that has not been started."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"publications": [PUBLICATION], **({"slot": slot} if slot else {})},
         "delivery": {"mode": mode},
@@ -103,7 +103,7 @@ def _is_free(connection: psycopg.Connection, slot: str) -> bool:
 
 
 def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
-    """Return the walsender of ``slot``, and when it was first seen."""
+    """Wait for the walsender of ``slot``. Return its pid, and the time at which it was first seen."""
     sql = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active_pid IS NOT NULL"
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
@@ -115,7 +115,7 @@ def walsender(connection: psycopg.Connection, slot: str) -> tuple[int, float]:
 
 
 def backends(connection: psycopg.Connection) -> list[int]:
-    """Return the backends of all other ordinary connections to this database."""
+    """Return the pids of the backends of all other clients of this database, except walsenders."""
     sql = (
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' "
         "AND pid <> pg_backend_pid()"
@@ -124,7 +124,7 @@ def backends(connection: psycopg.Connection) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for ``condition``."""
+    """Wait until ``condition`` is true."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
@@ -146,7 +146,7 @@ def delete_topics(kafka: Kafka, name: str) -> None:
 
 
 def _wait_until_quiet(pid: int) -> None:
-    """Wait, for a limited time, until a process is nearly idle, such as a broker that removes files."""
+    """Wait for a limited time until a process is nearly idle, such as a broker that is still removing files."""
     deadline = time.monotonic() + QUIET_TIMEOUT_S
     while time.monotonic() < deadline:
         before = cpu_seconds(pid)

@@ -1,8 +1,9 @@
 """``python -m bench.soak --minutes 60``: tests whether a busy daemon leaks memory or other resources.
 
-The load is mixed: transactions of every size, tables that are altered, created and dropped, loads by command,
-connections that are cut, and a broker that restarts. Meanwhile the daemon's memory, threads, file descriptors and
-asyncio tasks are sampled. The run fails if one of them has grown from the first third of the samples to the last.
+The load is mixed. There are transactions of different sizes, a table that is altered, dropped and created again, and
+loads by command. Connections are terminated, and the broker restarts. Meanwhile the daemon's memory, threads, file
+descriptors and asyncio tasks are sampled. The run fails if one of these resources has grown from the first third of the
+samples to the last third.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
 WARM_UP_SHARE = 0.2
-"""The part of the run whose samples do not count, because buffers and caches are still filling."""
+"""The first part of the run, whose samples are ignored because buffers and caches are still filling."""
 
 ALLOWED: Mapping[str, tuple[float, float]] = {
     "resident_kib": (1.10, 8 * 1024),
@@ -33,10 +34,12 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
     "descriptors": (1.0, 8),
     "tasks": (1.0, 3),
 }
-"""How much the median may grow: a factor, then a number. Sessions come and go, so nothing is quite constant."""
+"""How much the median may grow: it may be multiplied by the first number and then increased by the second. Sessions
+begin and end, so no resource is quite constant."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
-"""After how many rounds of work connections are cut, the broker restarts, a table is loaded, and tables change."""
+"""Numbers of rounds of work, after which the daemon's connection is terminated, the broker restarts, a table is loaded,
+and a table is altered."""
 
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9
@@ -62,18 +65,18 @@ class Sample:
 
 
 def sample(pid: int, tasks: Path) -> Sample | None:
-    """Return the resources of the process, or None if it has not counted its tasks yet."""
+    """Return the resources of the process, or None if the number of its tasks is not available."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     counted = tasks.read_text() if tasks.exists() else ""
-    if not counted:  # the file is being written
+    if not counted:  # the daemon has not written the file yet, or is writing it
         return None
     resident, threads = (int(fields[name].split()[0]) for name in ("VmRSS", "Threads"))
     return Sample(resident, threads, len(list(Path(f"/proc/{pid}/fd").iterdir())), int(counted))
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """Return a line for each resource that has grown from the first third of ``samples`` to the last."""
+    """Return a line for each resource that has grown from the first third of ``samples`` to the last third."""
     third = len(samples) // 3
     first, last = samples[:third], samples[-third:]
     found = []
@@ -93,7 +96,7 @@ def _prepare(database: Database) -> None:
 
 
 def _work(connection: psycopg.Connection, number: int) -> None:
-    """Run a round of transactions: small ones, one of some thousand rows, and one that is rolled back."""
+    """Run a round of transactions: several small ones, one of 2000 rows, and one that is rolled back."""
     for _ in range(20):
         connection.execute("INSERT INTO orders (note) VALUES (repeat('x', 200))")
     with connection.transaction():
@@ -130,7 +133,7 @@ def _disturb(connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, numbe
             str(daemon.config_file),
             "public.orders",
         ]
-        with suppress(subprocess.TimeoutExpired):  # the command waits for an answer
+        with suppress(subprocess.TimeoutExpired):  # the command waits for the daemon's answer, which may come too late
             subprocess.run(command, timeout=60, capture_output=True, check=False)
 
 
@@ -154,7 +157,7 @@ def _soak(minutes: float) -> list[Sample]:
 def _samples(
     connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, tasks: Path, seconds: float
 ) -> Iterator[Sample]:
-    """Work for this long, and yield a sample after each round that counts."""
+    """Run rounds of work for this long, and yield a sample after each round that follows the warm-up."""
     begin = time.monotonic()
     for number in itertools.count(1):
         _work(connection, number)

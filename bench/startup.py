@@ -1,6 +1,6 @@
-"""Measures the time from the start of the process to the first event, and from ``kill -9`` to streaming again.
+"""Measures the time from the start of the process to the first event, and from ``kill -9`` to the next new event.
 
-An event counts when a read_committed consumer sees it.
+The measurement ends when a read_committed consumer sees the event.
 """
 
 import time
@@ -15,11 +15,11 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 100
 BEFORE_S, AFTER_S = 2, 6
-"""How long rows are written before the kill, and how long they are written after it."""
+"""How long rows are written before the kill and after it."""
 
 
 def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs: int) -> Starts:
-    """Return the seconds of ``runs`` runs, exactly once."""
+    """Return the times of ``runs`` runs in exactly-once mode."""
     found = Starts([], [], [])
     for _ in range(runs):
         with pipeline(postgres, kafka, ORDERS, "exactly_once", variables) as (database, daemon):
@@ -35,7 +35,7 @@ def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs
 
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *arguments: str) -> float:
-    """Return the seconds from the daemon's start until an existing row is seen."""
+    """Return the seconds from the daemon's start until a row that was written before the start is seen."""
     with database.connect() as connection, reader(kafka, daemon.name, row, 1) as reading:
         connection.execute(ORDERS.row(row))
         daemon.start(*arguments)

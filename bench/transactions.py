@@ -1,6 +1,6 @@
-"""A bare loop of Kafka transactions through confluent-kafka, which measures the least cost of an exactly-once cut.
+"""Measures the minimum cost of an exactly-once cut with a bare loop of Kafka transactions through confluent-kafka.
 
-Each transaction has one data record, one cut record and one checkpoint, as the daemon's transaction for a small cut.
+Like the daemon's transaction for a small cut, each transaction has one data record, one cut record and one checkpoint.
 """
 
 import time
@@ -19,7 +19,7 @@ WARM_UP = 50
 
 
 def measure(kafka: Kafka, count: int) -> dict[str, float]:
-    """Return the median milliseconds of each step and of the whole, over ``count`` transactions."""
+    """Return the median milliseconds of each step and of a whole transaction, over ``count`` transactions."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     for made in admin.create_topics([NewTopic(topic, 1) for topic in TOPICS], operation_timeout=TIMEOUT_S).values():
         made.result()

@@ -1,6 +1,7 @@
 """Writes one-row transactions at a fixed rate, even if consumers do not keep up, and reports when each COMMIT returned.
 
-The connections share a common timetable. A connection that is late does not wait. The writer is a separate process.
+Each transaction has its time in a timetable that all connections share. A connection that is late does not wait. The
+writer runs in a separate process.
 """
 
 import time
@@ -17,7 +18,7 @@ STATEMENT = b"insert"
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Write ``count`` rows from ``first`` on, at ``rate`` per second. Report the times of their commits, in order."""
+    """Write ``count`` rows with ids from ``first`` on, at ``rate`` per second. Report their commit times."""
     count, connections = arguments["count"], arguments["connections"]
     wires = [_connect(arguments["conninfo"]) for _ in range(connections)]
     times = array("d", bytes(8 * count))

@@ -1,1 +1,1 @@
-"""Debezium beside pgsluice: ``make bench-debezium``. Both read the same WAL and write to the same Kafka, in turn."""
+"""Compares pgsluice with Debezium (``make bench-debezium``). They run in turn, on the same WAL and the same broker."""

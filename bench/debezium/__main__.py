@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _keep(results: Results) -> None:
-    """Write the results so far after each part, so that no part is lost."""
+    """Write the results so far. This is called after each measurement, so that no result is lost."""
     results.write(RESULTS)
     write_document(results)
 
@@ -72,7 +72,7 @@ def _live(postgres: Postgres, kafka: Kafka, taking_part: Mapping[str, Make], opt
 
 
 def write_document(results: Results) -> None:
-    """Write the part of docs/performance.md that has the comparison."""
+    """Write the comparison into its part of docs/performance.md."""
     DOCUMENT.write_text(report.replaced(DOCUMENT.read_text(), results))
 
 

@@ -1,6 +1,6 @@
-"""A worker of Kafka Connect with Debezium's connector for PostgreSQL, exactly once and tuned.
+"""A worker of Kafka Connect with Debezium's connector for PostgreSQL, with exactly-once delivery and tuned settings.
 
-docs/performance.md says what is tuned, and why.
+docs/performance.md explains the tuning.
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html
 https://kafka.apache.org/documentation/#connect_exactlyoncesource
 """
@@ -33,7 +33,7 @@ STOP_TIMEOUT_S = 180
 RETRY_S = 0.2
 JSON = {"Content-Type": "application/json"}
 REBALANCING = (409, 500)
-"""Status codes with which the worker answers while its group is incomplete."""
+"""Status codes with which the worker answers while its group is rebalancing."""
 
 JVM_OPTIONS = (
     "-Xms256m",
@@ -63,7 +63,8 @@ WORKER = {
     "status.storage.replication.factor": "1",
     "status.storage.partitions": "1",
 }
-"""After this time without a heartbeat, a worker counts as dead. By default, brokers allow no less than 6 seconds."""
+"""``session.timeout.ms``: after this time without a heartbeat, a worker is considered dead. By default, brokers allow
+no less than 6 seconds."""
 
 CONNECTOR = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -81,12 +82,12 @@ CONNECTOR = {
     "producer.override.linger.ms": "5",
     "producer.override.batch.size": "262144",
     "topic.creation.default.replication.factor": "1",
-    "topic.creation.default.partitions": "3",  # as many as pgsluice makes
+    "topic.creation.default.partitions": "3",  # as many as pgsluice creates
 }
 
 
 def _converters(registry_url: str) -> dict[str, str]:
-    """Return the settings for Avro in Confluent's format, which pgsluice writes as well."""
+    """Return the settings for Avro in Confluent's format, which pgsluice also writes."""
     settings = {"converter": "io.confluent.connect.avro.AvroConverter", "converter.schema.registry.url": registry_url}
     return {f"{part}.{name}": value for part in ("key", "value") for name, value in settings.items()}
 
@@ -94,7 +95,8 @@ def _converters(registry_url: str) -> dict[str, str]:
 class Connect(Program):
     """One worker with one connector.
 
-    Both, and the topics' prefix, are called ``name``. Its directory lasts as long as the context.
+    ``name`` is the name of the worker and of the connector, and the prefix of the topics. The directory is deleted when
+    the context ends.
     """
 
     what = "Kafka Connect"
@@ -120,7 +122,7 @@ class Connect(Program):
             context.callback(shutil.rmtree, directory)
             self.place(directory, port)
             context.callback(self.end)
-            plugins = directory / "plugins"  # the directory of plugins has one directory of jars for each plugin
+            plugins = directory / "plugins"  # has one subdirectory of jars for each plugin
             plugins.mkdir()
             (plugins / "debezium").symlink_to(jars.connector())
             (plugins / "avro").symlink_to(jars.converter())
@@ -132,7 +134,7 @@ class Connect(Program):
         self._context.close()
 
     def first_start(self) -> None:
-        """Start the worker, and create the connector, which the worker keeps in Kafka."""
+        """Start the worker, and create the connector. The worker stores the connector's settings in Kafka."""
         self.start()
         self.wait_until(lambda: self._get("/connectors")[0] == HTTP_OK, START_TIMEOUT_S)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -147,18 +149,18 @@ class Connect(Program):
             time.sleep(RETRY_S)
 
     def start(self) -> None:
-        """Start the worker again. It continues with its connector."""
+        """Start the worker again. It continues with the connector that it has stored."""
         self.launch(self._command())
 
     def stop(self) -> int:
-        """Send SIGTERM and wait for the worker's end, which takes longer than a daemon's."""
+        """Send SIGTERM, and wait until the worker has ended, which takes longer than with a daemon."""
         self.send(signal.SIGTERM)
         return self.wait(STOP_TIMEOUT_S)
 
     def _worker(self) -> dict[str, str]:
         """Return the worker's settings.
 
-        Its own topics begin with its name, so they are deleted with those of the tables.
+        The worker's own topics begin with its name, so they are deleted with the topics of the tables.
         """
         topics = {f"{kind}.storage.topic": f"{self.name}.connect.{kind}" for kind in ("config", "offset", "status")}
         return {
@@ -181,7 +183,7 @@ def _place(database: Database) -> dict[str, Any]:
         "database.hostname": known["host"],
         "database.port": str(known["port"]),
         "database.user": known["user"],
-        "database.password": "none",  # the connector requires one, although the server trusts everybody
+        "database.password": "none",  # the connector requires a password, although the server does not ask for one
         "database.dbname": known["dbname"],
     }
 

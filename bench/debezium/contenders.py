@@ -1,7 +1,4 @@
-"""The programs that deliver: pgsluice and Debezium, with one interface to start, query and stop them.
-
-Both write Avro.
-"""
+"""pgsluice and Debezium behind one interface, which starts, queries and stops them. Both write Avro."""
 
 import json
 import struct
@@ -26,7 +23,7 @@ Decode = Callable[[bytes], Mapping[str, Any]]
 """Takes a record's value, and returns the event."""
 
 HEADER = struct.Struct(">bI")
-"""The length of the header of Confluent's Avro format: a zero byte, and the id of the schema."""
+"""The header of Confluent's Avro format: a zero byte, and the id of the schema."""
 
 HTTP_TIMEOUT_S = 30
 
@@ -39,26 +36,27 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that delivers."""
+        """The pid of the process that delivers."""
 
     def first_start(self) -> None:
-        """Start to stream from the slot's position."""
+        """Start streaming from the slot's position."""
 
     def start(self) -> None:
         """Start again."""
 
     def stop(self) -> object:
-        """Send SIGTERM, and wait for the end."""
+        """Send SIGTERM, and wait until the process has ended."""
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Send SIGKILL."""
 
     def log_text(self) -> str:
-        """Return its log."""
+        """Return the log of the process."""
 
 
 Make = Callable[[str, Database, Kafka, str], AbstractContextManager[tuple[Process, Decode]]]
-"""Takes name, database, Kafka and slot. Yields a process that has not been started, and the decoder of its events."""
+"""Takes the name, the database, the broker and the slot. Yields a process that has not been started, and the decoder of
+its events."""
 
 
 class Pgsluice:
@@ -76,12 +74,12 @@ class Pgsluice:
         return self._process.pid
 
     def first_start(self) -> None:
-        """Start to stream from the slot's position."""
+        """Start streaming from the slot's position."""
         self._process.start("--adopt-slot")
 
 
 def contenders(registry_url: str) -> dict[str, Make]:
-    """Return all contenders, by name. Debezium uses this schema registry."""
+    """Return all contenders by name. Debezium uses the schema registry at ``registry_url``."""
     return {"pgsluice": _pgsluice, "Debezium": partial(_debezium, registry_url)}
 
 

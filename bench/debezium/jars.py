@@ -38,7 +38,7 @@ CONVERTER_JARS = (
     "re2j-",
     "swagger-annotations-",
 )
-"""The beginnings of the names of those jars in the wheel that the converter needs."""
+"""Prefixes of the names of the jars that the converter needs. The wheel contains many others."""
 
 
 def connector() -> Path:
@@ -52,7 +52,7 @@ def converter() -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each plugin, by its name."""
+    """Return the version of each plugin by the plugin's name."""
     return {
         "Debezium": _version(connector(), CONNECTOR_JAR),
         "Confluent's Avro converter": _version(converter(), CONVERTER_JAR),
@@ -65,7 +65,7 @@ def _version(directory: Path, name: str) -> str:
 
 
 def _digest(pins: Path) -> str:
-    """Return a digest of the pinned versions for the name of a cache entry, so that an entry never changes."""
+    """Return a digest of the pinned versions. It is part of a cache entry's name, so new versions get a new entry."""
     return hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
 
 

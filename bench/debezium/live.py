@@ -1,4 +1,4 @@
-"""Latency at a rate of one-row transactions, and the time of restarts."""
+"""Measures the latency while one-row transactions are committed at a fixed rate, and the time of restarts."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 1_000
 WARM_UP_S = 10
-"""Rows of the first seconds do not count, because Java is still compiling."""
+"""Rows of the first seconds are not measured, because the JVM is still compiling."""
 SECONDS = 30
 
 PATIENCE_S = 300.0
@@ -42,7 +42,7 @@ def streaming(postgres: Postgres, kafka: Kafka, make: Make) -> Iterator[tuple[Da
 
 
 def delay(postgres: Postgres, kafka: Kafka, make: Make, scale: float) -> Delay:
-    """Return the latency at ``RATE``; RuntimeError if rows are missing or come twice."""
+    """Return the latency at ``RATE``. Raise RuntimeError if rows are missing or come twice."""
     seconds = max(1, round(SECONDS * scale))
     count = RATE * (WARM_UP_S + seconds)
     with streaming(postgres, kafka, make) as (database, process, slot), database.connect() as connection:
@@ -62,7 +62,10 @@ def delay(postgres: Postgres, kafka: Kafka, make: Make, scale: float) -> Delay:
 
 
 def restart(postgres: Postgres, kafka: Kafka, make: Make) -> Restart:
-    """Return the seconds from the start until a row that was written while the process was down is visible."""
+    """Return the seconds until a row that was written while the process was down is visible.
+
+    They are measured twice: from a start after an orderly end, and from a kill that an immediate start follows.
+    """
     with streaming(postgres, kafka, make) as (database, process, _):
         process.stop()
         again = _start(kafka, database, process, 1)

@@ -1,4 +1,4 @@
-"""A backlog in the WAL, which all contenders drain in turn. Each has to deliver exactly the rows of the tables."""
+"""A backlog in the WAL, which all contenders drain in turn. Each must deliver exactly the rows of the tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -51,7 +51,7 @@ def _expected(connection: psycopg.Connection, load: Load) -> dict[str, Digest]:
 
 
 def _drain(on: Course, load: Load, make: Make, tables: Mapping[str, Digest]) -> Drained:
-    """Return the figures of one run; RuntimeError if the topics have other rows than the tables."""
+    """Return the figures of one run. Raise RuntimeError if the rows in the topics differ from those in the tables."""
     name = new_name()
     with copied_slot(on.connection) as slot, make(name, on.database, on.kafka, slot) as (process, decode):
         process.first_start()
@@ -90,7 +90,7 @@ def _figures(
 ) -> Drained:
     half, end = first(samples, offsets, records // 2), first(samples, offsets, records)
     done = half.count(offsets)
-    if done == records:  # all of them became visible at once
+    if done == records:  # all records became visible at once, so there is no second half to measure
         half, done = Sample(started, {}, dict.fromkeys(end.cpu, 0.0)), 0
     later_cpu = {role: seconds - half.cpu[role] for role, seconds in end.cpu.items()}
     return Drained(

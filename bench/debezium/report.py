@@ -11,12 +11,12 @@ END = "<!-- end of the comparison -->\n"
 
 
 def replaced(document: str, results: Results) -> str:
-    """Return the document with a new part between the markers."""
+    """Return the document with the generated part replaced."""
     return with_part(document, BEGIN, markdown(results), END, "the markers around the comparison are missing")
 
 
 def markdown(results: Results) -> str:
-    """Return the tables."""
+    """Return the generated part of the document."""
     parts = [_machine(results), *(_backlog(one) for one in results.backlogs.values())]
     if results.live is not None:
         parts.append(_live(results.live))

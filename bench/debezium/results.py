@@ -1,4 +1,4 @@
-"""The results, as bench/debezium/results.json has them."""
+"""The results, in the form of bench/debezium/results.json."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,8 @@ from bench.results import Moment, Stored
 class Drained:
     """One run through a backlog, from the walsender's start until the last record was visible.
 
-    ``later``: the second half of the records only. ``cpu``: microseconds for each event, by role.
+    The fields that begin with ``later`` are about the second half of the records only. ``cpu`` and ``later_cpu`` are
+    microseconds for each event, by role.
     """
 
     events_per_s: float
@@ -22,7 +23,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Backlog:
-    """All runs over one load, and the rows of each table, on which PostgreSQL and all topics agree."""
+    """All runs over one load, and the digest of each table, which is the same in PostgreSQL and in all topics."""
 
     title: str
     rows: int
@@ -45,7 +46,10 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Seconds until a row is visible, from a start after an orderly end, and from ``kill -9`` with a start at once."""
+    """Seconds until a row is visible.
+
+    ``again``: from a start after an orderly end. ``killed``: from ``kill -9``, which an immediate start follows.
+    """
 
     again: float
     killed: float

@@ -13,8 +13,8 @@ from bench.loads import Load
 EPOCH = date(1970, 1, 1)
 SEPARATOR = "|"
 BYTES = 8
-"""How many bytes of a row's MD5 count, as a signed number. The checksum is the sum, so the order of rows does not
-matter."""
+"""The first bytes of a row's MD5 are read as a signed number, and the checksum of a table is the sum of these numbers.
+The order of rows therefore does not matter."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Digest:
 
 
 def select(load: Load, table: str) -> str:
-    """Return the SQL that gives count and checksum of a table."""
+    """Return the query for the count and the checksum of a table's rows."""
     values = ", ".join(["id::text", *(_sql(name, kind) for name, kind, _ in load.columns)])
     text = f"concat_ws('{SEPARATOR}', {values})"
     number = f"('x' || left(md5({text}), {2 * BYTES}))::bit({8 * BYTES})::bigint"
@@ -46,7 +46,7 @@ def _sql(name: str, kind: str) -> str:
 
 
 def row_text(columns: Sequence[tuple[str, str, str]], row: Mapping[str, object]) -> str:
-    """Return the text that :func:`select` computes of a row, in which all columns are present and not null."""
+    """Return the text that the query of :func:`select` makes from a row. No column may be missing or null."""
     values = [str(row["id"]), *(_text(kind, row[name]) for name, kind, _ in columns)]
     return SEPARATOR.join(values)
 
@@ -57,7 +57,7 @@ def _text(kind: str, value: object) -> str:
             return _moment(value)
         case "timestamptz", str():  # io.debezium.time.ZonedTimestamp
             return _moment(datetime.fromisoformat(value))
-        case "date", int():  # io.debezium.time.Date: days
+        case "date", int():  # io.debezium.time.Date: days since 1970-01-01
             return str(EPOCH + timedelta(days=value))
         case "boolean", _:
             return "true" if value else "false"

@@ -1,7 +1,7 @@
 """Measures when records become visible to a ``read_committed`` consumer, for any producer.
 
 While a contender works, only the last stable offsets are sampled, and no record is fetched. When it has finished, the
-records are read once. Their offsets show in which sample they first were visible.
+records are read once. Their offsets show in which sample they were visible for the first time.
 """
 
 import time
@@ -31,19 +31,19 @@ NOT_YET = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
 )
-"""The broker's errors for topics that are being created."""
+"""The errors with which the broker answers while a topic is being created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The visible records at a moment, and the CPU seconds by role until then."""
+    """The last stable offsets at one moment, and the CPU seconds by role until then."""
 
     at: float
     ends: Ends
     cpu: Mapping[str, float]
 
     def count(self, offsets: Mapping[Place, Sequence[int]]) -> int:
-        """Return how many of the records at these sorted offsets were visible."""
+        """Return how many of the records at the sorted ``offsets`` were visible."""
         return sum(bisect_left(found, self.ends.get(place, 0)) for place, found in offsets.items())
 
 
@@ -57,7 +57,7 @@ class Topics:
         self._places: list[Place] = []
 
     def ends(self) -> Ends:
-        """Return the last stable offset of every partition, or none while a topic is being created."""
+        """Return the last stable offset of every known partition, or nothing while a topic is being created."""
         if {topic for topic, _ in self._places} < set(self._names):
             known = self._admin.list_topics(timeout=METADATA_TIMEOUT_S).topics
             self._places = [
@@ -102,7 +102,10 @@ class Topics:
 
 
 def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
-    """Yield the samples so far whenever there may be enough records and no offset moves any more."""
+    """Yield the samples so far when the offsets allow for enough records and have stopped moving.
+
+    The caller then counts the records. If there are too few, it resumes the iterator, which continues to sample.
+    """
     samples: list[Sample] = []
     deadline = time.monotonic() + TIMEOUT_S
     moved = time.monotonic()
@@ -119,5 +122,5 @@ def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) 
 
 
 def first(samples: Sequence[Sample], offsets: Mapping[Place, Sequence[int]], records: int) -> Sample:
-    """Return the first sample in which this many records were visible. There has to be one."""
+    """Return the first sample in which this many records were visible. Such a sample must exist."""
     return next(sample for sample in samples if sample.count(offsets) >= records)

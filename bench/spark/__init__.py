@@ -1,1 +1,1 @@
-"""Compares the Spark side with jobs that users would write by hand (``make bench-spark``), all in one Spark session."""
+"""Compares the Spark side with jobs that users would write by hand, in one Spark session (``make bench-spark``)."""

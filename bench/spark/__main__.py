@@ -28,7 +28,7 @@ SUBJECTS = ("decode", "mirror", "audit", "driver")
 
 
 class Bench:
-    """What one run of the command measures."""
+    """Runs the measurements that the command line selects."""
 
     def __init__(
         self, spark: SparkSession, postgres: Postgres, kafka: Kafka, directory: Path, options: argparse.Namespace
@@ -38,10 +38,10 @@ class Bench:
         self._results = Results(_describe(postgres))
         kept = Results.read(RESULTS)
         if kept is not None and kept.machine == self._results.machine:
-            self._results = kept  # results that are not measured now are kept
+            self._results = kept  # so that the report still has the results that are not measured in this run
 
     def run(self) -> None:
-        """Measure what was asked for. Write the report after each part, so that no part is lost."""
+        """Run the selected measurements. Write the report after each of them, so that no result is lost."""
         for subject in self._options.only:
             self._measure(subject)
             self._results.scales[subject] = self._options.scale
@@ -70,7 +70,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure everything, and write the report."""
+    """Run the selected measurements, and write the report."""
     options = _parser().parse_args(arguments)
     if options.render:
         results = Results.read(RESULTS)

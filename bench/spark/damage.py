@@ -1,4 +1,4 @@
-"""Audits a table while it is written to: first undamaged, then with a wrong value, a missing row and an extra row."""
+"""Audits the mirror of a table while the table is written to. The second audit has three damaged rows to find."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ ROWS = 1_000_000
 NAME = f"public.{TABLE}"
 PAUSE_S = 0.1
 WRITTEN = 10_000
-"""The writer uses the ids from 1 to this number. The damaged rows have other ids."""
+"""The writer uses the ids from 1 to this number. The damaged rows have ids outside this range."""
 
 CHANGED, MISSING, EXTRA = WRITTEN + 1, WRITTEN + 2, -1
 DAMAGE = (
@@ -57,7 +57,7 @@ class Writer(threading.Thread):
 
 @contextmanager
 def writing(stage: Stage) -> Iterator[Writer]:
-    """Write to the table as long as the context lasts."""
+    """Write to the table until the context ends."""
     writer = Writer(stage)
     writer.start()
     try:
@@ -67,7 +67,7 @@ def writing(stage: Stage) -> Iterator[Writer]:
 
 
 def measure(stage: Stage) -> AuditResult:
-    """Mirror the table, audit it, damage the mirror, and audit it again. Raise RuntimeError if an audit is wrong."""
+    """Mirror the table, audit the mirror, damage it, and audit it again. Raise RuntimeError if an audit is wrong."""
     stage.mirror("audited", [NAME])
     moment, audits = machine.begin(), []
     with writing(stage) as writer:
@@ -93,7 +93,7 @@ def _named(report: AuditReport) -> set[str | None]:
 
 
 def _damage(stage: Stage) -> None:
-    """Damage the mirror's table, and write the damaged version into the control table."""
+    """Damage the mirror's table, and record the damaged version in the control table as if it were the mirror's."""
     table = f"delta.`{stage.directory / 'audited' / NAME}`"
     for statement in DAMAGE:
         stage.spark.sql(statement.format(table))

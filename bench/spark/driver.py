@@ -1,4 +1,4 @@
-"""Measures the driver's memory in one session, first with more and more tables, then with more and more cuts."""
+"""Measures the memory of Spark's driver in one session while the number of tables grows, then the number of cuts."""
 
 import gc
 import time
@@ -20,7 +20,7 @@ CUTS_PER_S = 100
 
 
 def measure(stage: Stage, scale: float, say: Callable[[str], object]) -> DriverResult:
-    """Mirror a quarter of the tables, then two quarters, and so on. Then write to one table, with a cut each time."""
+    """Mirror a quarter of the tables, then two quarters, and so on. Then write many small transactions to one table."""
     result = DriverResult(machine.begin(), [], [])
     tables, cuts = max(STEPS, round(TABLES * scale)), max(STEPS, round(CUTS * scale))
     for step in range(STEPS):
@@ -46,7 +46,7 @@ def _mirrored(stage: Stage, tables: int) -> Step:
 
 
 def _write_cuts(stage: Stage, cuts: int) -> None:
-    """Commit transactions at a rate at which each is likely to be a cut of its own."""
+    """Commit transactions slowly enough that each is likely to get its own cut."""
     begin = time.monotonic()
     for number in range(cuts):
         stage.connection.execute(b"UPDATE t0 SET note = note || '.' WHERE id = 1")
@@ -55,7 +55,7 @@ def _write_cuts(stage: Stage, cuts: int) -> None:
 
 def heap_mib(spark: SparkSession) -> float:
     """Return how much of the driver's heap is in use after garbage collections."""
-    gc.collect()  # Python's references keep Java's objects
+    gc.collect()  # because references in Python keep Java objects alive
     heap = spark._jvm.java.lang.management.ManagementFactory.getMemoryMXBean()  # noqa: SLF001 - PySpark has no other way to Java
     for _ in range(3):
         heap.gc()

@@ -1,6 +1,6 @@
-"""What a user would write: a job that decodes a topic with one schema, and a query that merges it into one table.
+"""The code that a user would write: a job that decodes a topic with one schema, and a query that merges the events.
 
-The job decodes every record with the newest schema, and may apply half of a transaction. It knows nothing about other
+The job decodes every record with the newest schema, and may apply half of a transaction. It does not handle other
 tables, columns that were not sent, or truncates. So it does the least that any job has to do.
 
 https://spark.apache.org/docs/latest/sql-data-sources-avro.html
@@ -17,11 +17,11 @@ from bench.spark.stage import Stage
 from pgsluice_spark import RestRegistry
 
 _HEADER_BYTES = 5
-"""A magic byte and the id of the schema, before the Avro record."""
+"""The length of the magic byte and the id of the schema, which precede the Avro record."""
 
 
 def decoded(records: DataFrame, schema: str) -> DataFrame:
-    """Return the events in a topic's records."""
+    """Return the events that the records of a topic contain."""
     body = F.expr(f"substring(value, {_HEADER_BYTES + 1})")
     return records.select(from_avro(body, schema).alias("event")).select("event.*")
 
@@ -48,7 +48,7 @@ def events(stage: Stage, table: str) -> DataFrame:
 
 
 def merge(stage: Stage, name: str, table: str) -> float:
-    """Merge a topic up to its present end into a Delta table, and return the seconds that it took."""
+    """Merge a topic up to its present end into a Delta table. Return the seconds that this took."""
     begin = time.monotonic()
     place, schema = path(stage, name), schema_of(stage, table)
 
@@ -78,5 +78,5 @@ def merge(stage: Stage, name: str, table: str) -> float:
 
 
 def path(stage: Stage, name: str) -> str:
-    """Return the Delta table of a run, for SQL."""
+    """Return the name of a run's Delta table in SQL."""
     return f"delta.`{stage.directory / name}`"

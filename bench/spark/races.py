@@ -1,4 +1,4 @@
-"""Decoding, the first load and updates. pgsluice and a job that a user would write do each in turn."""
+"""Measures decoding, the first load and updates, each with pgsluice and with a job that a user would write."""
 
 import time
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def update(rows: int, updates: int) -> str:
 
 
 def decode(stage: Stage, rows: int, runs: int) -> Race:
-    """Decode all events of a topic and drop them. The stage's table has this many rows, which are loaded."""
+    """Measure how fast all events of a topic are decoded. The stage's table has this many rows, which are loaded."""
     ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - as below
     theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - two of a kind
     for warm_up in (ours, theirs):
@@ -58,7 +58,7 @@ def _seconds(events: Callable[[], DataFrame]) -> float:
 
 
 def copy(stage: Stage, rows: int, updates: int, runs: int) -> tuple[Race, Race]:
-    """Copy a table whose rows are loaded, then apply updates to all copies."""
+    """Measure how fast the rows of a table are copied, and how fast updates are applied to the copies."""
     stage.mirror("warm", [f"public.{TABLE}"])
     handwritten.merge(stage, "warm_theirs", TABLE)
     load = _race(stage, rows, runs)
@@ -79,7 +79,7 @@ def _race(stage: Stage, events: int, runs: int) -> Race:
 
 
 def _check(stage: Stage, runs: int) -> None:
-    """Compare all copies with the table, so that no contender is fast because it leaves something out."""
+    """Compare all copies with the table, so that no contender is fast because it skips rows or changes."""
     expected = stage.connection.execute(f"SELECT {_SUMS} FROM {TABLE}".encode()).fetchone()
     for number in range(runs):
         for place in (

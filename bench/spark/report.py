@@ -13,12 +13,12 @@ GOAL_DECODE, GOAL_MIRROR, GOAL_LOAD = 0.9, 0.8, 150_000
 
 
 def replaced(document: str, results: Results) -> str:
-    """Return the document with a new part between the marks."""
+    """Return the document with the generated part replaced."""
     return with_part(document, BEGIN, markdown(results), END, "the marks around Spark's figures are missing")
 
 
 def markdown(results: Results) -> str:
-    """Return the tables."""
+    """Return the generated part of the document."""
     parts = [_machine(results), _races(results)]
     if results.audit is not None:
         parts.append(_audit(results.audit))

@@ -7,7 +7,7 @@ from bench.results import Moment, Spread, Stored
 
 @dataclass(slots=True)
 class Race:
-    """Events per second of several runs over the same ``events``, in turn by us and by the job of a user."""
+    """The events per second of several runs over the same ``events``, by pgsluice and by a handwritten job in turn."""
 
     events: int
     ours: list[float]
@@ -16,15 +16,15 @@ class Race:
 
     @property
     def ratio(self) -> float:
-        """Our median rate, divided by that of the other job."""
+        """The median rate of pgsluice divided by the median rate of the handwritten job."""
         return Spread.of(self.ours).median / Spread.of(self.theirs).median
 
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """One audit of a table. ``commits``: how many transactions changed the table meanwhile.
+    """One audit of a table. ``commits`` says how many transactions changed the table during the audit.
 
-    ``damage``: how many changed values, missing rows and extra rows the audit named.
+    ``damage`` says how many changed rows, missing rows and extra rows the audit found.
     """
 
     title: str
@@ -44,9 +44,9 @@ class AuditResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The memory of the driver once it has applied this many cuts to this many tables.
+    """The memory of the driver after it has applied this many cuts to this many tables.
 
-    ``heap_mib``: the used part of Java's heap after a garbage collection. ``python_mib``: the resident set of Python.
+    ``heap_mib`` is the used part of Java's heap after a garbage collection, ``python_mib`` the resident set of Python.
     """
 
     tables: int
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(slots=True)
 class DriverResult:
-    """The driver's memory with more and more tables, and with more and more cuts."""
+    """The driver's memory as the number of tables grows, and then as the number of cuts grows."""
 
     moment: Moment
     by_tables: list[Step]
@@ -66,7 +66,7 @@ class DriverResult:
 
 @dataclass(slots=True)
 class Results(Stored):
-    """Everything that was measured. A part stays until it is measured again, so each part has its own scale."""
+    """Everything that was measured. Each part is kept until it is measured again, so each has its own scale."""
 
     machine: dict[str, str]
     scales: dict[str, float] = field(default_factory=dict)

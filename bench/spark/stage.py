@@ -1,4 +1,4 @@
-"""A pipeline whose topics Spark reads: a database, a daemon, and a target to which a mirror writes."""
+"""A pipeline whose topics Spark reads, with its database, its daemon, and the targets to which mirrors write."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ def session(directory: Path) -> SparkSession:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One pipeline, and a directory for the lakes of its runs."""
+    """One pipeline, and a directory for the targets of its mirrors."""
 
     spark: SparkSession
     database: Database
@@ -63,7 +63,7 @@ class Stage:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The pipeline, for Spark."""
+        """The pipeline as an object of the Spark side."""
         servers = self.kafka.bootstrap_servers
         return Pipeline(
             self.spark, prefix=self.daemon.name, bootstrap_servers=servers, registry=RestRegistry(self.daemon.url)
@@ -74,7 +74,7 @@ class Stage:
         return f"{self.daemon.name}.public.{table}"
 
     def wait_until_loaded(self, tables: int) -> None:
-        """Wait until this many tables have been loaded, and everything so far is in Kafka."""
+        """Wait until this many tables have been loaded, and everything that was committed is in Kafka."""
         wait_until(lambda: self.daemon.log_text().count('"event": "loaded"') >= tables)
         self.wait_until_delivered()
 
@@ -89,7 +89,7 @@ class Stage:
         wait_until(lambda: self.connection.execute(sql, [row[0], slot]).fetchone() == (True,))
 
     def mirror(self, name: str, tables: Sequence[str]) -> float:
-        """Mirror to the present end of the topics, and return the seconds that it took."""
+        """Mirror tables up to the present end of the topics. Return the seconds that this took."""
         begin = time.monotonic()
         query = self.pipeline.mirror(
             self.target(name),
@@ -101,7 +101,7 @@ class Stage:
         return time.monotonic() - begin
 
     def target(self, name: str) -> Delta:
-        """Return the lake of a run."""
+        """Return the target of a mirror by its name."""
         return Delta(str(self.directory / name))
 
 
@@ -109,7 +109,7 @@ class Stage:
 def opened(
     spark: SparkSession, postgres: Postgres, kafka: Kafka, directory: Path, setup: Sequence[str]
 ) -> Iterator[Stage]:
-    """Provide a stage whose tables exist before its daemon starts."""
+    """Yield a stage whose tables have been created before its daemon starts."""
     with postgres.database() as database, database.connect() as connection:
         for statement in (TICKS, *setup, "CREATE PUBLICATION pgsluice FOR ALL TABLES"):
             connection.execute(statement.encode())
