@@ -7,7 +7,7 @@ from sandbox.prerequisites import require
 
 
 def main() -> int:
-    """Run the command line. An error prints its message, and gives exit code 1."""
+    """Run the command line. If an error occurs, print its message and return exit code 1."""
     try:
         require(fetching=False)
         from sandbox.cli import run  # noqa: PLC0415 - needs the modules that require() checks for

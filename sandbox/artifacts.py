@@ -1,9 +1,9 @@
-"""Fetches the artifacts that ``pom.xml`` pins, once, through Maven into the cache.
+"""Fetches the artifacts that ``pom.xml`` pins into the cache, once, with Maven.
 
-``installation``, ``kafka`` and ``spark`` use it.
+``installation``, ``kafka`` and ``spark`` use this module.
 
-An entry of the cache appears under its name only when it is complete, and is never changed afterwards.
-All entries lie below a directory named after the content of the POM.
+A cache entry appears under its name only when it is complete, and is never changed afterwards. All entries are in a
+directory whose name is a digest of the POM.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ def fetch(target: str) -> Path:
 
 
 def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
-    """Return the cache entry ``name``. If it does not exist, ``fill`` makes it, in one process at a time."""
+    """Return the cache entry ``name``. If it does not exist, ``fill`` creates it, in only one process at a time."""
     generation = root / _pom_key()
     entry = generation / name
     if entry.exists():
@@ -60,14 +60,14 @@ def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def find_entry(root: Path, name: str) -> Path | None:
-    """Return the cache entry ``name``, or None if it has not been made."""
+    """Return the cache entry ``name``, or None if it does not exist."""
     entry = root / _pom_key() / name
     return entry if entry.exists() else None
 
 
 def _make_complete(entry: Path, fill: Callable[[Path], None]) -> None:
     unfinished = entry.with_name(f"{entry.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # exists if an earlier process was killed
     _make_readable(unfinished)
     fill(unfinished)
     unfinished.rename(entry)
@@ -75,18 +75,18 @@ def _make_complete(entry: Path, fill: Callable[[Path], None]) -> None:
 
 @cache
 def cache_root() -> Path:
-    """Return the directory of the cache: ``PGSLUICE_SANDBOX_CACHE``, or else one below the home directory."""
+    """Return the directory of the cache: ``PGSLUICE_SANDBOX_CACHE``, or by default one in the home directory."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return _own_directory(Path(chosen).resolve())
     try:
         return _own_directory(Path.home() / ".cache" / "pgsluice-sandbox")
-    except OSError:  # an account without a home
+    except OSError:  # the account has no usable home directory
         return _shared_root()
 
 
 @cache
 def server_root(account: Account) -> Path:
-    """Return a cache that ``account`` can read, because root's home directory, for example, is closed to others."""
+    """Return a cache that ``account`` can read. It cannot read one in root's home directory, for example."""
     return cache_root() if can_enter(account, cache_root()) else _shared_root()
 
 
@@ -95,7 +95,7 @@ def _shared_root() -> Path:
 
 
 def _own_directory(path: Path) -> Path:
-    """Make ``path`` if necessary; FetchError if others could have put files there."""
+    """Create ``path`` if necessary, and return it. Raise FetchError if others could have put files there."""
     _make_readable(path)
     status = path.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & OTHERS_MAY_WRITE:
@@ -104,7 +104,7 @@ def _own_directory(path: Path) -> Path:
 
 
 def _make_readable(path: Path) -> None:
-    """Make a directory that others may read, whatever the umask."""
+    """Create a directory that others may read, regardless of the umask."""
     if not path.exists():
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(OTHERS_MAY_READ)
@@ -123,13 +123,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -> None:
-    """Fetch the artifacts of ``pom`` into ``directory``, an unfinished entry; FetchError if Maven fails."""
+    """Fetch the artifacts of ``pom`` into ``directory``, an unfinished entry. Raise FetchError if Maven fails."""
     require(fetching=True)
     command = ["mvn", "-B", "-q", "-f", str(pom), *options, "dependency:copy-dependencies"]
     command.append(f"-DoutputDirectory={directory}")
-    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # the directory of Maven's own copies
+    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # Maven has its own copies there
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
-    with _locked(cache_root() / "maven.lock"):  # two Mavens at once can damage those
+    with _locked(cache_root() / "maven.lock"):  # two Mavens at the same time can damage them
         maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
         raise FetchError(f"fetching {directory.stem} failed:\n{maven.stdout}{maven.stderr}")

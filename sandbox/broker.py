@@ -1,4 +1,4 @@
-"""One Kafka broker, which is also a controller: its ports, its files, its process. ``kafka`` uses it.
+"""One Kafka broker, which is also a controller, with its ports, its files and its process. ``kafka`` uses this module.
 
 https://kafka.apache.org/documentation/#brokerconfigs
 """
@@ -26,24 +26,24 @@ CLUSTER_ID = "c2x1aWNlLXNhbmRib3gtMQ"
 
 JVM_OPTIONS = (
     "-Xms64m",
-    "-Xmx768m",  # memory holds several copies of records of 50 MB
+    "-Xmx768m",  # enough for several copies of a record of 50 MB
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:-UsePerfData",  # otherwise a killed broker leaves files in /tmp
 )
 
 STARTED = "Kafka Server started"
-"""The log's text when the broker is registered and ready."""
+"""The log contains this text when the broker is registered and ready."""
 
 LINK_HOSTS = "127.77.{source}.{target}"
-"""All addresses in 127.0.0.0/8 belong to this machine, so each pair of brokers can have its own without privileges."""
+"""All addresses in 127.0.0.0/8 belong to this machine, so each pair of brokers can use its own without privileges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listener by name.
+    """A listener with its name.
 
-    ``advertised``: by broker number, the ``host:port`` that clients are told, if it differs.
+    ``advertised`` maps a broker's number to the ``host:port`` that it advertises to clients, if that differs.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Listener:
 PLAIN = Listener("PLAINTEXT")
 CONTROLLER = Listener("CONTROLLER")
 INTERNAL = Listener("INTERNAL")
-"""The listener between brokers, if they are linked. Otherwise they use the plain one, like clients."""
+"""The listener between brokers if they are linked. Otherwise they use the plain listener, like clients."""
 
 PRIVATE = (CONTROLLER, INTERNAL)
 """The listeners that only brokers connect to."""
@@ -64,7 +64,7 @@ PRIVATE = (CONTROLLER, INTERNAL)
 class Link:
     """The connection from one broker to a listener of another: ``source`` connects to ``host`` to reach ``target``.
 
-    A proxy has to listen at ``host`` and ``port``, and to forward to the same port of the target's own host.
+    A proxy must listen on ``host`` and ``port``, and forward to the same port of the target's own host.
     """
 
     source: int
@@ -73,12 +73,12 @@ class Link:
 
     @property
     def host(self) -> str:
-        """The address to which only the source connects, and only to reach the target."""
+        """The address that only the source uses, and only to reach the target."""
         return LINK_HOSTS.format(source=self.source, target=self.target)
 
 
 class Broker:
-    """One broker. It keeps its ports and its directory until ``remove``."""
+    """One broker. It keeps its ports and its directory until ``remove`` is called."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class Broker:
     ) -> None:
         """Reserve ports and a directory for the broker with the id ``node``.
 
-        ``linked``: it reaches its peers by links, so ``know_links`` has to be called before ``format``.
+        If ``linked`` is true, the broker reaches its peers by links, and ``know_links`` must be called before
+        ``format``.
         """
         self.node = node
         self._java_options = java_options
@@ -109,33 +110,33 @@ class Broker:
 
     @property
     def voter(self) -> str:
-        """This broker in ``controller.quorum.voters``."""
+        """The broker's entry in ``controller.quorum.voters``."""
         return f"{self.node}@{self.address(CONTROLLER.name)}"
 
     @property
     def running(self) -> bool:
-        """Whether the process was started, and not stopped or killed since."""
+        """Whether the process was started, and has not been stopped or killed since then."""
         return self._server is not None
 
     @property
     def pid(self) -> int:
-        """The process's pid; ServerError while it is down."""
+        """The pid of the process. Raises ServerError if it is not running."""
         return self._process().pid
 
     def address(self, listener: str) -> str:
         """Return ``host:port`` of a listener.
 
-        For a private listener of a linked broker, the host is a name that peers resolve.
+        For a private listener of a linked broker, the host is a name that its peers resolve to their links.
         """
         private = self._linked and listener in {each.name for each in PRIVATE}
         return f"{_name(self.node) if private else HOST}:{self._ports[listener].number}"
 
     def links_from(self, source: int) -> list[Link]:
-        """Return the links that a peer needs to reach this broker."""
+        """Return the links that the broker ``source`` needs to reach this broker."""
         return [Link(source, self.node, self._ports[listener.name].number) for listener in PRIVATE]
 
     def know_links(self, links: Iterable[Link]) -> None:
-        """Make names resolve to the links. Each broker has its own hosts file, which Java reads."""
+        """Write the hosts file with which this broker's Java resolves the names of its peers to the links."""
         hosts = {"localhost": HOST, _name(self.node): HOST} | {_name(link.target): link.host for link in links}
         self._hosts.write_text("".join(f"{host} {name}\n" for name, host in hosts.items()))
 
@@ -147,17 +148,17 @@ class Broker:
         run_as(current_account(), [*self._java(), *tool, *options])
 
     def launch(self) -> None:
-        """Start the process. Call ``wait_until_started`` next."""
+        """Start the process. Call ``wait_until_started`` afterwards."""
         self._started_before = self._starts()
         command = [*self._java(), "kafka.Kafka", str(self._properties)]
         self._server = Server(command, self._directory, self._log, current_account(), signal.SIGKILL)
 
     def wait_until_started(self) -> None:
-        """Return when the broker is registered and ready."""
+        """Wait until the broker is registered and ready."""
         self.wait_until(lambda: self._starts() > self._started_before)
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Return when ``ready()`` is true; ServerError if the process ends before."""
+        """Wait until ``ready()`` is true. Raise ServerError if the process ends before that."""
         self._process().wait_until(ready, START_TIMEOUT_S)
 
     def send(self, number: signal.Signals) -> None:
@@ -165,9 +166,9 @@ class Broker:
         self._process().send(number)
 
     def wait_until_stopped(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Return when the process has ended.
+        """Wait until the process has ended.
 
-        Kill a broker that has lost its quorum, because it does not end by itself.
+        Kill it after ``timeout_s``, because a broker that has lost its quorum does not end by itself.
         """
         try:
             self._process().wait(timeout_s)
@@ -176,18 +177,18 @@ class Broker:
         self._forget()
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Kill the process with SIGKILL."""
         self._process().kill()
         self._forget()
 
     def remove(self) -> None:
-        """Kill the process if it runs, and release ports and directory."""
+        """Kill the process if it runs, release the ports and remove the directory."""
         if self.running:
             self.kill()
         self._context.close()
 
     def log_text(self) -> str:
-        """Return what the broker has logged since it was made."""
+        """Return everything that the broker has logged."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def own_settings(self) -> dict[str, str]:
@@ -220,7 +221,7 @@ class Broker:
         return self._directory / "log"
 
     def _java(self) -> list[str]:
-        # compression libraries unpack themselves into the temporary directory
+        # The temporary directory is the broker's own, because compression libraries unpack themselves there.
         return [
             java(),
             *JVM_OPTIONS,

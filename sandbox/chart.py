@@ -1,6 +1,6 @@
-"""Renders the Helm chart for its tests, and makes the files derived from it: plain manifests, README, copies.
+"""Renders the Helm chart for its tests, and writes the files derived from it: plain manifests, README, copies.
 
-    python -m sandbox.chart        # what `make manifests` does
+    python -m sandbox.chart        # make manifests runs this
 
 https://helm.sh/docs/helm/helm_template/
 """
@@ -21,30 +21,31 @@ MANIFESTS = ROOT / "deploy" / "kubernetes"
 VALUES = CHART / "ci" / "kubernetes-values.yaml"
 
 OLDEST, NEWEST = "1.27.0", "1.37.0"
-"""The versions of Kubernetes that the chart is validated against. Chart.yaml claims the first and all later ones."""
+"""The versions of Kubernetes against which the chart is validated. Chart.yaml declares the first as its minimum."""
 
 COPIES = {
     CHART / "files" / "alerts.yaml": ROOT / "deploy" / "prometheus" / "alerts.yaml",
     CHART / "files" / "pgsluice.json": ROOT / "deploy" / "grafana" / "pgsluice.json",
 }
-"""Files of the chart that are copies, because Helm reads no files outside the chart."""
+"""Files of the chart that are copies of other files, because Helm cannot read files outside the chart."""
 
 RELEASE = "pgsluice"
 
 _HEADER = "# Rendered from the chart by `make manifests`; docs/kubernetes.md says what to change in it.\n"
 _OF_HELM = re.compile(r"^ *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
 _CHECKSUM = re.compile(r"^ *annotations:\n *checksum/config: .*\n", re.MULTILINE)
-"""The checksum restarts the pods when Helm changes the settings. In a plain manifest, it would soon be outdated."""
+"""The annotation with the checksum of the settings. Helm updates it to restart the pods when the settings change. In a
+plain manifest, it would soon be outdated."""
 
 
 class HelmError(SandboxError):
-    """Helm failed. The message is Helm's."""
+    """Helm failed. The message is Helm's output."""
 
 
 def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm") -> str:
-    """Return the output of a Helm command; HelmError if it fails. ``program``: the version of Helm."""
+    """Return the output of a Helm command. Raise HelmError if it fails. ``program`` is ``helm`` or ``helm-4``."""
     access = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
-    # Helm's cache about a server is beside its kubeconfig, because a later server may have the same port.
+    # Put Helm's cache about a server beside the server's kubeconfig, because a later server may have the same port.
     environ = os.environ if kubeconfig is None else {**os.environ, "KUBECACHEDIR": str(kubeconfig.parent / "cache")}
     command = [str(tools.program(program)), *arguments, *access]
     found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -54,12 +55,12 @@ def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm")
 
 
 def render(*options: str, release: str = RELEASE, kubernetes: str = OLDEST) -> str:
-    """Return all manifests of the chart as one text. ``options`` are those of ``helm template``."""
+    """Return all manifests of the chart as one text. ``options`` are passed to ``helm template``."""
     return helm("template", release, str(CHART), "--kube-version", kubernetes, *options)
 
 
 def plain_manifests() -> dict[str, str]:
-    """Return the files of ``deploy/kubernetes``: the rendered chart without metadata for Helm."""
+    """Return the files of ``deploy/kubernetes``: the rendered chart without Helm's metadata."""
     rendered = render("--values", str(VALUES), "--skip-tests")
     documents = [document for document in re.split(r"^---\n", rendered, flags=re.MULTILINE) if document.strip()]
     return dict(_plain(document) for document in documents)
@@ -72,7 +73,7 @@ def _plain(document: str) -> tuple[str, str]:
 
 
 def readme() -> str:
-    """Return the chart's README, made from the comments in values.yaml."""
+    """Return the chart's README, which is generated from the comments in values.yaml."""
     command = [str(tools.program("helm-docs")), "--dry-run", "--log-level", "error", "--sort-values-order", "file"]
     found = subprocess.run(
         [*command, "--chart-search-root", str(CHART)], cwd=ROOT, capture_output=True, text=True, check=False
@@ -83,7 +84,7 @@ def readme() -> str:
 
 
 def write() -> list[Path]:
-    """Write the README, the copies and the plain manifests. Return the files."""
+    """Write the README, the copies and the plain manifests. Return the paths of all files."""
     for copy, original in COPIES.items():
         copy.write_text(original.read_text())
     for former in MANIFESTS.glob("*.yaml"):
@@ -95,7 +96,7 @@ def write() -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write everything, and print the names of the files."""
+    """Write all derived files, and print their names."""
     if arguments:
         sys.exit("usage: python -m sandbox.chart")
     for file in write():

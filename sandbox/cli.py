@@ -19,7 +19,7 @@ CLUSTER_SIZES = (1, 3)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command; SandboxError if it fails."""
+    """Run the command. Raise SandboxError if it fails."""
     options = _parser().parse_args(arguments)
     options.command(options)
 
@@ -93,7 +93,7 @@ def _tools(options: argparse.Namespace) -> None:
 
 
 def _make(name: str, lacking: str | None, make: Callable[[], Path]) -> None:
-    """Build a tool into the cache, or print why that is not possible. The tests that need it report this as well."""
+    """Build a tool into the cache, or print why that is not possible. The tests that need the tool also report this."""
     try:
         print(make() if lacking is None else f"{name} cannot be made here: {lacking}", flush=True)
     except SandboxError as error:

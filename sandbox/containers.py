@@ -1,7 +1,7 @@
 """Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
 
 Nothing is installed. The official images of Python are not available offline, so stand-ins with the same names are made
-of Debian's packages. podman answers Docker's API, so that the commands of the documentation run unchanged.
+from Debian's packages. podman serves Docker's API, so the commands of the documentation run unchanged.
 
 https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
 """
@@ -27,19 +27,19 @@ NETWORK_PACKAGES = ("netavark", "aardvark-dns")
 
 SUITE = "trixie"
 PYTHON = "3.13"
-"""The version of Python in that Debian."""
+"""The version of Python in this release of Debian."""
 
 BASES = {
     f"python:{PYTHON}-slim": ("ca-certificates", "python3", "python3-venv"),
     f"python:{PYTHON}": ("ca-certificates", "python3", "python3-venv", "python3-dev", "gcc", "libc6-dev"),
 }
-"""The base images for Dockerfiles, with their packages."""
+"""The base images for Dockerfiles, with their Debian packages."""
 
 STAND_INS = "stand-ins"
-"""The base image of the server images that are not available offline."""
+"""The base image of the stand-ins for server images that are not available offline."""
 
 SYSTEMD = "systemd"
-"""The packages of a host under systemd. It is not an image: :mod:`sandbox.host` starts it."""
+"""The root file system of a host under systemd. It is not an image. :mod:`sandbox.host` starts the host."""
 
 _OTHERS = {
     STAND_INS: ("openjdk-21-jre-headless", "postgresql-client"),
@@ -47,18 +47,19 @@ _OTHERS = {
 }
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-"""The certificates that this machine trusts. The images get them as well, because a proxy may be in front of the
+"""The certificates that this machine trusts. The images also get them, because there may be a proxy in front of the
 package index."""
 
 START_S = 120.0
 
 PARENT = Path("/tmp")  # noqa: S108 - see there
-"""The directory of the engines. Its path has to be short. With more than some fifty bytes, the paths of a container's
-sockets do not fit into a socket's address, and processes that wait for the container do not learn that it ended."""
+"""The directory of the engines. Its path must be short. If it has more than about fifty bytes, the paths of a
+container's sockets do not fit into a socket address, and processes that wait for the container do not notice its
+end."""
 
 
 def missing() -> str | None:
-    """Return why containers cannot run here, or None."""
+    """Return the reason why containers cannot run here, or None if they can."""
     if os.geteuid() != 0:
         return "only root can make the base images"
     if platform.machine() != "x86_64":
@@ -68,7 +69,7 @@ def missing() -> str | None:
 
 
 def tools() -> Path:
-    """Return the directory with the programs. Fetch them if necessary."""
+    """Return the directory with the programs of podman. Fetch them if necessary."""
     return make_entry(cache_root(), "containers", _unpack_tools)
 
 
@@ -78,15 +79,15 @@ def network_tools() -> Path:
 
 
 def base(image: str) -> Path:
-    """Return the root file system of a stand-in. Make it if necessary."""
+    """Return the root file system of a stand-in. Create it if necessary."""
     make = _make_base if image in BASES else _make_other
     return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: make(image, entry))
 
 
 def prepare() -> Path:
-    """Make everything that engines and hosts need, because this takes too long for a test.
+    """Create everything that engines and hosts need, because this takes too long for a test.
 
-    Return the programs' directory.
+    Return the directory with the programs of podman.
     """
     network_tools()
     for image in (*BASES, *_OTHERS):
@@ -95,7 +96,7 @@ def prepare() -> Path:
 
 
 class Engine:
-    """podman with its own images and containers, and Docker's API on a socket."""
+    """podman with its own images and containers, which serves Docker's API on a socket."""
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="engine-", dir=PARENT))
@@ -104,13 +105,13 @@ class Engine:
         self._service: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Import the base images, and answer Docker's API. Containers share the machine's network."""
+        """Import the base images, and serve Docker's API. Containers share the machine's network."""
         for image in BASES:
             self.import_base(image)
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and images, and end. Also unmount what an interrupted build left mounted."""
+        """Remove all containers and images, and stop. Also unmount the file systems of an interrupted build."""
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
@@ -122,10 +123,10 @@ class Engine:
 
     @contextmanager
     def isolated(self) -> Iterator["Isolated"]:
-        """Answer Docker's API on a second socket.
+        """Serve Docker's API on a second socket.
 
-        Containers that are made there may have networks and publish ports. They are in a separate network namespace, so
-        the machine's ports and firewall do not change.
+        Containers that are created through it may have networks and publish ports. They are in a separate network
+        namespace, so the machine's ports and firewall do not change.
         """
         socket = self._directory / "isolated.sock"
         service = self._serve(socket, "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -146,7 +147,7 @@ class Engine:
         return service
 
     def why_not(self) -> str | None:
-        """Return why a container cannot run to its end here, or None. This starts one, which takes a second."""
+        """Return the reason why a container cannot run to its end here, or None. This runs one for a second."""
         command = ["docker", "run", "--network", "host", next(iter(BASES)), "sleep", "1"]
         variables = {**os.environ, **self.client_variables}
         try:
@@ -159,12 +160,12 @@ class Engine:
         return f"docker run failed: {client.stderr.strip()}" if client.returncode != 0 else None
 
     def build(self, directory: Path, image: str) -> None:
-        """Build the Dockerfile in ``directory``."""
+        """Build ``image`` from the Dockerfile in ``directory``."""
         command = ["buildah", "build", "--pull-never", "--network", "host", "--format", "docker", "--layers"]
         self._run([*command, "--tag", image, "."], cwd=directory)
 
     def podman(self, *arguments: str) -> str:
-        """Return podman's output."""
+        """Run a podman command, and return its output."""
         return self._run(["podman", *arguments])
 
     def copy_from(self, image: str, path: str, directory: Path) -> None:
@@ -181,11 +182,11 @@ class Engine:
 
     @property
     def client_variables(self) -> dict[str, str]:
-        """The environment variables for Docker's own client."""
+        """The environment variables with which Docker's own client reaches this engine."""
         return {"DOCKER_HOST": f"unix://{self.socket}", "DOCKER_CONFIG": str(self._directory)}
 
     def import_base(self, image: str) -> None:
-        """Make an image of the root file system of a stand-in."""
+        """Create an image from the root file system of a stand-in."""
         container = self._run(["buildah", "from", "scratch"]).strip()
         self._run(["buildah", "add", "--quiet", container, str(base(image)), "/"])
         path = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -199,21 +200,21 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """``variables``: for clients. The process is in the network namespace of the published ports."""
+    """The environment variables for clients, and the pid of a process in the network namespace of published ports."""
 
     variables: Mapping[str, str]
     pid: int
 
 
 def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str]:
-    """Write the configuration files of podman and buildah. Return the variables that name them."""
-    policy = directory / ".config" / "containers" / "policy.json"  # of $HOME
+    """Write the configuration files of podman and buildah. Return the environment variables of their processes."""
+    policy = directory / ".config" / "containers" / "policy.json"  # HOME is this directory
     policy.parent.mkdir(parents=True)
     policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     (directory / "registries.conf").touch()  # short names mean local images
     (directory / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
-        # Otherwise every program that reads the images mounts their directory on itself, and leaves this mount behind.
+        # Otherwise every program that reads the images mounts their directory on itself, and does not unmount it.
         '[storage.options.overlay]\nskip_mount_home = "true"\n'
     )
     runc = f"{programs}/usr/sbin/runc"
@@ -221,7 +222,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "PATH": f"{networks}/bin:{_path(programs)}",
         "HOME": str(directory),
         "LD_LIBRARY_PATH": f"{programs}/usr/lib/x86_64-linux-gnu",
-        "XTABLES_LIBDIR": f"{programs}/usr/lib/x86_64-linux-gnu/xtables",  # for networks
+        "XTABLES_LIBDIR": f"{programs}/usr/lib/x86_64-linux-gnu/xtables",  # iptables needs it for networks
         "CONTAINERS_STORAGE_CONF": f"{directory}/storage.conf",
         "CONTAINERS_REGISTRIES_CONF": f"{directory}/registries.conf",
         "CONTAINERS_CONF": f"{directory}/containers.conf",
@@ -229,13 +230,13 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
-    # conmon starts podman again to clean up after a container, with these variables only.
+    # When a container has ended, conmon starts podman to clean up. It passes on only these variables.
     inherited = ", ".join(f'"{name}={value}"' for name, value in variables.items())
     (directory / "containers.conf").write_text(
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'
         'default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]\n'
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
-        # Engines that run at the same time share nothing: neither locks nor the state of ended containers.
+        # Engines that run at the same time must not share locks or the state of ended containers.
         f'tmp_dir = "{directory}/libpod"\nlock_type = "file"\n'
         f'conmon_path = ["{programs}/usr/bin/conmon"]\nconmon_env_vars = [{inherited}]\n'
         f'helper_binaries_dir = ["{networks}/usr/lib/podman"]\n'
@@ -275,7 +276,7 @@ def _make_base(image: str, entry: Path) -> None:
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "man", "locale", "info")]
     _debootstrap(BASES[image], entry, left_out)
     _link_python(entry)
-    # The official images have the standard library as source code only.
+    # As in the official images, the standard library has no compiled files.
     for compiled in [*(entry / "usr/lib").rglob("__pycache__")]:
         shutil.rmtree(compiled)
     shutil.copyfile(CERTIFICATES, entry / CERTIFICATES.relative_to("/"))
@@ -289,7 +290,7 @@ def _make_other(image: str, entry: Path) -> None:
 
 
 def _link_python(entry: Path) -> None:
-    """Put Python at its path in the official images."""
+    """Link Python to the path that it has in the official images."""
     for name in ("python3", "python"):
         (entry / "usr/local/bin" / name).symlink_to(f"/usr/bin/python{PYTHON}")
 

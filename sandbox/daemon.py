@@ -2,7 +2,7 @@
 
     with Daemon("shop", database.conninfo(), kafka.bootstrap_servers) as daemon: print(daemon.status())
 
-All suites that need the whole path use it.
+All test suites that need a complete pipeline use this module.
 """
 
 import json
@@ -24,10 +24,11 @@ PROGRAM = ("-m", "pgsluice")
 
 
 class Daemon(Program):
-    """One pipeline; its directory is gone when the context ends, slot and topics stay."""
+    """One pipeline. Its directory is removed when the context ends. Its slot and its topics are kept."""
 
     forks: ClassVar = False
-    """Whether daemons are forked by ``fork_server.py``, unless their environment or their program is a special one."""
+    """Whether ``fork_server.py`` forks the daemons, except those that set ``program``, ``interpreter`` or
+    ``variables``."""
 
     def __init__(
         self,
@@ -39,12 +40,12 @@ class Daemon(Program):
         wait_for: Role | None = "active",
         at_once: bool = True,
     ) -> None:
-        """Choose the pipeline's name, which is the topics' prefix too; ``settings``, by section, override.
+        """Prepare a pipeline. ``name`` is also the prefix of its topics.
 
-        Rows that were there before are not read unless they say so, so that exactly what is written comes out. A key
-        that is None is left out, for the default to hold.
-        ``wait_for`` None: ``start`` does not wait, as for a daemon that is expected to fail. ``at_once``: entering
-        the context starts it.
+        ``settings``, by section, override those of this class, which do not load existing rows, so that a test
+        receives exactly the rows that it writes. A key whose value is None is omitted, so the product's default
+        applies. If ``wait_for`` is None, ``start`` does not wait, for example because the daemon is expected to fail.
+        If ``at_once`` is true, entering the context starts the daemon.
         """
         self.name = name
         self._wait_for = wait_for
@@ -52,13 +53,13 @@ class Daemon(Program):
         self._conninfo = conninfo
         self._bootstrap_servers = bootstrap_servers
         self.settings = {section: dict(keys) for section, keys in (settings or {}).items()}
-        """What the configuration file adds to the addresses; a change counts from the next ``start``."""
+        """Settings of the configuration file by section. A change takes effect with the next ``start``."""
         self.program: Sequence[str] = PROGRAM
-        """What Python runs, for tests that wrap the command line; a change counts from the next ``start``."""
+        """Python's arguments, for tests that wrap the command line. A change takes effect with the next ``start``."""
         self.interpreter = sys.executable
-        """The Python that runs it, for an installation of its own; a change counts from the next ``start``."""
+        """The Python interpreter, for separate installations. A change takes effect with the next ``start``."""
         self.variables: Mapping[str, str] = {}
-        """What is added to its environment; a change counts from the next ``start``."""
+        """Variables that are added to the environment. A change takes effect with the next ``start``."""
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
@@ -83,9 +84,9 @@ class Daemon(Program):
         return self.directory / "config.toml"
 
     def start(self, *arguments: str, wait: bool = True) -> None:
-        """Start the process; it is ready when this returns, unless it is not to be waited for.
+        """Start ``pgsluice run`` with additional ``arguments``.
 
-        ``arguments`` follow ``pgsluice run``.
+        Wait until the process is ready, unless ``wait`` is false or ``wait_for`` is None.
         """
         self.config_file.write_text(self.configuration())
         command = [self.interpreter, *self.program, "run", "-c", str(self.config_file), *arguments]
@@ -95,7 +96,7 @@ class Daemon(Program):
             self.wait_until_ready(self._wait_for)
 
     def restart(self) -> None:
-        """Stop in good order, then start."""
+        """Stop the process in an orderly way, then start it."""
         self.stop_well()
         self.start()
 
@@ -116,7 +117,7 @@ class Daemon(Program):
 
 
 def _toml(settings: Mapping[str, Any]) -> str:
-    """Return a file with one table for each section; what is nested deeper stands in line."""
+    """Return the TOML file with one table for each section. Deeper tables are written as inline tables."""
     lines = []
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -137,4 +138,4 @@ def _inline(value: object) -> str:
         return "{ " + ", ".join(_pairs(value)) + " }" if value else "{}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # the scalars of both languages look the same
+    return json.dumps(value, ensure_ascii=False)  # scalars look the same in JSON and TOML
