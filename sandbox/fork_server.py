@@ -1,11 +1,11 @@
 """A process that has imported pgsluice, and forks a daemon for each request.
 
-Such a daemon needs no second of CPU for its imports. Otherwise it is like one that was started as a command. Tests
-start more than a thousand daemons.
+A forked daemon saves the second of CPU time that its imports would take. Tests start more than a thousand daemons.
+Otherwise a forked daemon behaves like a daemon that was started as a command.
 
-What the fork server forks is a supervisor, which forks the daemon. So every promise of ``supervisor.py`` holds. The
-fork server is a child of its owner and ends with it. It has one thread, and nothing that a fork must not copy: no
-connection, no client of Kafka, no event loop.
+The fork server forks a supervisor, which forks the daemon, so all guarantees of ``supervisor.py`` hold. The fork server
+is a child of its owner and ends with it. It has only one thread, and nothing that a fork must not copy, such as a
+connection, a Kafka client or an event loop.
 """
 
 import gc
@@ -29,10 +29,10 @@ MAX_DESCRIPTORS = 65536
 
 
 class ForkServer:
-    """A fork server as its owner sees it."""
+    """The owner's interface to a fork server."""
 
     def __init__(self) -> None:
-        """Start the process. It imports pgsluice while the owner goes on."""
+        """Start the process. It imports pgsluice while the owner continues."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -43,13 +43,13 @@ class ForkServer:
             )
 
     def start(self, task: supervisor.Task, channel: int, errors: int) -> Callable[[], object]:
-        """Fork a supervisor. This is a ``process.StartSupervisor``."""
+        """Fork a supervisor. This method has the type ``process.StartSupervisor``."""
         ended, theirs = os.pipe()
         socket.send_fds(self._channel, [task.to_json().encode()], [channel, errors, theirs])
         os.close(theirs)
 
         def wait() -> None:
-            os.read(ended, 1)  # returns when the supervisor has ended, because it holds the other end
+            os.read(ended, 1)  # returns when the supervisor has ended, because only it has the other end open
             os.close(ended)
 
         return wait
@@ -59,7 +59,7 @@ _starting = threading.Lock()
 
 
 def fork_server() -> ForkServer:
-    """Return the fork server of this process, always the same one. Threads may call this at the same time."""
+    """Return the only fork server of this process, and start it if necessary. This function is thread-safe."""
     with _starting:
         return _the_only_one()
 
@@ -70,7 +70,7 @@ def _the_only_one() -> ForkServer:
 
 
 def main(owner_pid: int) -> None:
-    """Fork for each request, until the owner is gone."""
+    """Fork a supervisor for each request until the owner has ended."""
     owner = os.pidfd_open(owner_pid)
     if os.getppid() != owner_pid:
         return

@@ -1,6 +1,6 @@
-"""Builds programs from Go modules, and finds files in modules. ``tools`` uses it.
+"""Builds programs from Go modules, and finds files in modules. ``tools`` uses this module.
 
-Go fetches modules through its own proxy settings, and checks them against its checksum database. It keeps modules and
+Go fetches modules with its own proxy settings, and checks them against its checksum database. It keeps modules and
 compiled packages in its own caches.
 
 https://go.dev/ref/mod
@@ -17,16 +17,16 @@ from typing import Any
 from sandbox.errors import FetchError
 
 BUILD_FLAGS = "-ldflags=-s -w"
-"""Without debugging symbols, a program is a third smaller."""
+"""These flags omit the debugging symbols, which makes a program a third smaller."""
 
 
 def missing() -> str | None:
-    """Return why Go programs cannot be built here, or None."""
+    """Return the reason why Go programs cannot be built here, or None if they can."""
     return None if shutil.which("go") else "Go is not on the PATH: install it (https://go.dev/dl)"
 
 
 def install(package: str, version: str, directory: Path) -> None:
-    """Build the program ``package`` into ``directory``."""
+    """Build the program from ``package`` into ``directory``."""
     _go("install", BUILD_FLAGS, f"{package}@{version}", variables={"GOBIN": str(directory)})
 
 
@@ -42,19 +42,19 @@ def requirements(module: Path) -> list[dict[str, str]]:
 
 
 def build(package: str, flags: str, directory: Path, program: Path) -> None:
-    """Build ``package`` with the dependencies of the module in ``directory``."""
+    """Build ``program`` from ``package`` with the dependencies of the module in ``directory``."""
     _go("build", f"-ldflags=-s -w {flags}", "-o", str(program), package, directory=directory)
 
 
 def tidy(directory: Path) -> None:
-    """Complete the requirements of the module in ``directory``. Packages that only tests need may be missing."""
+    """Complete the requirements of the module in ``directory``. Ignore missing packages, which only tests need."""
     _go("mod", "tidy", "-e", directory=directory)
 
 
 def _go(*arguments: str, directory: Path | None = None, variables: Mapping[str, str] | None = None) -> str:
     if reason := missing():
         raise FetchError(reason)
-    # Use the installed toolchain. Do not fetch another one, even if a module asks for it.
+    # Use the installed toolchain. Do not fetch another version, even if a module asks for it.
     environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", **(variables or {})}
     command = ["go", *arguments]
     found = subprocess.run(command, cwd=directory or "/", env=environ, capture_output=True, text=True, check=False)

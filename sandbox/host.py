@@ -1,7 +1,7 @@
-"""A host under systemd: a Debian in its own namespaces on this machine, in which systemd is the first process.
+"""A host under systemd: a Debian system in its own namespaces on this machine, in which systemd is the first process.
 
-It shares only the network with the machine. Its root file system is an overlay, it has only a few devices, and the
-kernel's settings are read-only.
+The host shares only the network with the machine. Its root file system is an overlay, it has only a few devices, and
+the kernel's settings are read-only.
 
 https://systemd.io/CONTAINER_INTERFACE/
 """
@@ -49,22 +49,23 @@ umount -l /old
 mount --make-rshared /
 exec env -i container=sandbox PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd
 """
-"""Units get their credentials by shared mounts, and PrivateDevices= copies the usual devices."""
+"""The script that prepares the file systems and starts systemd. Units receive their credentials by shared mounts, and
+PrivateDevices= copies the usual devices."""
 
 
 def missing() -> str | None:
-    """Return why a host cannot run here, or None."""
+    """Return the reason why a host cannot run here, or None if it can."""
     if os.geteuid() != 0:
         return "only root can make a host"
     return None if _cgroups() else "there is no cgroup2 file system"
 
 
 class Host:
-    """A host whose own files are below ``directory``. They are removed at the end of the context."""
+    """A host whose own files are in ``directory``. The host ends with the context."""
 
     def __init__(self, directory: Path) -> None:
         self.files = directory / "upper"
-        """The directory of files in addition to Debian's, by their paths from the root. Fill it before the start."""
+        """The directory of files to add to the root file system. It must be filled before the host starts."""
         self.files.mkdir()
         self._directory = directory
         self._group = Path(_cgroups() or "") / f"pgsluice-host-{os.getpid()}"
@@ -103,7 +104,7 @@ class Host:
         return subprocess.run([*inside, *command], capture_output=True, text=True, check=False)
 
     def property_of(self, unit: str, name: str) -> str:
-        """Return a property of a unit from systemd."""
+        """Return a property of a unit, as reported by systemd."""
         return self.run("systemctl", "show", "--value", "--property", name, unit).stdout.strip()
 
     def _wait_until_up(self, process: "subprocess.Popen[bytes]") -> None:
@@ -127,7 +128,7 @@ def _cgroups() -> str | None:
 
 
 def _remove_groups(group: Path) -> None:
-    """Remove a group and its subgroups when their processes have ended."""
+    """Remove a cgroup and its subgroups, and wait until their processes have ended."""
     deadline = time.monotonic() + STOP_S
     while group.exists() and time.monotonic() < deadline:
         for directory, _, _ in os.walk(group, topdown=False):
@@ -138,7 +139,7 @@ def _remove_groups(group: Path) -> None:
 
 
 def copy(source: Path, target: Path, mode: int) -> None:
-    """Copy a file as root, and make the directories around it."""
+    """Copy a file, and create the directories of ``target``."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)

@@ -1,4 +1,4 @@
-"""PostgreSQL's programs and new data directories, made once for each version. ``postgres`` uses it.
+"""PostgreSQL's programs and new data directories, made once for each version. ``postgres`` uses this module.
 
 The account that runs the server can read both (see ``artifacts.server_root``).
 
@@ -30,7 +30,7 @@ def target(version: int) -> str:
 
 
 def prepare(version: int, account: Account) -> Path:
-    """Prepare everything that the first start of a version needs."""
+    """Fetch and create everything that a server of this version needs. Return the directory of its programs."""
     template(version, account)
     return installation(version, account)
 
@@ -41,13 +41,13 @@ def installation(version: int, account: Account) -> Path:
 
 
 def template(version: int, account: Account) -> Path:
-    """Return a new data directory to copy. All copies of one version have the same system identifier."""
+    """Return a new data directory for copying. All its copies have the same system identifier."""
     name = f"{target(version)}-data-{account.uid}"
     return make_entry(server_root(account), name, lambda entry: initdb(version, account, entry))
 
 
 def initdb(version: int, account: Account, directory: Path) -> None:
-    """Make a data directory with its own system identifier. Copying ``template`` takes less time."""
+    """Create a data directory with its own system identifier. Copying ``template`` is faster."""
     directory.mkdir(exist_ok=True)
     shutil.chown(directory, account.uid, account.gid)
     options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
@@ -57,7 +57,7 @@ def initdb(version: int, account: Account, directory: Path) -> None:
 
 
 def copy_data(source: Path, copy: Path) -> None:
-    """Copy the data directory of a stopped server, with owners. Share blocks if the file system can."""
+    """Copy the data directory of a stopped server, with owners. If the file system can, the copies share blocks."""
     run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, copy])
 
 
@@ -66,6 +66,6 @@ def _unpack(version: int, entry: Path) -> None:
     with zipfile.ZipFile(jar) as outer:
         (archive,) = (name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(archive) as member, tarfile.open(fileobj=member, mode="r:xz") as inner:
-            inner.extraction_filter = getattr(tarfile, "data_filter", None)  # since 3.11.4
+            inner.extraction_filter = getattr(tarfile, "data_filter", None)  # exists since Python 3.11.4
             inner.extractall(entry)  # noqa: S202 - what we pinned; Maven compares its checksum
-    run_as(current_account(), ["chmod", "--recursive", "u=rwX,go=rX", entry])  # whatever the umask
+    run_as(current_account(), ["chmod", "--recursive", "u=rwX,go=rX", entry])  # regardless of the umask

@@ -1,4 +1,4 @@
-"""Runs small Java programs with a set of jars, with the Java that also runs Kafka. ``kafka`` and tests use it.
+"""Runs small Java programs with a set of jars, on the Java that also runs Kafka. ``kafka`` and tests use this module.
 
 https://openjdk.org/jeps/330 (single-file source programs)
 """
@@ -20,7 +20,7 @@ def class_path(libraries: Path) -> str:
 
 @cache
 def build_id() -> str:
-    """Return a digest of the build of Java, because a build cannot read class archives of another one."""
+    """Return a digest of the build of Java. A build of Java cannot read the class archives of another build."""
     said = subprocess.run([java(), "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
     return hashlib.sha256(said.stdout).hexdigest()[:16]
 

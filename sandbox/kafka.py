@@ -1,4 +1,4 @@
-"""Kafka clusters in KRaft mode, of one broker or three.
+"""Kafka clusters in KRaft mode, with one broker or three.
 
     with Kafka(brokers=3) as kafka: Producer({"bootstrap.servers": kafka.bootstrap_servers})
 
@@ -32,7 +32,7 @@ ARCHIVE = "classes.jsa"
 ARCHIVE_TIMEOUT_S = 300
 
 Place = tuple[str, int]
-"""Topic and partition."""
+"""A topic and a partition."""
 
 SETTINGS: Mapping[str, str] = {
     "process.roles": "broker,controller",
@@ -41,16 +41,16 @@ SETTINGS: Mapping[str, str] = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "log.retention.ms": "-1",  # records with old timestamps must not be deleted
-    # a dead broker is noticed within seconds
+    # The cluster notices a dead broker within seconds.
     "broker.heartbeat.interval.ms": "1000",
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "5000",
 }
-"""Size limits have Kafka's defaults. A topic's ``max.message.bytes`` may be up to 100 MB."""
+"""Settings of all clusters. Size limits keep Kafka's defaults. A topic's ``max.message.bytes`` may be up to 100 MB."""
 
 
 class Kafka:
-    """A cluster, which is removed at the end of the context. Brokers are numbered from 1."""
+    """A cluster, which is removed when the context ends. Brokers are numbered from 1."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Kafka:
         java_options: Sequence[str] = (),
         forward: Callable[[Sequence[Link]], AbstractContextManager[object]] | None = None,
     ) -> None:
-        """Choose the size.
+        """Prepare a cluster of ``brokers`` brokers.
 
-        ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are in addition to the plain one.
-        ``format_options`` go to ``StorageTool format``, and ``java_options`` to Java. With ``forward``, the brokers
-        reach one another only by links, which ``forward`` serves as long as its context lasts. So it can cut off a
-        broker from the others without its clients noticing.
+        ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are added to the plain listener.
+        ``format_options`` are passed to ``StorageTool format``, and ``java_options`` to Java. With ``forward``, the
+        brokers reach one another only by links, which ``forward`` serves until its context ends. It can therefore
+        disconnect a broker from the others while the broker's clients stay connected.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}
@@ -99,19 +99,19 @@ class Kafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The plain addresses of all brokers."""
+        """The addresses of the plain listeners of all brokers."""
         return self.addresses(PLAIN.name)
 
     def addresses(self, listener: str) -> str:
-        """Return the addresses of all brokers for a listener, even if they advertise others."""
+        """Return the addresses on which all brokers listen, even if the listener advertises others."""
         return ",".join(broker.address(listener) for broker in self._brokers.values())
 
     def pid(self, node: int = 1) -> int:
-        """Return the pid of a broker; ServerError while it is down."""
+        """Return the pid of a broker. Raise ServerError if the broker is not running."""
         return self._brokers[node].pid
 
     def start(self, *nodes: int) -> None:
-        """Start these brokers, or all that are down. A client sees them when this returns.
+        """Start these brokers, or by default all that are down. Wait until a client sees them.
 
         After ``kill``, this takes ``broker.session.timeout.ms`` longer, because the cluster waits for the dead brokers.
         """
@@ -124,7 +124,7 @@ class Kafka:
             broker.wait_until(self._is_complete)
 
     def stop(self, *nodes: int) -> None:
-        """Stop these brokers in an orderly way, or all that run."""
+        """Stop these brokers in an orderly way, or by default all that run."""
         chosen = self._chosen(nodes, running=True)
         for broker in chosen:
             broker.send(signal.SIGTERM)
@@ -132,31 +132,31 @@ class Kafka:
             broker.wait_until_stopped()
 
     def kill(self, *nodes: int) -> None:
-        """``kill -9``."""
+        """Kill these brokers with SIGKILL, or by default all that run."""
         for broker in self._chosen(nodes, running=True):
             broker.kill()
 
     def pause(self, *nodes: int) -> None:
-        """Freeze brokers: connections stay open, but the brokers do not answer."""
+        """Freeze these brokers. Their connections stay open, but they do not answer."""
         for broker in self._chosen(nodes, running=True):
             broker.send(signal.SIGSTOP)
 
     def resume(self, *nodes: int) -> None:
-        """Continue frozen brokers."""
+        """Continue these frozen brokers."""
         for broker in self._chosen(nodes, running=True):
             broker.send(signal.SIGCONT)
 
     def led(self, node: int = 1) -> list[Place]:
-        """Return the partitions that a broker believes to lead."""
+        """Return the partitions of which a broker believes itself to be the leader."""
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return how many partitions a broker believes to lead although another broker disagrees."""
+        """Return the number of partitions of which a broker believes itself to be the leader, but another disagrees."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 
     def wait_until_in_sync(self, timeout_s: float = SYNC_TIMEOUT_S) -> None:
-        """Return when all replicas of each partition are in sync, and all brokers know the same leaders."""
+        """Wait until all replicas of each partition are in sync, and all brokers know the same leaders."""
         deadline = time.monotonic() + timeout_s
         while not self._is_in_sync():
             if time.monotonic() > deadline:
@@ -164,11 +164,11 @@ class Kafka:
             time.sleep(SYNC_POLL_S)
 
     def log_text(self, node: int = 1) -> str:
-        """Return what a broker has logged since the context began."""
+        """Return everything that a broker has logged since the context began."""
         return self._brokers[node].log_text()
 
     def _link(self) -> list[Link]:
-        """Tell each broker how to reach the others, and return all links between them."""
+        """Configure how each broker reaches the others. Return all links between the brokers."""
         links = []
         for node, broker in self._brokers.items():
             ours = [link for peer in self._brokers.values() if peer is not broker for link in peer.links_from(node)]
@@ -188,14 +188,14 @@ class Kafka:
         return [broker for broker in self._brokers.values() if broker.running == running]
 
     def _is_complete(self) -> bool:
-        """Whether a client sees every running broker."""
+        """Return whether a client sees every running broker."""
         running = {broker.node for broker in self._brokers.values() if broker.running}
         with suppress(KafkaException):
             return running.issubset(_metadata(self.bootstrap_servers).brokers)
         return False
 
     def _is_in_sync(self) -> bool:
-        """Whether all brokers agree on the leaders, and no partition lacks replicas."""
+        """Return whether all brokers agree on the leaders, and all replicas of all partitions are in sync."""
         with suppress(KafkaException):
             views = [_partitions(self._metadata_of(node)) for node in self._brokers]
             complete = all(set(one.isrs) == set(one.replicas) for view in views for one in view.values())
@@ -210,9 +210,9 @@ class Kafka:
         return {}
 
     def _metadata_of(self, node: int) -> ClusterMetadata:
-        """Return a broker's metadata.
+        """Return the metadata of the cluster from the point of view of one broker.
 
-        Try repeatedly, because a client that knows the other brokers may ask one of them.
+        Try repeatedly, because a client that knows the other brokers may send its request to one of them.
         """
         for _ in range(METADATA_ATTEMPTS):
             found = _metadata(self._brokers[node].address(PLAIN.name))
@@ -222,7 +222,7 @@ class Kafka:
 
 
 def class_archive() -> Path:
-    """Return an archive of a broker's Java classes, which halves the time of a start. Make it if necessary.
+    """Return an archive of a broker's Java classes, which halves the time of a start. Create it if necessary.
 
     Java ignores an archive that it cannot use.
 
@@ -232,7 +232,7 @@ def class_archive() -> Path:
 
 
 def _archive_classes(entry: Path) -> None:
-    """Start and stop a broker. Java writes the archive at its end."""
+    """Start and stop a broker. Java writes the archive when it exits."""
     broker = Broker(1, (), fetch("kafka"), java_options=[f"-XX:ArchiveClassesAtExit={entry / ARCHIVE}"])
     try:
         broker.format({"controller.quorum.voters": broker.voter, **SETTINGS, **_replication(1)}, ())

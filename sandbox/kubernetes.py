@@ -1,4 +1,4 @@
-"""A Kubernetes API server with etcd, and nothing else. It validates and stores objects, but no pod ever runs.
+"""A Kubernetes API server with etcd, but without a scheduler or nodes. It validates and stores objects. No pod runs.
 
     with ApiServer() as server: server.request("GET", "/version")
 
@@ -28,24 +28,24 @@ HTTP_TIMEOUT_S: Final = 30
 HTTP_OK: Final = 200
 
 TOKEN: Final = "sandbox"  # noqa: S105 - for a server that only this machine can reach
-"""The bearer token of its administrator."""
+"""The bearer token of the server's administrator."""
 
 RESTRICTED: Final = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/warn": "restricted",
 }
-"""Labels of a namespace where Pod Security refuses every pod that has more rights than it needs."""
+"""Labels of a namespace. With them, Pod Security enforces its ``restricted`` standard on all pods."""
 
 
 def missing() -> str | None:
-    """Return why an API server cannot run here, or None."""
+    """Return the reason why an API server cannot run here, or None if it can."""
     if shutil.which("openssl") is None:
         return "openssl not found"
     return tools.missing("kube-apiserver") or tools.missing("etcd")
 
 
 class ApiServer:
-    """One server, whose data are removed at the end of the context."""
+    """One server. Its data is removed when the context ends."""
 
     def __init__(self) -> None:
         self._servers: list[Server] = []
@@ -70,21 +70,21 @@ class ApiServer:
 
     @property
     def kubeconfig(self) -> Path:
-        """The file with which Helm and kubectl find the server."""
+        """The configuration file with which Helm and kubectl reach the server."""
         return self._directory / "kubeconfig"
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Return the status code and the object of the answer."""
+        """Send a request. Return the status code and the object in the answer."""
         code, text = self._request(method, path, None if body is None else json.dumps(body))
         found: dict[str, Any] = json.loads(text)
         return code, found
 
     def serves(self, path: str) -> bool:
-        """Return whether the server answers at ``path``. A kind that was just defined takes a moment."""
+        """Return whether the server serves ``path``. A new kind is served shortly after its definition."""
         return self._request("GET", path)[0] == HTTP_OK
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create an object; ServerError, with the reason, if it is refused."""
+        """Create an object. Raise ServerError with the reason if the server refuses the object."""
         code, found = self.request("POST", path, body)
         if code not in {200, 201, 202}:
             raise ServerError(f"the API server refuses: {found.get('message')}")

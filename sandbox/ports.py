@@ -1,8 +1,8 @@
-"""Reserves free TCP ports, even if several runs share the machine. ``postgres`` and ``kafka`` use it.
+"""Reserves free TCP ports, even if several test runs share the machine. ``postgres`` and ``kafka`` use this module.
 
-Ports come from below the range that the kernel assigns to client sockets, because another process could get such a port
-before the server binds to it. Until the server binds, an abstract Unix socket named after the port keeps other
-sandboxes away. Such a socket needs no file, and disappears with this process.
+The ports are below the range that the kernel assigns to client sockets, because another process could get a port of
+that range before the server binds to it. An abstract Unix socket named after the port prevents other sandboxes from
+choosing the same port. Such a socket needs no file, and disappears with this process.
 
 https://man7.org/linux/man-pages/man7/unix.7.html
 """
@@ -24,7 +24,7 @@ class ReservedPort:
     """One port of 127.0.0.1 that no other sandbox uses until ``release``."""
 
     def __init__(self, number: int) -> None:
-        """Reserve ``number``; OSError if it is in use."""
+        """Reserve the port ``number``. Raise OSError if the port is in use."""
         self.number = number
         self._reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -56,6 +56,6 @@ def ephemeral_start() -> int:
 
 def _bind_once(number: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as servers do, so that connections of a former server in TIME_WAIT do not matter
+        # Servers also set this option, so that connections of an earlier server in TIME_WAIT do not prevent the bind.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", number))

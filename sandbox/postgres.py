@@ -39,10 +39,10 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "20",
     "max_replication_slots": "20",
     "max_prepared_transactions": "20",
-    "fsync": "off",  # this loses data only if the machine crashes, and not if a server is killed
+    "fsync": "off",  # loses data only if the machine crashes, but not if a server is killed
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # these are files in the data directory; with the default, a killed server leaves files in /dev/shm
+    # The segments are files in the data directory. With the default, a killed server leaves files in /dev/shm.
     "dynamic_shared_memory_type": "mmap",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -60,11 +60,11 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 QUOTE = "'"
 
 STATE_LINE = 7
-"""The line of postmaster.pid that has the state of the start. (The first line is the pid.)"""
+"""The index of the line of postmaster.pid that has the state of the start. Line 0 has the pid."""
 
 
 class Postgres:
-    """One server with its own data directory, which is removed at the end of the context."""
+    """One server with its own data directory, which is removed when the context ends."""
 
     host = "127.0.0.1"
     user = SUPERUSER
@@ -76,9 +76,10 @@ class Postgres:
         *,
         own_identifier: bool = False,
     ) -> None:
-        """Choose the major version. ``settings`` add to ``SETTINGS`` or override them.
+        """Prepare a server of the major version ``version``. ``settings`` add to ``SETTINGS`` or override them.
 
-        Servers of a version are copies, so they share one system identifier, unless ``own_identifier``.
+        By default, the data directory is a copy, so all servers of a version have the same system identifier. With
+        ``own_identifier``, the server gets a new one.
         """
         self.version = version
         self.settings = {**SETTINGS, **(settings or {})}
@@ -107,7 +108,7 @@ class Postgres:
 
     @property
     def port(self) -> int:
-        """The TCP port. It stays the same as long as the context lasts."""
+        """The TCP port. It does not change until the context ends."""
         return self._port.number
 
     @property
@@ -117,7 +118,7 @@ class Postgres:
 
     @property
     def pid(self) -> int:
-        """The postmaster's pid; ServerError while the server is down."""
+        """The pid of the postmaster. Raises ServerError if the server is not running."""
         return self._running().pid
 
     def conninfo(self, dbname: str = "postgres", **parameters: str | int) -> str:
@@ -140,7 +141,7 @@ class Postgres:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def drop_database(self, name: str) -> None:
-        """Drop a database with everything that would prevent it: prepared transactions, connections, slots."""
+        """Drop a database. First remove its prepared transactions, connections and slots, which would prevent it."""
         database = sql.Identifier(name)
         with self.connect(name) as connection:
             _roll_back_prepared(connection)
@@ -152,7 +153,7 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator["Database"]:
-        """Create a database with a unique name. Drop it at the end."""
+        """Create a database with a unique name. Drop it when the context ends."""
         database = Database(self, f"test_{uuid.uuid4().hex[:12]}")
         self.create_database(database.name)
         try:
@@ -161,18 +162,18 @@ class Postgres:
             self.drop_database(database.name)
 
     def standby(self, settings: Mapping[str, str] | None = None) -> "Standby":
-        """Return a standby of this server, which is a context manager. This server restarts."""
+        """Return a standby of this server as a context manager. Entering the context restarts this server."""
         return Standby(self, settings)
 
     def write_file(self, name: str, text: str) -> None:
-        """Write a file of the data directory, such as a key, that only the server may read."""
+        """Write a file into the data directory, such as a key, that only the server may read."""
         path = self.data_directory / name
         path.touch(mode=0o600)
         path.write_text(text)
         shutil.chown(path, self._account.uid, self._account.gid)
 
     def start(self) -> None:
-        """Start the server. It accepts connections when this returns."""
+        """Start the server, and wait until it accepts connections."""
         settings = {**self.settings, "port": str(self.port)}
         lines = (f"{name} = '{value.replace(QUOTE, 2 * QUOTE)}'\n" for name, value in settings.items())
         self.write_file(INCLUDED, "".join(lines))
@@ -192,26 +193,26 @@ class Postgres:
         self._forget()
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop, then start."""
+        """Stop the server, then start it."""
         self.stop(mode)
         self.start()
 
     def kill(self) -> None:
-        """``kill -9`` the postmaster and all its children."""
+        """Kill the postmaster and all its children with SIGKILL."""
         self._running().kill()
         self._forget()
 
     def take_snapshot(self) -> None:
-        """Stop the server, copy its data directory in place of an earlier copy, and start the server."""
+        """Stop the server, copy its data directory, and start the server. The copy replaces any earlier copy."""
         self.stop()
         shutil.rmtree(self._snapshot, ignore_errors=True)
         copy_data(self.data_directory, self._snapshot)
         self.start()
 
     def restore_snapshot(self) -> None:
-        """Kill the server, move the snapshot into the place of its data, and start.
+        """Kill the server, replace its data directory with the snapshot, and start the server.
 
-        The timeline stays the same, so the server uses LSNs again that it has used since the snapshot.
+        The timeline stays the same, so the server reuses the LSNs that it has used since the snapshot.
         """
         self.kill()
         shutil.rmtree(self.data_directory)
@@ -219,7 +220,7 @@ class Postgres:
         self.start()
 
     def log_text(self) -> str:
-        """Return what the server has logged since the context began."""
+        """Return everything that the server has logged since the context began."""
         return self._log.read_text(errors="replace")
 
     def _make_data_directory(self) -> None:
@@ -246,12 +247,12 @@ class Postgres:
         self._server = None
 
     def _end(self) -> None:
-        # its data are about to be removed, so it need not write a checkpoint
+        # The data is about to be removed, so the server need not write a checkpoint.
         if self._server is not None:
             self.kill()
 
     def _is_ready(self) -> bool:
-        """Return whether the start has finished, as ``pg_ctl -w`` finds out."""
+        """Return whether the start has finished, with the same check as ``pg_ctl -w``."""
         try:
             lines = (self.data_directory / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
@@ -261,13 +262,15 @@ class Postgres:
 
 
 class Standby(Postgres):
-    """A streaming standby of a primary, which synchronises its slots (from 17). Promote it with ``pg_promote()``.
+    """A streaming standby of a primary. From PostgreSQL 17 on, it synchronises logical slots.
+
+    Promote it with ``pg_promote()``.
 
     https://www.postgresql.org/docs/current/logicaldecoding-explanation.html#LOGICALDECODING-REPLICATION-SLOTS-SYNCHRONIZATION
     """
 
     def __init__(self, primary: Postgres, settings: Mapping[str, str] | None = None) -> None:
-        """Follow ``primary`` through a physical slot ``standby_<port>``. This needs PostgreSQL 12."""
+        """Prepare a standby that follows ``primary`` by a physical slot. This needs PostgreSQL 12 or newer."""
         super().__init__(primary.version, {**primary.settings, **(settings or {})})
         self._primary = primary
 
@@ -309,12 +312,12 @@ class Database:
 def _roll_back_prepared(connection: psycopg.Connection) -> None:
     prepared = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     for (gid,) in prepared.fetchall():
-        with suppress(psycopg.errors.UndefinedObject):  # its owner may end it at this moment
+        with suppress(psycopg.errors.UndefinedObject):  # its owner may end the transaction at the same time
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
 
 def _retried(action: Callable[[], object]) -> None:
-    """Repeat a command that the server refuses until terminated processes are gone."""
+    """Retry a command that the server refuses until terminated backends have ended."""
     for _ in range(RELEASE_ATTEMPTS):
         with suppress(psycopg.errors.ObjectInUse):
             action()

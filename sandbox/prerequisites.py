@@ -1,4 +1,4 @@
-"""Checks the prerequisites on this machine, all at once, before anything is fetched or started.
+"""Checks all prerequisites on this machine before anything is fetched or started.
 
 This module and its imports run on every Python since 3.7, so that it can report a Python that is too old.
 """
@@ -20,13 +20,13 @@ from sandbox.errors import MissingPrerequisites
 PYTHON_MINIMUM = (3, 11)
 
 JAVA_MINIMUM = 17
-"""What Kafka 4 and Spark 4 need."""
+"""The version that Kafka 4 and Spark 4 need."""
 
 POSTGRES_PLATFORMS = {"x86_64": "linux-amd64", "aarch64": "linux-arm64v8"}
-"""The names of machines in the PostgreSQL binaries, by those of ``uname``."""
+"""Maps a machine's name according to ``uname`` to its name in the artifacts of PostgreSQL."""
 
 SERVER_ACCOUNTS = ("postgres", "nobody")
-"""The accounts for PostgreSQL if root starts it. The first one that exists is used."""
+"""The accounts for PostgreSQL if root starts it. The first account that exists is used."""
 
 PYTHON_MODULES = {
     "psycopg": "pip install 'psycopg[binary]'",
@@ -37,9 +37,9 @@ PYTHON_MODULES = {
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033 - functools.cache does not exist in the oldest Python on which this must run
 def require(*, fetching: bool) -> None:
-    """Raise MissingPrerequisites with the whole list, unless everything is available.
+    """Raise MissingPrerequisites with a list of all missing prerequisites, if there are any.
 
-    Maven is on the list, but without ``fetching``, missing Maven alone is not an error.
+    If only Maven is missing, this is an error only with ``fetching``.
     """
     found = [*_platform_problems(), *_python_problems(), *_java_problems(), *_account_problems()]
     only_for_fetching = _maven_problems()
@@ -49,7 +49,7 @@ def require(*, fetching: bool) -> None:
 
 
 def java() -> str:
-    """Return the Java to use: that of ``JAVA_HOME``, or else the one on the PATH."""
+    """Return the command for Java: the path in ``JAVA_HOME``, or by default the program on PATH."""
     home = os.environ.get("JAVA_HOME")
     return os.path.join(home, "bin", "java") if home else "java"  # noqa: PTH118 - a word of a command
 

@@ -1,6 +1,6 @@
-"""A server process, as its owner sees it: start, signal, wait. ``postgres`` and ``kafka`` use it.
+"""The owner's interface to a server process: start, signal, wait. ``postgres``, ``broker`` and others use this module.
 
-The other half is ``supervisor.py``, which makes sure that no server outlives its owner.
+Each server runs under a supervisor (``supervisor.py``), which ensures that no server outlives its owner.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ POLL_INTERVAL_S = 0.02
 
 
 StartSupervisor = Callable[[supervisor.Task, int, int], Callable[[], object]]
-"""Starts a supervisor with a task, the descriptor of its end of the channel, and that of its standard error.
+"""Starts a supervisor. The arguments are the task, and the descriptors for its end of the channel and for its standard
+error.
 
 It returns a function that waits until the supervisor has ended.
 """
@@ -53,7 +54,7 @@ class Server:
         variables: Mapping[str, str] | None = None,
         start: StartSupervisor = start_script,
     ) -> None:
-        """Start ``command`` in ``directory``, which is removed if this process ends without ``dismiss``.
+        """Start ``command`` in ``directory``. If this process ends without ``dismiss``, the directory is removed.
 
         ``variables`` are added to the environment, which is otherwise nearly empty.
         """
@@ -86,11 +87,12 @@ class Server:
         return not self._said_something(timeout_s=0)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the server. Nothing happens if it has ended.
+        """Send a signal to the server. Do nothing if the server has ended.
 
-        SIGSTOP returns when every thread stands still: the kernel stops threads on other processors a little later.
+        After SIGSTOP, wait until all threads have stopped, because the kernel stops threads on other processors a
+        little later.
         """
-        # this pid is not reused before the supervisor reports that the server has ended
+        # The pid is not reused before the supervisor reports that the server has ended.
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -99,24 +101,26 @@ class Server:
                 time.sleep(POLL_INTERVAL_S)
 
     def _stands_still(self) -> bool:
-        # proc_pid_stat(5): the state follows the name in parentheses, and T means stopped
+        # The state follows the name in parentheses, and T means stopped. See proc_pid_stat(5).
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             stats = [(task / "stat").read_text() for task in Path(f"/proc/{self.pid}/task").iterdir()]
             return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-        return False  # a thread has ended meanwhile
+        return False  # a thread has ended during the check
 
     def wait(self, timeout_s: float) -> int:
-        """Return the exit status when the server and all its children have ended; ServerError if that takes too long.
+        """Wait until the server and all its children have ended, and return the exit status.
 
-        A signal that ended the server is a negative status.
+        If a signal has ended the server, the status is the negative signal number. Raise ServerError after
+        ``timeout_s``.
         """
         if not self._said_something(timeout_s):
             raise ServerError(self._with_log(f"the server still runs after {timeout_s:g} s"))
-        status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)  # the file stays for ``alive``
+        # MSG_PEEK leaves the status in the channel, because ``alive`` checks whether it has arrived.
+        status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)
         return int(status or -signal.SIGKILL)  # a killed supervisor reports nothing
 
     def kill(self) -> None:
-        """``kill -9`` the server and all its children."""
+        """Kill the server and all its children with SIGKILL."""
         self.send(signal.SIGKILL)
         self.wait(timeout_s=30)
 
@@ -128,7 +132,7 @@ class Server:
         self._channel.close()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Return when ``ready()`` is true; ServerError if the server ends before, or takes too long."""
+        """Wait until ``ready()`` is true. Raise ServerError if the server ends before that, or takes too long."""
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.alive:
@@ -148,7 +152,7 @@ class Server:
 
 
 def make_directory(account: Account) -> Path:
-    """Make an empty directory that ``account`` can reach."""
+    """Create an empty directory that ``account`` can enter, and return its path."""
     parent = Path(tempfile.gettempdir())
     if not can_enter(account, parent):
         parent = SHARED_DIRECTORY

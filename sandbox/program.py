@@ -1,6 +1,6 @@
-"""A process of pgsluice: start it, query it over HTTP, signal it, wait for it. ``daemon`` and the demo use it.
+"""Starts a process of pgsluice, queries it over HTTP, signals it, and waits for it.
 
-The caller chooses the directory, the configuration file and the command.
+``daemon`` and the demo use this module. The caller chooses the directory, the configuration file and the command.
 """
 
 import json
@@ -27,7 +27,7 @@ HTTP_OK = 200
 LOG_SHOWN = 2000
 
 Role = Literal["active", "any"]
-"""The condition for which a start waits: the process owns the slot, or it is ready in any role, such as a standby."""
+"""The readiness for which a start waits. ``active``: the process owns the slot. ``any``: it may also be a standby."""
 
 
 class Program:
@@ -38,7 +38,7 @@ class Program:
     _server: Server | None = None
 
     def place(self, directory: Path, port: ReservedPort) -> None:
-        """Set the directory of its files and its HTTP port. Call this first."""
+        """Set the directory of the process's files, and its HTTP port. This must be called first."""
         self.directory = directory
         self._port = port
         self._log = directory / "pgsluice.log"
@@ -50,7 +50,7 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The process's pid; ServerError while it is down."""
+        """The pid of the process. Raises ServerError if it is not running."""
         return self._running().pid
 
     @property
@@ -64,33 +64,33 @@ class Program:
         variables: Mapping[str, str] | None = None,
         start: StartSupervisor = start_script,
     ) -> None:
-        """Start the process, with ``variables`` in its environment. It may not be ready when this returns."""
+        """Start the process with ``variables`` in its environment. Do not wait until it is ready."""
         account = current_account()
         self._server = Server(command, self.directory, self._log, account, signal.SIGKILL, variables, start)
 
     def stop(self) -> int:
-        """Send SIGTERM, wait for the orderly end, and return the exit code."""
+        """Send SIGTERM, wait until the process has ended, and return its exit code."""
         self.send(signal.SIGTERM)
         return self.wait()
 
     def stop_well(self) -> None:
-        """Do the same as :meth:`stop`; ServerError with the end of the log unless the exit code is 0."""
+        """Stop the process. Raise ServerError with the end of the log unless the exit code is 0."""
         status = self.stop()
         if status != 0:
             raise ServerError(f"pgsluice ended with exit code {status}:\n{self.log_text()[-LOG_SHOWN:]}")
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """Kill the process with SIGKILL."""
         self._running().kill()
         self._forget()
 
     def end(self) -> None:
-        """``kill -9`` the process if it runs."""
+        """Kill the process with SIGKILL if it runs."""
         if self._server is not None:
             self.kill()
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Return the exit code when the process has ended by itself. A negative one is the signal that ended it."""
+        """Wait until the process has ended, and return its exit code. A negative code is a signal that ended it."""
         status = self._running().wait(timeout_s)
         self._forget()
         return status
@@ -100,15 +100,15 @@ class Program:
         self._running().send(number)
 
     def wait_until_ready(self, role: Role = "active", timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when ``/readyz`` reports it; ServerError with the log if the process ends before."""
+        """Wait until ``/readyz`` reports readiness. Raise ServerError with the log if the process ends before that."""
         self.wait_until(lambda: self.readiness(role) == HTTP_OK, timeout_s)
 
     def wait_until(self, reached: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when ``reached`` is true; ServerError with the log if the process ends before."""
+        """Wait until ``reached()`` is true. Raise ServerError with the log if the process ends before that."""
         self._running().wait_until(reached, timeout_s)
 
     def readiness(self, role: Role = "any") -> int:
-        """Return the status code of ``/readyz``; 0 while there is no answer."""
+        """Return the status code of ``/readyz``, or 0 if there is no answer."""
         return self._get(f"/readyz?role={role}")[0]
 
     def status(self) -> dict[str, Any]:
@@ -120,11 +120,11 @@ class Program:
         return found
 
     def metrics(self) -> str:
-        """Return the content of ``/metrics``; empty while there is no answer."""
+        """Return the content of ``/metrics``, or an empty string if there is no answer."""
         return self._get("/metrics")[1]
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """Return the value of a metric with these labels besides the pipeline's; None if it is not known."""
+        """Return the value of the first sample of a metric that has these labels, or None if there is none."""
         text = "\n".join(line for line in self.metrics().splitlines() if line.startswith(name))
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -133,11 +133,11 @@ class Program:
         return None
 
     def log_text(self) -> str:
-        """Return the process's log, over all its starts."""
+        """Return the log of the process, which includes its earlier runs."""
         return self._log.read_text(errors="replace")
 
     def why_it_stopped(self) -> str:
-        """Return the reason that the process logged when it last ended by itself."""
+        """Return the reason in the last line of the log, which the process writes when it ends because of an error."""
         found: dict[str, Any] = json.loads(self.log_text().splitlines()[-1])
         return "\n".join([found["reason"], *found.get("problems", [])])
 
@@ -147,7 +147,7 @@ class Program:
     def _ask(
         self, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Return status code and body; 0 while there is no answer."""
+        """Send a request. Return the status code and the body of the answer, or 0 and "" if there is no answer."""
         connection = HTTPConnection(HOST, self._port.number, timeout=self.http_timeout_s)
         try:
             connection.request(method, path, body, headers or {})

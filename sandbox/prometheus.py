@@ -1,8 +1,8 @@
-"""Prometheus and promtool from Debian's package, unpacked into the cache; nothing is installed.
+"""Prometheus and promtool from Debian's package, which is unpacked into the cache. Nothing is installed.
 
     with Prometheus("shop", [daemon.url], rules=ALERTS) as prometheus: print(prometheus.query("pgsluice_lag_seconds"))
 
-The tests of the alerts and of the dashboard use it.
+The tests of the alerts and of the dashboard use this module.
 
 https://prometheus.io/docs/prometheus/latest/querying/api/
 """
@@ -32,11 +32,11 @@ START_TIMEOUT_S = 120
 HTTP_TIMEOUT_S = 10
 HTTP_OK = 200
 INTERVAL_S = 1
-"""The interval of scrapes, and of the evaluation of rules. It is short, so that tests need not wait for a minute."""
+"""The interval of scrapes and rule evaluations. It is short, so that tests need not wait for a minute."""
 
 
 def missing() -> str | None:
-    """Return why Prometheus cannot run here, or None. Fetch it if necessary."""
+    """Return the reason why Prometheus cannot run here, or None if it can. Fetch it if necessary."""
     absent = [tool for tool in ("apt-get", "dpkg") if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} not found"
@@ -53,7 +53,7 @@ def tools() -> Path:
 
 
 def promtool(*arguments: str) -> str:
-    """Return promtool's output; ServerError with this output if it reports a problem."""
+    """Return the output of promtool. Raise ServerError with this output if promtool reports a problem."""
     command = [str(tools() / "usr/bin/promtool"), *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode != 0:
@@ -62,10 +62,10 @@ def promtool(*arguments: str) -> str:
 
 
 class Prometheus:
-    """A server that scrapes ``urls`` as ``job``. Its data are removed at the end of the context."""
+    """A server that scrapes ``urls`` as ``job``. Its data is removed when the context ends."""
 
     def __init__(self, job: str, urls: Sequence[str], rules: Path | None = None) -> None:
-        """Choose the URLs to scrape, and the file of ``rules``."""
+        """Prepare a server that scrapes ``urls``, and evaluates the rules in the file ``rules``."""
         self._job = job
         self._urls = urls
         self._rules = rules
@@ -86,12 +86,12 @@ class Prometheus:
         self._context.close()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of an instant query: its time series, each with its labels and its last value."""
+        """Return the result of an instant query: a list of time series with labels and last values."""
         found: list[dict[str, Any]] = self._get("query", {"query": expression})["result"]
         return found
 
     def alerts(self) -> dict[str, str]:
-        """Return the alerts that are pending or firing, by name."""
+        """Return the state (pending or firing) of each active alert by name."""
         return {one["labels"]["alertname"]: one["state"] for one in self._get("alerts")["alerts"]}
 
     def firing(self, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Runs SQL from the command line: with psql if it is installed, or else in Python. ``cli`` uses it."""
+"""Runs SQL from the command line, with psql if it is installed, and otherwise in Python. ``cli`` uses this module."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def _print_result(cursor: psycopg.Cursor[tuple[object, ...]]) -> None:
 
 
 def _ask() -> Iterator[str]:
-    """Yield each typed statement. A line that ends with a semicolon ends a statement."""
+    """Prompt for statements, and yield them. A statement ends at a semicolon at the end of a line."""
     lines: list[str] = []
     while True:
         try:

@@ -1,7 +1,7 @@
 """``python -m sandbox.release``: build a release into ``dist/``, check it, install it and run it.
 
-Every archive is installed into an empty environment. There, the daemon has to deliver a row from a real PostgreSQL to
-a real Kafka, with its compiled modules.
+Every archive is installed into an empty environment. There, the daemon must use the compiled modules, and deliver a row
+from a real PostgreSQL server to a real Kafka broker.
 """
 
 import argparse
@@ -35,11 +35,11 @@ EXIT_TERMINATED = 143
 
 
 def main() -> int:
-    """Build, check and try a release. An error prints its message, and gives exit code 1."""
+    """Build, check and try a release. If an error occurs, print its message and return exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.release", description="Build and check a release.")
     parser.add_argument("--twice", action="store_true", help="build each archive twice; both have to be equal")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the context managers stop the servers
     try:
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
@@ -94,7 +94,7 @@ def _try_all(work: Path, sdist: Path, wheels: dict[Python, Path]) -> None:
     with ExitStack() as stack:
         postgres, kafka = stack.enter_context(Postgres()), stack.enter_context(Kafka())
         for number, (python, archive) in enumerate(archives):
-            # The environment has the build requirements only if the archive has to be built.
+            # The environment needs the build requirements only if the archive must be built.
             locks = [RUNTIME_LOCK] if archive.suffix == ".whl" else [BUILD_LOCK, RUNTIME_LOCK]
             installed = make_environment(python.path, work / f"run-{number}", *locks)
             options = ("-q", "--no-deps", "--no-build-isolation", "--no-cache-dir")
@@ -113,13 +113,13 @@ def _try_commands(programs: Path, work: Path) -> None:
     if "compiled" not in version:
         raise SandboxError(f"pgsluice version does not report compiled modules:\n{version}")
     run([programs / "pgsluice", "config", "show", "-c", config])
-    # Its environment would need PySpark, so use this environment's PySpark.
+    # pgsluice-spark needs PySpark, which the new environment does not have. Run it in this environment.
     site = run([programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
     run([sys.executable, "-c", "from pgsluice_spark.cli import main; main(['--help'])"], {"PYTHONPATH": site})
 
 
 def _try_daemon(installed: Path, postgres: Postgres, kafka: Kafka, name: str) -> None:
-    """Let the daemon deliver a row."""
+    """Check that the installed daemon delivers a row."""
     with postgres.database() as database, database.connect() as connection:
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
         connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")

@@ -1,7 +1,7 @@
-"""The servers of ``python -m sandbox up``. They run until ``down``, under a background process.
+"""The servers of ``python -m sandbox up``. A background process owns them until ``down``.
 
-If that process ends for any reason, the servers end as well. It answers on an abstract Unix socket, so information
-about the sandbox comes from the running process, and no file can be out of date.
+If the background process ends for any reason, the servers also end. It describes them to clients of an abstract Unix
+socket. There is no file with this information that could be out of date.
 
 https://man7.org/linux/man-pages/man7/unix.7.html
 """
@@ -31,7 +31,7 @@ STATE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The running servers: the connection string of PostgreSQL, the addresses of Kafka."""
+    """Describes the running servers. ``postgres`` is a connection string, and ``kafka`` has the brokers' addresses."""
 
     pid: int
     postgres_version: int
@@ -44,7 +44,7 @@ class State:
 
 
 def up(postgres_version: int, brokers: int) -> State:
-    """Start the servers unless they run. They are ready when this returns."""
+    """Start the servers if they are not running, and wait until they are ready."""
     state = current() or _start_in_background(postgres_version, brokers)
     if (state.postgres_version, state.brokers) != (postgres_version, brokers):
         raise SandboxError(f"another sandbox is running, stop it first with `down`:\n{state}")
@@ -52,7 +52,7 @@ def up(postgres_version: int, brokers: int) -> State:
 
 
 def down() -> bool:
-    """Stop the servers, and return when they are gone; False if none ran."""
+    """Stop the servers, and wait until they have ended. Return False if no servers were running."""
     state = current()
     if state is None:
         return False
@@ -66,7 +66,7 @@ def down() -> bool:
 
 
 def current() -> State | None:
-    """Return the running servers, or None."""
+    """Return the description of the running servers, or None if no servers are running."""
     with socket.socket(socket.AF_UNIX) as question:
         try:
             question.connect(_address())
@@ -118,7 +118,7 @@ def _bound_socket() -> socket.socket:
 
 
 def _address() -> str:
-    # a path may be too long for an address
+    # The address has a digest of the cache's path, because the path itself may be too long.
     cache = hashlib.sha256(str(cache_root()).encode()).hexdigest()[:32]
     return f"\0pgsluice-sandbox-{os.geteuid()}-{cache}"
 

@@ -1,4 +1,4 @@
-"""The jars that Spark needs besides PySpark's own, for ``spark.jars``. Spark's tests and the demo use it."""
+"""The jars that Spark needs in addition to PySpark's own. The tests of the Spark side and the demo use this module."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ FLOOR = "4.0.0"
 
 
 def jars(version: str = NEWEST) -> list[Path]:
-    """Return the jars for a version of PySpark: Kafka source, Avro, Delta, and their dependencies."""
+    """Return the jars for a version of PySpark: the Kafka source, Avro, Delta, and their dependencies."""
     return sorted(fetch(f"spark-{version}").glob("*.jar"))

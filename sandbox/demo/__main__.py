@@ -1,4 +1,4 @@
-"""``python -m sandbox.demo [--keep]``: exit code 0 if Spark's copy equals PostgreSQL's tables, and otherwise 1."""
+"""``python -m sandbox.demo [--keep]`` runs the demo. The exit code is 0 if Spark's copy equals PostgreSQL's tables."""
 
 import argparse
 import signal
@@ -13,7 +13,7 @@ EXIT_TERMINATED = 143
 
 
 def main() -> int:
-    """Run the demo. An error prints its message, and gives exit code 1."""
+    """Run the demo. If an error occurs, print its message and return exit code 1."""
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _terminate(*_: object) -> NoReturn:
-    sys.exit(EXIT_TERMINATED)  # everything is stopped on the way out
+    sys.exit(EXIT_TERMINATED)  # the context managers stop all processes
 
 
 if __name__ == "__main__":

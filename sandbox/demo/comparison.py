@@ -1,4 +1,4 @@
-"""Compares PostgreSQL with the mirror, row by row. No I/O. ``story`` uses it."""
+"""Compares PostgreSQL with the mirror, row by row. No I/O. ``story`` uses this module."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sandbox.demo.events import count, text
 from sandbox.demo.screen import fitted
 
 ROWS_SHOWN = 3
-"""How many rows of each table are shown. Rows that differ come first."""
+"""The maximum number of rows of each table that are shown. Rows that differ come first."""
 
 NAME_WIDTH, EQUAL_WIDTH = 22, 5
 GAP = " | "
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row on both sides. None: the row is missing there. ``name``: the values of its key."""
+    """A row on both sides. None means that the row is missing on this side. ``name`` has the values of its key."""
 
     name: str
     postgres: Row | None
@@ -55,7 +55,7 @@ def compare(table: str, key: Sequence[str], postgres: Sequence[Row], mirror: Seq
 
 
 def lines(comparisons: Sequence[Comparison], width: int) -> Iterator[tuple[str, bool]]:
-    """Yield the lines of a table of both sides. Each comes with a flag: whether the two sides are equal."""
+    """Yield the lines of the comparison as text. A flag with each line says whether the two sides are equal."""
     yield _line("", "PostgreSQL", "mirror", "equal", width), True
     for one in comparisons:
         sides = count(one.postgres_rows, "row"), count(one.mirror_rows, "row")

@@ -1,7 +1,7 @@
 """A consumer that knows only pgsluice's wire contract. It uses Confluent's client, Avro and the registry's API.
 
 It reads cut by cut. The cut record has the end offset of the cut in each partition. So every cut that is returned
-consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses it.
+consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses this module.
 
 https://docs.confluent.io/platform/current/clients/confluent-kafka-python/html/index.html
 """
@@ -18,7 +18,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sandbox.demo.events import Cut, Event, Json
 from sandbox.errors import SandboxError
 
-with warnings.catch_warnings(record=True):  # one of its libraries warns of another one at every start
+with warnings.catch_warnings(record=True):  # a library of the client warns about another library at each start
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroDeserializer
 
@@ -26,13 +26,13 @@ BATCH = 500
 POLL_S = 0.5
 
 Place = tuple[str, int]
-"""Topic and partition."""
+"""A topic and a partition."""
 
 
 class CutReader:
-    """Reads from the first cut on.
+    """Reads all cuts, beginning with the first.
 
-    ``check`` is called while no record comes, and raises an error if it finds a reason.
+    ``check`` is called while no records arrive. It raises an error if it finds the reason.
     """
 
     def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str, check: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class CutReader:
         self._consumer.close()
 
     def read(self, limit_s: float) -> Iterator[Cut]:
-        """Yield cuts as they become complete; SandboxError if the caller needs more cuts after ``limit_s``."""
+        """Yield cuts as they become complete. Raise SandboxError if the caller needs more cuts after ``limit_s``."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             messages = self._consumer.consume(BATCH, POLL_S)
@@ -82,7 +82,7 @@ class CutReader:
         if (error := message.error()) is not None:
             if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name for it
                 raise KafkaException(error)
-            self._positions[place] = offset  # this also passes markers, which the client never returns
+            self._positions[place] = offset  # also counts transaction markers, which the client does not return
             return
         value = self._decode(topic, message.value(), MessageField.VALUE)
         if topic == self._cuts_topic:
@@ -96,11 +96,11 @@ class CutReader:
         try:
             return self._deserialize(data, SerializationContext(topic, part))
         except Exception:
-            self._check()  # without pgsluice there is no registry
+            self._check()  # pgsluice serves the registry, so it may have ended
             raise
 
     def _follow(self, cut: Json) -> None:
-        """Remember a cut, and begin to read partitions that no earlier cut has named."""
+        """Remember a cut, and start reading the partitions that no earlier cut has named."""
         self._waiting.append(cut)
         for (topic, partition), offsets in _offsets(cut):
             if (topic, partition) not in self._positions:
@@ -111,7 +111,7 @@ class CutReader:
         return all(self._positions[place] >= offsets["next"] for place, offsets in _offsets(cut))
 
     def _collect(self, cut: Json) -> Cut:
-        # every partition of the topic has a copy of a truncate; one copy is enough
+        # Every partition of the topic has a copy of a truncate. Keep one copy.
         events: dict[tuple[str, tuple[int, int, int]], Event] = {}
         for place, offsets in _offsets(cut):
             queue = self._events[place]

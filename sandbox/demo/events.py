@@ -1,7 +1,7 @@
-"""Shows change events and cuts as lines of text. No I/O. ``watch`` uses it.
+"""Turns change events and cuts into lines of text. No I/O. ``watch`` uses this module.
 
 With PostgreSQL's default replica identity, an update does not contain the old row. So ``Describer`` remembers the rows
-that it has seen, to show what changed.
+that it has seen, to show the differences.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from pgsluice.lsn import format_lsn
 
 LONGEST = 40
-"""The longest value that is shown. Of a longer value, only its length is shown."""
+"""The maximum length of a value that is shown. For a longer value, only the length is shown."""
 
 OPERATIONS = {"r": "read", "c": "insert", "u": "update", "d": "delete", "t": "truncate"}
 
@@ -47,7 +47,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One event: its row, its operation, the changed values, and its position in the history."""
+    """One event: its topic, its operation, its key, the changed values, and its position in the history."""
 
     topic: str
     operation: str
@@ -57,14 +57,14 @@ class Line:
 
 
 class Describer:
-    """Turns events into lines. It needs all events, in order."""
+    """Turns events into lines. It must receive all events in order."""
 
     def __init__(self) -> None:
-        """Begin with empty tables."""
+        """Start without any remembered rows."""
         self._rows: dict[Identity, Row] = {}
 
     def describe(self, event: Event) -> Line:
-        """Return the line of the next event."""
+        """Return the line for the next event."""
         value = event.value
         return Line(
             topic=event.topic,
@@ -84,7 +84,7 @@ class Describer:
 
     def _forget(self, event: Event) -> str:
         if MOVED in event.value["flags"]:
-            return "continues under another key"  # the next event, which has that key, needs the row
+            return "continues under another key"  # keep the row, because the next event has the new key and needs it
         self._rows.pop(_identity(event, event.key), None)
         return ""
 
@@ -98,7 +98,10 @@ class Describer:
         return ", ".join(filter(None, [moved, *changes, *not_sent]))
 
     def _former(self, event: Event) -> tuple[str, Row]:
-        """Return the row as it was seen last. The delete under its old key comes before a moved row."""
+        """Return a description of the old key, and the row before the event.
+
+        If the key has changed, the description is not empty, and a delete under the old key has preceded the event.
+        """
         if MOVED in event.value["flags"]:
             old_key = {name: event.value["before"][name] for name in event.key or ()}
             return f"was {_fields(old_key)}", self._rows.pop(_identity(event, old_key), {})
@@ -113,7 +116,7 @@ def cut_line(cut: Cut) -> str:
 
 
 def text(value: object) -> str:
-    """Return a value on one short line."""
+    """Return a value as short text on one line."""
     if value is None:
         return "null"
     shown = f"{value:%H:%M:%S}" if isinstance(value, datetime) else str(value)
@@ -121,12 +124,12 @@ def text(value: object) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things."""
+    """Return the number with the noun, in the plural if necessary."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _position(value: Json) -> str:
-    """Return the LSN, and the number in the transaction. A row that was read belongs to no transaction."""
+    """Return the LSN and the number in the transaction. A row that was loaded does not belong to a transaction."""
     lsn = format_lsn(value["lsn"])
     return lsn if value["op"] == "r" else f"{lsn} #{value['seq']}"
 
@@ -142,5 +145,5 @@ def _fields(key: Row) -> str:
 
 
 def _identity(event: Event, key: Row | None) -> Identity:
-    """Return the text of a row's key."""
+    """Return the topic and the key's values, which identify a row."""
     return event.topic, tuple((key or {}).values())

@@ -1,7 +1,7 @@
-"""The mirror as an operator runs it: a file, a query that runs all the time, and audits. ``story`` uses it.
+"""The mirror as an operator runs it: a configuration file, a query that runs all the time, and audits.
 
-The query and the audits are separate processes, started as any user would start them. The rows of the mirror are read
-without Spark.
+``story`` uses this module. The query and the audits are separate processes, which are started as a user would start
+them. The rows of the mirror are read without Spark.
 """
 
 import os
@@ -29,7 +29,7 @@ WITH_OUTPUT_IN_FILE = ("/bin/sh", "-c", 'exec "$@" > "$0"')
 
 
 class Mirror:
-    """A lake in ``directory``, and the query that keeps it up to date. A running query ends with the context."""
+    """Delta tables in ``directory``, and the query that keeps them up to date. The query ends with the context."""
 
     def __init__(self, directory: Path, prefix: str, bootstrap_servers: str, registry: str, postgres: str) -> None:
         """Write the configuration file."""
@@ -72,7 +72,7 @@ class Mirror:
             time.sleep(POLL_S)
 
     def audit(self, say: Callable[[str], None]) -> bool:
-        """Compare the mirror with PostgreSQL, pass the report on, and return whether all tables are equal."""
+        """Compare the mirror with PostgreSQL, pass the report to ``say``, and return whether all tables are equal."""
         server = self._process("audit")
         try:
             exit_code = server.wait(CATCH_UP_TIMEOUT_S)
@@ -140,7 +140,7 @@ def spark_settings(directory: Path, libraries: Sequence[Path]) -> str:
         "spark.sql.shuffle.partitions": "2",  # one per core, because there is little data
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
-        # optimising queries and bytecode would take longer than running them once
+        # The demo is short, so full optimisation of the bytecode would take longer than it saves.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     return "\n[spark]\n" + "".join(f'"{name}" = "{value}"\n' for name, value in settings.items())

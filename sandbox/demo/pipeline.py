@@ -1,7 +1,7 @@
-"""pgsluice as an operator runs it: a configuration file, ``check``, ``run``. ``story`` uses it.
+"""pgsluice as an operator runs it: a configuration file, ``check``, ``run``. ``story`` uses this module.
 
-It does not use ``sandbox.daemon``, which writes a configuration and runs it at once. Here the user sees and checks it
-first.
+It does not use ``sandbox.daemon``, which writes a configuration and runs it at once. In the demo, the user first sees
+the configuration, and it is checked.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ PROGRAM = Path(sys.executable).with_name("pgsluice")
 
 
 def configuration(postgres_port: int, bootstrap_servers: str, http_port: int) -> str:
-    """Return the configuration file: the settings without a default, and the ports."""
+    """Return the configuration file. It has the settings that have no default, and the ports."""
     return f"""\
 version = 1
 name = "{PREFIX}"
@@ -59,18 +59,18 @@ class Pgsluice(Program):
         self._port.release()
 
     def command(self, name: str) -> list[str]:
-        """Return a command as a user would type it."""
+        """Return the command line for a command of pgsluice, as a user would type it."""
         return [str(PROGRAM), name, "-c", str(self.config_file)]
 
     def check(self) -> str:
-        """Return the output of ``check``; ServerError if a check fails."""
+        """Return the output of ``check``. Raise ServerError if a check fails."""
         ended = subprocess.run(self.command("check"), env=environment(), capture_output=True, text=True, check=False)
         if ended.returncode != 0:
             raise ServerError(f"pgsluice check ends with {ended.returncode}:\n{ended.stdout}{ended.stderr}")
         return ended.stdout
 
     def start(self) -> None:
-        """Start ``pgsluice run``. It streams when this returns."""
+        """Start ``pgsluice run``, and wait until it streams."""
         self.launch(self.command("run"))
         self.wait_until_ready()
 

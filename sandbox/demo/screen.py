@@ -1,6 +1,7 @@
 """The output of the demo: headings, commands, text, and progress.
 
-All modules of the demo that print use it. It is in colour if standard output is a terminal, unless NO_COLOR is set.
+All modules of the demo that print use this module. The output is in colour if standard output is a terminal, unless
+NO_COLOR is set.
 
 https://no-color.org/
 """
@@ -22,10 +23,10 @@ BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 
 
 class Screen:
-    """Standard output. ``width``: columns for text, without the indentation."""
+    """Standard output. ``width`` is the number of columns for text, without the indentation."""
 
     def __init__(self) -> None:
-        """Find out the properties of the terminal."""
+        """Detect the width of the terminal, and whether it has colours."""
         columns = shutil.get_terminal_size((WIDTH_DEFAULT, 0)).columns
         self.width = min(max(columns, WIDTH_MIN), WIDTH_MAX) - len(INDENT)
         self._colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -38,7 +39,7 @@ class Screen:
         self.say(remark)
 
     def say(self, text: str, colour: str | None = None) -> None:
-        """Print lines of text, if there are any."""
+        """Print text with indentation. Print nothing if the text is empty."""
         for line in text.splitlines():
             print(f"{INDENT}{self.painted(line, colour)}".rstrip(), flush=True)
 
@@ -52,7 +53,7 @@ class Screen:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Print what is being done, and its end."""
+        """Print what is being done, and ``done`` when the context ends."""
         print(f"{INDENT}{what} ... ", end="", flush=True)
         try:
             yield
@@ -67,7 +68,7 @@ class Screen:
 
 
 def fitted(text: str, width: int) -> str:
-    """Return text in exactly ``width`` columns."""
+    """Return text that is filled or shortened to exactly ``width`` columns."""
     return text.ljust(width) if len(text) <= width else f"{text[: width - 3]}..."
 
 

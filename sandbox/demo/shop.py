@@ -1,4 +1,4 @@
-"""The database of the demo, and its transactions. ``story`` uses it.
+"""The database of the demo and its transactions. ``story`` uses this module.
 
 https://www.postgresql.org/docs/current/logical-replication-publication.html
 """
@@ -25,7 +25,7 @@ KEYS = {
     "order_items": ("order_id", "line"),
     "carts": ("id",),
 }
-"""Every table, with its primary key."""
+"""All tables with the columns of their primary keys."""
 
 SCHEMA = """\
 CREATE TYPE order_status AS ENUM ('placed', 'paid', 'shipped');
@@ -77,7 +77,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A scene of the demo: some transactions. The last one changes rows and is committed."""
+    """A scene of the demo with several transactions. The last one must change rows and be committed."""
 
     title: str
     remark: str
@@ -157,10 +157,10 @@ SHIP = _committed("UPDATE orders SET status = 'shipped' WHERE id = 1")
 
 
 class Shop:
-    """The owner of the shop, on one connection."""
+    """The owner of the shop, who uses one connection."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
-        """Take a connection that commits each statement by itself."""
+        """Use ``connection``, which must be in autocommit mode."""
         self._connection = connection
 
     def set_up(self) -> None:
@@ -169,7 +169,7 @@ class Shop:
             self._connection.execute(script.encode())
 
     def run(self, transactions: Sequence[Transaction]) -> int:
-        """Run the transactions. Return the id of the last one: when it has arrived, all of them have."""
+        """Run the transactions. Return the id of the last one. When it has arrived, all others have arrived."""
         xid = 0
         for transaction in transactions:
             with self._connection.transaction(force_rollback=transaction.rolled_back):
@@ -180,7 +180,7 @@ class Shop:
         return xid
 
     def rows(self, table: str) -> list[dict[str, object]]:
-        """Return a table's rows, the highest key first, with jsonb as text."""
+        """Return a table's rows in descending order of their keys, with jsonb as text."""
         statement = sql.SQL("SELECT * FROM {} ORDER BY ({}) DESC")
         key = sql.SQL(", ").join(map(sql.Identifier, KEYS[table]))
         with self._connection.cursor(row_factory=dict_row) as cursor:
@@ -189,20 +189,20 @@ class Shop:
 
 
 class Visitors:
-    """Customers who place one order after the other on one connection. Each order is a transaction.
+    """Customers who continuously place orders on one connection. Each order is a transaction.
 
     with Visitors(connect, ORDER) as visitors: visitors.wait_for(20)
     """
 
     def __init__(self, connect: Callable[[], psycopg.Connection], statement: str) -> None:
-        """``connect`` opens the connection. ``order`` is the SQL that places an order."""
+        """Prepare the work. ``connect`` opens the connection, and ``statement`` is the SQL that places an order."""
         self._connect = connect
         self._executor = ThreadPoolExecutor(1)
         self._leaving = False
         self.statement = statement
         """The SQL that places an order. A change takes effect with the next order."""
         self.orders = 0
-        """Orders committed so far."""
+        """The number of orders committed so far."""
 
     def __enter__(self) -> Self:
         self._work: Future[None] = self._executor.submit(self._place_orders)
@@ -213,7 +213,7 @@ class Visitors:
         self._executor.shutdown()
 
     def wait_for(self, orders: int) -> None:
-        """Return when that many more orders are committed. Raise the error if one ended the work."""
+        """Wait until this many more orders are committed. If an error has ended the work, raise it."""
         target = self.orders + orders
         while self.orders < target:
             if self._work.done():

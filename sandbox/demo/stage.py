@@ -1,4 +1,4 @@
-"""The servers of the demo: they are fetched, started and stopped together. ``story`` uses it."""
+"""The servers of the demo, which are fetched, started and stopped together. ``story`` uses this module."""
 
 import re
 import shutil
@@ -21,14 +21,14 @@ from sandbox.process import make_directory
 from sandbox.spark import jars
 
 LOG_LINES, LOG_WIDTH = 10, 300
-"""How many bytes of each log are shown after a failure."""
+"""The number of lines of each log that are shown after a failure, and the length to which they are shortened."""
 
 
 class Stage:
-    """PostgreSQL and Kafka, which run as long as the context, and pgsluice, which is configured but not started."""
+    """PostgreSQL and Kafka, which run until the context ends, and pgsluice, which is configured but not started."""
 
     def __init__(self, screen: Screen) -> None:
-        """Start nothing yet."""
+        """Use ``screen`` for messages. Entering the context starts the servers."""
         self._screen = screen
         self._context = ExitStack()
 
@@ -48,7 +48,7 @@ class Stage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave servers behind
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
         if kind is not None:
             self._print_logs()
         print()
@@ -67,7 +67,7 @@ class Stage:
                 download()
 
     def _print_logs(self) -> None:
-        """Print the ends of the logs, before they are removed."""
+        """Print the last lines of the logs before the logs are removed."""
         logs = {"PostgreSQL": self.postgres.log_text(), "Kafka": _problems(self.kafka.log_text())}
         logs |= {file.stem: file.read_text(errors="replace") for file in self.directory.rglob("*.log")}
         for name, text in logs.items():
@@ -75,7 +75,7 @@ class Stage:
 
 
 def _problems(text: str) -> str:
-    """Leave out everything that Kafka logs during normal operation."""
+    """Return only the warnings and errors of Kafka's log."""
     return "\n".join(line for line in text.splitlines() if re.search(r"\] (WARN|ERROR|FATAL) ", line))
 
 

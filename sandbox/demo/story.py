@@ -1,4 +1,4 @@
-"""The steps of ``make demo``, with one function for each, in this order."""
+"""The steps of ``make demo``. Each step is a function, and ``tell`` calls them in order."""
 
 import contextlib
 import shutil
@@ -34,7 +34,7 @@ from sandbox.demo.watch import Watch
 from sandbox.errors import SandboxError
 
 FEW = 20
-"""How many orders are placed between two actions of a step."""
+"""The number of orders that are placed between two actions of a step."""
 
 FEW_LINES = 8
 
@@ -129,7 +129,7 @@ def _kill(screen: Screen, stage: Stage, shop: Shop, watch: Watch) -> None:
         visitors.wait_for(FEW)
     print()
     watch.until(shop.run([SHIP]), FEW_LINES)
-    arrived = watch.tally.events - before - 1  # SHIP is the other update
+    arrived = watch.tally.events - before - 1  # the one other event is the update SHIP
     screen.say(f"{count(visitors.orders, 'order')} were placed, {count(arrived, 'insert')} arrived")
     if visitors.orders != arrived:
         raise SandboxError("not every order arrived exactly once")

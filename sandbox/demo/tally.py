@@ -1,4 +1,4 @@
-"""Counts everything that was read, and notices missing, torn or repeated events. ``story`` uses it."""
+"""Counts the cuts and events that were read, and detects missing, incomplete or repeated ones for ``story``."""
 
 from collections import Counter
 
@@ -6,10 +6,10 @@ from sandbox.demo.events import OPERATIONS, Cut, count
 
 
 class Tally:
-    """Counts cuts and their events."""
+    """Counts cuts and their events. ``problems`` has a description of each inconsistency."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
+        """Start with all counts at zero."""
         self.events = 0
         self.problems: list[str] = []
         self._cuts = 0

@@ -1,4 +1,4 @@
-"""Shows the events that arrive in the topics, and counts them. ``story`` uses it."""
+"""Shows the events that arrive in the topics, and counts them. ``story`` uses this module."""
 
 import math
 from collections import deque
@@ -18,11 +18,11 @@ ARRIVAL_TIMEOUT_S = 120
 
 LINES = 12
 TAIL = 3
-"""The last lines that are shown of a long list, whose middle is left out."""
+"""The number of lines that are shown at the end of a long list, whose middle is omitted."""
 
 
 class Watch:
-    """Events and cuts as lines on the screen, in the order of the database's history."""
+    """Prints events and cuts as lines, in the order of the database's history."""
 
     def __init__(self, screen: Screen, reader: CutReader) -> None:
         """Show the events of ``reader``."""
@@ -34,11 +34,11 @@ class Watch:
         self._describer = Describer()
 
     def until(self, xid: int, lines: int = LINES) -> None:
-        """Show everything up to the transaction ``xid``, in about so many lines."""
+        """Show everything up to the transaction ``xid``, in about ``lines`` lines."""
         self._until(lambda cut: any(event.value["xid"] == xid for event in cut.events), lines)
 
     def until_loaded(self, tables: int, lines: int) -> None:
-        """Show everything until the rows of ``tables`` more tables have been read, in about ``lines`` lines."""
+        """Show everything until the rows of ``tables`` more tables have been loaded, in about ``lines`` lines."""
         ids = set[str]()
 
         def is_last(cut: Cut) -> bool:
@@ -83,7 +83,7 @@ class Watch:
 
 
 class _Feed:
-    """A list that prints its beginning as it grows. ``close`` prints its end."""
+    """A list of lines. Its first lines are printed immediately, and its last lines when it is closed."""
 
     def __init__(self, screen: Screen, head: int) -> None:
         self._screen = screen

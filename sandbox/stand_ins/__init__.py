@@ -1,6 +1,6 @@
 """Images with the names, paths and variables of official images that are not available offline.
 
-They are made of the sandbox's own PostgreSQL and Kafka. They have only the features of the official images that
+They are built from the sandbox's PostgreSQL and Kafka. They have only those features of the official images that
 ``deploy/compose.yaml`` uses.
 
 https://hub.docker.com/_/postgres
@@ -19,7 +19,7 @@ _POSTGRES_VERSION = 18
 
 
 def build(engine: Engine, directory: Path, postgres: str, kafka: str) -> None:
-    """Build the images under these names. ``directory`` is for the files that go into them."""
+    """Build the images with the names ``postgres`` and ``kafka``. Their files are prepared in ``directory``."""
     engine.import_base(STAND_INS)
     servers = {"postgres": installation(_POSTGRES_VERSION, current_account()), "kafka": fetch("kafka")}
     for kind, image in (("postgres", postgres), ("kafka", kafka)):
