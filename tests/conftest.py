@@ -1,4 +1,4 @@
-"""Fixtures of every suite that needs real servers. A server starts when the first test asks for it."""
+"""Fixtures for all suites that need real servers. A server starts when the first test needs it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,16 +12,16 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is not a defect
+settings.register_profile("untimed", deadline=None)  # on a busy machine, a slow test is not a defect
 settings.load_profile("untimed")
 
-Daemon.forks = True  # the commands that users type are tested by test_cli.py and tests/platform
+Daemon.forks = True  # test_cli.py and tests/platform test the commands as users type them
 
 PLATFORM = "tests/platform/"
 
 
 class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Like ``--dist loadfile``, but one process runs all files that need the image, so that it is built only once."""
+    """Like ``--dist loadfile``, but one process runs all of tests/platform, so that the image is built only once."""
 
     def _split_scope(self, nodeid: str) -> str:
         return PLATFORM if nodeid.startswith(PLATFORM) else str(super()._split_scope(nodeid))
@@ -33,7 +33,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Callable[..., Postgres]]:
-    """Give a function that returns a running server of a version, always the same one.
+    """Provide a function that returns a running server of a version. Each call returns the same server.
 
     Tests use their own databases.
     """
@@ -50,19 +50,19 @@ def postgres_server() -> Iterator[Callable[..., Postgres]]:
 
 @pytest.fixture
 def new_database(postgres_server: Callable[..., Postgres]) -> Iterator[Callable[..., Database]]:
-    """Make empty databases on servers of given versions. They are dropped after the test."""
+    """Provide a function that creates an empty database on a server of a version. Drop it after the test."""
     with ExitStack() as databases:
         yield lambda version=17: databases.enter_context(postgres_server(version).database())
 
 
 @pytest.fixture
 def database(new_database: Callable[..., Database]) -> Database:
-    """Give an empty database on a server of the default version."""
+    """Provide an empty database on a server of the default version."""
     return new_database()
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Kafka]:
-    """Give the broker that all tests share. Tests use their own topics."""
+    """Provide the broker that all tests share. Tests use their own topics."""
     with Kafka() as cluster:
         yield cluster

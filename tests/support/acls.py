@@ -1,4 +1,4 @@
-"""The command lines of Kafka's tools, as documents show them, carried out by a client library."""
+"""Parses the command lines of Kafka's tools in the documentation, and executes them with a client library."""
 
 import re
 import shlex
@@ -47,7 +47,7 @@ class Right:
 
 
 def rights(commands: str) -> list[Right]:
-    """Return the rights that ``kafka-acls`` commands give."""
+    """Return the rights that ``kafka-acls`` commands grant."""
     parser = _parser()
     parser.add_argument("--add", action="store_true", required=True)
     parser.add_argument("--cluster", action="append_const", const=CLUSTER, default=[])
@@ -86,14 +86,14 @@ def make_topics(kafka: SecuredKafka, commands: str) -> None:
 
 
 def allow(kafka: SecuredKafka, *allowed: Right) -> None:
-    """Give rights."""
+    """Grant rights."""
     client = admin(kafka)
     for request in client.create_acls([right.binding() for right in allowed]).values():
         request.result(TIMEOUT_S)
 
 
 def forbid(kafka: SecuredKafka, user: str) -> None:
-    """Withdraw all rights of a user."""
+    """Revoke all rights of a user."""
     anything = AclBindingFilter(
         ResourceType.ANY, None, ResourcePatternType.ANY, user, None, AclOperation.ANY, AclPermissionType.ANY
     )

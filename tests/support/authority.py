@@ -27,9 +27,9 @@ class Authority:
         self.certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
     def issue(self, name: str, hosts: Sequence[str] = (), *, expires: datetime | None = None) -> tuple[Path, Path]:
-        """Return the files of a new certificate for ``name``, and of its key.
+        """Return the files of a new certificate for ``name`` and of its key.
 
-        They replace an earlier one of that name.
+        They replace the files of an earlier certificate for this name.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -64,7 +64,7 @@ class Authority:
 
 
 def expired() -> datetime:
-    """Return a time in the past, at which a certificate has expired."""
+    """Return a time in the past, for certificates that have expired."""
     return datetime.now(UTC) - DAY
 
 

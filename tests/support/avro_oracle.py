@@ -1,4 +1,4 @@
-"""The values of PostgreSQL's texts, as psycopg reads them, and the values of our bytes, as fastavro reads them."""
+"""The values that psycopg reads from PostgreSQL's texts, and those that fastavro reads from our Avro records."""
 
 import io
 import math
@@ -45,7 +45,7 @@ def table(*kinds: Kind) -> Relation:
 
 
 def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
-    """Return what fastavro reads, and check that it reads all bytes."""
+    """Return the value that fastavro reads, and check that it reads all bytes."""
     stream = io.BytesIO(body)
     value = fastavro.schemaless_reader(stream, schema, None)
     assert not stream.read(1)
@@ -53,7 +53,7 @@ def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the sch
 
 
 def encoded(relation: Relation, texts: list[bytes], options: TypeOptions) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Encode a row. Return what fastavro reads, and the texts that did not fit."""
+    """Encode a row. Return the value that fastavro reads, and the texts that did not fit into their fields."""
     fields = TableFields(options).assign(relation)
     raw: list[tuple[bytes, bytes]] = []
     body = RowEncoder(relation, fields).encode(list(texts), [], raw)
@@ -61,7 +61,7 @@ def encoded(relation: Relation, texts: list[bytes], options: TypeOptions) -> tup
 
 
 def value_of(kind: Kind, text: bytes) -> Any:  # noqa: ANN401 - whatever the type holds
-    """Return the value of ``text``. Raise psycopg's error if it has none."""
+    """Return the value of ``text``. Raise psycopg's error if the text is not valid for the type."""
     name, typmod = kind
     if name == "float4":
         return nearest_single(text)
@@ -71,7 +71,7 @@ def value_of(kind: Kind, text: bytes) -> Any:  # noqa: ANN401 - whatever the typ
         return HstoreLoader(0).load(text)
     if name in _STRINGS or (name == "numeric" and typmod < 0):
         return text.decode()
-    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):  # psycopg reads these items in another way
+    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):  # psycopg reads single items differently
         items = _load("_text", text)
         return [item if item is None else value_of((name[1:], typmod), item.encode()) for item in items]
     return _load(name, text)
@@ -84,12 +84,12 @@ def _load(name: str, text: bytes) -> Any:  # noqa: ANN401 - whatever the type ho
 def nearest_single(text: bytes) -> float:
     """Return the float4 nearest to ``text``, using exact arithmetic on all floats around it."""
     number = float(text)
-    if number == 0 or not math.isfinite(number):  # this includes 0e123456789, which is too much for a Fraction
+    if number == 0 or not math.isfinite(number):  # also for 0e123456789, with which Fraction would take too long
         return number
     exact = Fraction(text.decode())
     bits = struct.unpack("<i", struct.pack("<f", abs(number)))[0]
     around = [_single(bits + step) for step in (-1, 0, 1) if 0 <= bits + step < 0x7F800000]
-    # if two are equally near, take the even one
+    # If two floats are equally near, take the even one.
     distances = [(abs(Fraction(single) - abs(exact)), struct.pack("<f", single)[0] & 1, single) for single in around]
     sign = -1.0 if text.startswith(b"-") else 1.0
     return sign * min(distances)[2]

@@ -1,8 +1,8 @@
-"""The compatibility of the versions of a subject, as judged by fastavro and by Avro's Java library.
+"""Checks the compatibility of the versions of a subject with fastavro and with Avro's Java library.
 
-Each schema of a table's values reads what all later and earlier ones wrote, with the same values. Fields that it lacks
-are left out, and fields that the writer lacks are null. There is one exception: a schema from before a field became
-wider refuses the wide values.
+With each schema of a table's values, a reader can read the messages of all earlier and later schemas, and gets the same
+values. Fields that the reader's schema lacks are omitted, and fields that the writer's schema lacks are null. There is
+one exception: if a field has become wider, a reader with an earlier schema refuses values that are not null.
 """
 
 import json
@@ -22,15 +22,16 @@ from tests.support.reader import Event
 from tests.support.replay import row_fields
 
 SAMPLES = 2
-"""How many messages of each schema are read with all others."""
+"""The number of messages of each schema that are read with all other schemas."""
 
 WIDER = (("int", "long"), ("int", "double"), ("float", "double"))
-"""The changes that may happen in place, besides those of decimals. Earlier readers refuse the new values."""
+"""The changes of a field's type that keep the field, in addition to those of decimals. Readers with earlier schemas
+refuse the new values."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a subject. ``messages``: bodies that were written with it."""
+    """One version of a subject. ``messages`` are the bodies of messages that were written with it."""
 
     subject: str
     number: int
@@ -47,21 +48,24 @@ class Version:
 
 @dataclass(frozen=True)
 class Pair:
-    """The schema of a writer, and that of a reader."""
+    """The schema of a writer and the schema of a reader."""
 
     writer: Version
     reader: Version
 
     @property
     def narrow(self) -> set[str]:
-        """The fields that the reader has in their earlier, narrower form."""
+        """The fields whose type in the reader's schema is narrower than in the writer's."""
         wide = {entry["name"]: entry["type"][1] for entry in row_fields(self.writer.schema)}
         read = {entry["name"]: entry["type"][1] for entry in row_fields(self.reader.schema)}
         return {name for name in read.keys() & wide.keys() if (read[name], wide[name]) in WIDER}
 
     @property
     def compatible(self) -> bool:
-        """The verdict that Avro must give. Keys have no defaults, so the writer must have each field of the reader."""
+        """Whether Avro must consider the schemas compatible.
+
+        The fields of keys have no defaults, so the writer's schema must have each field of the reader's.
+        """
         if self.writer.is_value:
             return not self.narrow
         types = {entry["name"]: entry["type"] for entry in self.writer.schema["fields"]}
@@ -69,7 +73,7 @@ class Pair:
         return all(name in types and types[name] in (kind, *_narrower(kind)) for name, kind in read.items())
 
     def expected(self, message: bytes) -> Any:  # noqa: ANN401 - JSON; None: the reader refuses it
-        """Return what the reader has to see in a message of values. Return None if it has to refuse the message."""
+        """Return the value that the reader must get from a message, or None if it must refuse the message."""
         written = _read(self.writer.schema, self.writer.schema, message)
         names = [entry["name"] for entry in row_fields(self.reader.schema)]
         rows = [row for row in (written["before"], written["after"]) if row is not None]
@@ -89,15 +93,15 @@ def _narrower(kind: Any) -> list[Any]:  # noqa: ANN401 - JSON
 
 
 def _read(writer: Any, reader: Any, message: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return the JSON of what fastavro reads."""
+    """Return the value that fastavro reads as JSON."""
     value = fastavro.schemaless_reader(BytesIO(message), physical(writer), physical(reader))
     return json_of(reader, value)
 
 
 def pairs(schemas: Iterable[Mapping[str, Any]], events: Iterable[Event]) -> list[Pair]:
-    """Return all pairs of schemas of one table in one subject, with some of their messages.
+    """Return all pairs of schemas of the same table and the same subject, with some of their messages.
 
-    ``schemas``: the content of ``<prefix>.schemas``.
+    ``schemas`` is the content of ``<prefix>.schemas``.
     """
     messages: dict[tuple[str, int | None], list[bytes]] = defaultdict(list)
     for event in events:
@@ -114,7 +118,7 @@ def pairs(schemas: Iterable[Mapping[str, Any]], events: Iterable[Event]) -> list
 
 
 def fastavro_problems(found: Sequence[Pair]) -> list[str]:
-    """Return the differences between what fastavro reads and what it should read."""
+    """Return the differences between the values that fastavro reads and the expected values."""
     problems = []
     for pair in found:
         for message in pair.writer.messages if pair.writer.is_value else ():
@@ -128,7 +132,7 @@ def fastavro_problems(found: Sequence[Pair]) -> list[str]:
 
 
 def java_problems(found: Sequence[Pair]) -> list[str]:
-    """Return the differences of what Avro's Java library reads or judges from what is expected."""
+    """Return the differences between the values and verdicts of Avro's Java library and the expected ones."""
     asked = [
         (pair, message)
         for pair in found

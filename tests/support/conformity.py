@@ -1,4 +1,4 @@
-"""Checks manifests with kubeconform, with schemas of custom resources."""
+"""Checks manifests with kubeconform, including custom resources."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from sandbox import tools
 
 
 def write_schemas(definitions: Path, directory: Path) -> Path:
-    """Write JSON schemas of custom resources, which refuse unknown fields. Return their directory."""
+    """Write JSON schemas of custom resources that refuse unknown fields. Return their directory."""
     for file in definitions.glob("*.yaml"):
         definition = yaml.safe_load(file.read_text())["spec"]
         (version,) = definition["versions"]

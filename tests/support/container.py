@@ -1,4 +1,4 @@
-"""The daemon in a container, started with Docker's client, as an operator does."""
+"""The daemon in a container. It is started with Docker's client, as an operator would start it."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def documented_run() -> list[str]:
 
 
 class Container(Daemon):
-    """A daemon in a container. The client's process passes signals to it, and ends with its exit code."""
+    """A daemon in a container. Docker's client passes signals to the daemon, and ends with the daemon's exit code."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class Container(Daemon):
         kafka: Kafka,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Choose the pipeline's name. Each container has a name and a port of its own."""
+        """Prepare a pipeline with its own port. Each start creates a container with a new name."""
         super().__init__(name, database.conninfo(), kafka.bootstrap_servers, settings, at_once=False)
         self._engine = engine
         self._starts = 0
         self.options: Sequence[str] = ()
         """Additional options of ``docker run``. A change takes effect at the next start."""
         self.mount: str | None = _CONFIGURATION
-        """The mount of the configuration, or None for no mount. A change takes effect at the next start."""
+        """The mount of the configuration, or None if there is none. A change takes effect at the next start."""
         self.secrets: Mapping[str, str] = {}
         """The files in the directory of secrets. A change takes effect at the next start."""
 
@@ -59,7 +59,7 @@ class Container(Daemon):
         return f"{HOST}:{self._port.number}"
 
     def start(self, *arguments: str, wait: bool = True) -> None:
-        """Start a new container. ``arguments`` follow the image's name."""
+        """Start a new container. ``arguments`` follow the image's name on the command line."""
         self.write_configuration()
         self._starts += 1
         own = ("--name", self.container, "--env", f"PGSLUICE_HTTP__LISTEN={self.listen}", *self.options)
@@ -68,28 +68,28 @@ class Container(Daemon):
             self.wait_until_ready("active")
 
     def start_as_documented(self) -> None:
-        """Start a container with the command in README.md and a name. It listens on port 8080 of all addresses."""
+        """Start a container with the command in README.md, and a name. It listens on port 8080 of all addresses."""
         self.write_configuration()
         self._starts += 1
         self._launch(("--name", self.container), ())
 
     def fail(self) -> tuple[int, str]:
-        """Start a container that should end by itself. Return its exit code and its reason."""
+        """Start a container that should end by itself. Return its exit code, and the reason that it has logged."""
         self.start(wait=False)
         return self.wait(), self.why_it_stopped()
 
     def exec(self, *command: str) -> str:
-        """Return the output of a command in the container."""
+        """Run a command in the container, and return its output."""
         return self._engine.podman("exec", self.container, *command)
 
     def kill(self) -> None:
-        """Kill the daemon in the container with ``kill -9``."""
+        """Kill the daemon in the container with SIGKILL."""
         if self.alive:
             self._engine.podman("kill", "--signal", "KILL", self.container)
         self.wait()
 
     def write_configuration(self) -> None:
-        """Write the files that are mounted.
+        """Write the files that are mounted into the container.
 
         All users may read the configuration. Only the daemon may read the secrets.
         """
@@ -113,5 +113,5 @@ class Container(Daemon):
 
     def _configuration(self) -> dict[str, Any]:
         found = super()._configuration()
-        del found["http"], found["buffer"]["spill_dir"]  # the image sets these itself
+        del found["http"], found["buffer"]["spill_dir"]  # the image sets these
         return found

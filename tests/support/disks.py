@@ -1,4 +1,4 @@
-"""A hanging disk, as the code that waits for it sees it."""
+"""Simulates a disk that hangs, for the code that waits for it."""
 
 import threading
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from pgsluice.spool.disk import Disk
 
 @contextmanager
 def hanging(disk: Disk) -> Iterator[None]:
-    """Keep the disk busy within the block."""
+    """Keep the disk busy until the block ends."""
     thaw = threading.Event()
     disk.later(thaw.wait)
     try:

@@ -1,7 +1,7 @@
 """Both ends of a pipeline and the registry, in memory, for faults and timings that real servers do not offer.
 
-A :class:`World` outlives sessions, as PostgreSQL and Kafka do. It has the WAL, the slot, and everything committed.
-Errors are ordered for a step (``world.faults``), and each is raised once.
+A :class:`World` outlives sessions, as PostgreSQL and Kafka do. It has the WAL, the slot, and everything that was
+committed. A test can schedule errors for a step (``world.faults``). Each of them is raised once.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ TABLE = messages.Relation(
 )
 
 SERVICES = ("shop.messages", "shop.dead_letters")
-"""The topics that have no table."""
+"""The topics for events that belong to no table."""
 
 
 def _is_set() -> asyncio.Event:
@@ -46,7 +46,7 @@ def _is_set() -> asyncio.Event:
 
 @dataclass
 class World:
-    """PostgreSQL and Kafka, as a pipeline sees them."""
+    """The state of PostgreSQL and Kafka that a pipeline can see."""
 
     server: ServerIdentity = field(default_factory=lambda: ServerIdentity("7001", 1, 10_000))
     history: list[TimelineSwitch] = field(default_factory=list)
@@ -58,57 +58,57 @@ class World:
     """Transactions as (commit LSN, frames), in commit order."""
     checkpoint: Checkpoint | None = None
     former_checkpoints: list[Checkpoint] = field(default_factory=list)
-    """Earlier checkpoints that the topic still has."""
+    """Earlier checkpoints that the topic still contains."""
     cuts: list[tuple[Cut, list[Record], Checkpoint]] = field(default_factory=list)
-    """The records that a read_committed consumer sees."""
+    """The committed cuts, whose records a read_committed consumer sees."""
     recorded: Recorded = field(default_factory=Recorded)
-    """What the cut records say at the beginning of a session."""
+    """The content of the cut records at the beginning of a session."""
     described_topics: set[str] = field(default_factory=set)
-    """The topics that the registry knew at that time."""
+    """The topics whose schemas the registry knew when the sink opened its topics."""
     owner: "FakeSink | None" = None
     """The most recently registered producer."""
     topics: set[str] = field(default_factory=set)
     prepared: list[list[str]] = field(default_factory=list)
-    """The topics that were prepared together, by call."""
+    """The topics of each call that prepared topics."""
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
     partitioned: set[int] = field(default_factory=set)
     rows: dict[int, list[int]] = field(default_factory=dict)
-    """The rows of tables, by OID: the first column, in order."""
+    """The values of the first column of each table's rows in order, by table OID."""
     shapes: dict[int, Shape] = field(default_factory=dict)
     seen: list[Snapshot] = field(default_factory=lambda: [Snapshot(1000, 1000, frozenset())])
-    """The results of the next queries for the visible transactions. The last one is repeated."""
+    """The results of the next queries for the visible transactions. The last result is repeated."""
     writers: list[set[str]] = field(default_factory=list)
-    """The results of the next queries for transactions that are changing a table."""
+    """The results of the next queries for the transactions that are changing a table."""
     writers_of: dict[int, set[str]] = field(default_factory=dict)
-    """By table OID, transactions that are always changing the table."""
+    """Transactions that every query reports as changing a table, by table OID."""
     read: asyncio.Event = field(default_factory=_is_set)
-    """Rows are read only while this is set."""
+    """Rows are read only while this event is set."""
     loaded: dict[tuple[str, str], Loaded] = field(default_factory=dict)
     commands: list[bytes | None] = field(default_factory=list)
     types: dict[int, TypeDescription] = field(default_factory=dict)
     published: list[Relation] = field(default_factory=list)
-    """The current tables of the publications."""
+    """The tables that are currently in the publications."""
     gone: set[int] = field(default_factory=set)
     """The OIDs of tables that were dropped."""
     strange: set[int] = field(default_factory=set)
-    """The OIDs of published tables whose owners are not trusted by any setting."""
+    """The OIDs of published tables with untrusted owners."""
     layouts: dict[int, Layout] = field(default_factory=dict)
-    """The catalog's current columns of tables, by OID."""
+    """The current columns of tables in the catalog, by table OID."""
     described: list[list[int]] = field(default_factory=list)
-    """The types that were queried."""
+    """The OIDs of the types of each query for types."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception | None]] = field(default_factory=dict)
-    """The errors that the next calls of a step raise. None stands for a call without an error."""
+    """The errors that the next calls of each step raise. None means that the call raises no error."""
     steps: list[str] = field(default_factory=list)
-    """All steps that were taken."""
+    """All steps so far."""
     tells_position: bool = True
-    """Whether the server answers when it is asked for its position."""
+    """Whether the server answers a request for its position."""
     commit_gate: asyncio.Event | None = None
-    """Commits wait until this is set."""
+    """If there is an event, commits wait until it is set."""
     streams: list["FakeStream"] = field(default_factory=list)
 
     def step(self, name: str) -> None:
-        """Note the step, and raise the error that was ordered for it, if any."""
+        """Record the step, and raise the next error that was scheduled for it, if any."""
         self.steps.append(name)
         fault = self.faults[name].pop(0) if self.faults.get(name) else None
         if fault is not None:
@@ -125,47 +125,47 @@ class World:
         return end_lsn
 
     def emit(self, content: bytes, prefix: str = "p") -> int:
-        """Write a message outside of transactions. Return its LSN, which is the end of its record."""
+        """Write a non-transactional message. Return its LSN, which is the end of its WAL record."""
         begin = self.server.xlogpos
         message = messages.LogicalMessage(None, transactional=False, lsn=begin + 50, prefix=prefix, content=content)
         self.append(begin, [data(message)], message.lsn)
         return message.lsn
 
     def append(self, commit_lsn: int, frames: list[Frame], end_lsn: int) -> None:
-        """Append a transaction or a message to the WAL, and to all open streams."""
+        """Append a transaction or a message to the WAL, and send it to all open streams."""
         self.wal.append((commit_lsn, frames))
         self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
         for stream in self.streams:
             stream.queue.put_nowait(frames)
 
     def send(self, *sent: messages.Message, end_lsn: int | None = None) -> None:
-        """Send messages of an open transaction, into the open streams only. The WAL reaches to ``end_lsn``."""
+        """Send messages of an open transaction only to the open streams. With ``end_lsn``, move the end of the WAL."""
         if end_lsn is not None:
             self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
         for stream in self.streams:
             stream.queue.put_nowait([data(one) for one in sent])
 
     def end_streams(self, error: PgsluiceError) -> None:
-        """End the open streams with ``error``, even if nobody reads them."""
+        """End the open streams with ``error`` at once. ``wait_ended`` raises it even if nobody reads the streams."""
         for stream in self.streams:
             stream.end(error)
 
     def keepalive(self, wal_end: int | None = None, *, reply_requested: bool = False) -> None:
-        """Send a keepalive into the open streams."""
+        """Send a keepalive to the open streams."""
         frame = Keepalive(wal_end or self.server.xlogpos, 0, reply_requested)
         for stream in self.streams:
             stream.queue.put_nowait([frame])
 
     def break_stream(self, error: PgsluiceError) -> None:
-        """End the open streams with ``error``."""
+        """Let the open streams raise ``error`` when all frames so far have been read."""
         for stream in self.streams:
             stream.queue.put_nowait(error)
 
     @property
     def numbers(self) -> list[int]:
-        """Return the inserted numbers that read_committed consumers see.
+        """The inserted numbers that read_committed consumers see.
 
-        They are the last byte of keys (a zigzag int).
+        Each number is read from the last byte of a key, a zigzag-encoded int.
         """
         return [(record.key or b"\0")[-1] // 2 for _, records, _ in self.cuts for record in records]
 
@@ -176,7 +176,7 @@ def data(message: messages.Message) -> Frame:
 
 
 class FakeStream:
-    """A slot that is being streamed."""
+    """The stream of the slot."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -199,7 +199,7 @@ class FakeStream:
         raise await asyncio.shield(self._ended)
 
     def end(self, error: PgsluiceError) -> None:
-        """End the stream, even if nobody reads it."""
+        """End the stream at once. ``wait_ended`` raises ``error`` even if nobody reads the stream."""
         if not self._ended.done():
             self._ended.set_result(error)
 
@@ -219,7 +219,7 @@ class FakeStream:
 
 
 class MemorySpool:
-    """Unlimited room for the rows of one session."""
+    """A spool that keeps the rows of one session in memory, without a limit."""
 
     def __init__(self) -> None:
         self.memory = self.spilled = 0
@@ -239,7 +239,7 @@ class MemorySpool:
 
 
 class HangingSpool(MemorySpool):
-    """A spool whose disk finishes no write before it is thawed."""
+    """A spool whose disk does not finish any write until it is thawed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class FakeSource:
 
 
 class FakeReader:
-    """Reads ``world.rows``. Their first column is the key."""
+    """Reads ``world.rows``. The first column is the key."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -425,7 +425,10 @@ class FakeReader:
 
 
 class FakeCommands:
-    """Reads ``world.commands``. Each session reads them from the beginning, as through an outdated broker."""
+    """Reads ``world.commands``.
+
+    Later sessions read all commands from the beginning, as from a broker that is out of date.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -535,7 +538,7 @@ class FakeSink:
 
 
 class MemoryRegistry:
-    """Schemas with the same ids that they have in a real registry."""
+    """A registry in memory. Schemas have the same ids as in a real registry."""
 
     def __init__(self, schemas: dict[str, list[dict[str, Any]]] | None = None) -> None:
         self.by_id: dict[int, Schema] = {}
@@ -575,7 +578,7 @@ class MemoryRegistry:
 
 
 class FakeRegistry(MemoryRegistry):
-    """A registry whose steps can fail."""
+    """A registry that raises the errors that were scheduled for its steps."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.schemas)

@@ -1,7 +1,7 @@
-"""Processes any record of a service topic in every way in which pgsluice would process it.
+"""Processes arbitrary records of service topics in all ways in which pgsluice processes them.
 
-Used by the property tests and the fuzzer. Each function returns the result. Only documented errors are allowed: a
-ValueError of a part, to which callers add topic and offset, or a PgsluiceError.
+The property tests and the fuzzer use this module. Each function returns the result. Only documented errors are allowed:
+a PgsluiceError, or a ValueError to which callers add the topic and the offset.
 """
 
 import json
@@ -65,7 +65,7 @@ _IDENTITY = Identity("shop", "slot", "selection", is_atomic=True, adopt=False)
 
 
 def take_checkpoint(value: bytes) -> str:
-    """Read the record as a checkpoint, and begin a session with it."""
+    """Read the record as a checkpoint, and use it as the start of a session does."""
     try:
         found = Checkpoint.from_json(value, "Record 5 of topic shop.checkpoint")
     except HistoryError as error:
@@ -117,7 +117,7 @@ def _propose(store: SchemaStore, found: Registered) -> None:
 
 
 def take_cut(value: bytes, schema: str = CUT_TEXT) -> str:
-    """Read the record as a cut record that was written with ``schema``, and compare its account with the topics."""
+    """Read the record as a cut record that was written with ``schema``, and compare its offsets with the topics."""
     read = record_reader(CUT, lambda identifier: schema if identifier == CUT_ID else None)
     last = LastCuts()
     try:
@@ -136,7 +136,7 @@ def take_cut_of(schema: str, body: bytes) -> str:
 
 
 def take_command(value: bytes | None) -> str:
-    """Read the record as a command and as an answer, as the pipeline and the command line do."""
+    """Read the record as a command, as the pipeline does, and as an answer, as the command line does."""
     answer = read_answer(value)
     if answer is not None:
         answer.detail.encode()

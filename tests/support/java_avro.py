@@ -1,4 +1,4 @@
-"""Apache Avro's Java library, which reads messages and compares two schemas. Its jars come with PySpark.
+"""Runs Apache Avro's Java library to read messages and to compare schemas. Its jars come with PySpark.
 
 https://avro.apache.org/docs/1.12.0/api/java/org/apache/avro/SchemaCompatibility.html
 """
@@ -75,7 +75,7 @@ public class Avro {
 
 @dataclass(frozen=True)
 class Task:
-    """A task: find out whether ``reader`` can read records of ``writer``, and read ``data``, the body of a message."""
+    """A request to check whether ``reader`` can read records of ``writer``, and to read ``data``, a message's body."""
 
     writer: Schema
     reader: Schema
@@ -84,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of Java. ``value``: Avro's JSON without logical types. ``error``: why there is no value."""
+    """The answer of Java. ``value`` is Avro's JSON without logical types. ``error`` says why there is no value."""
 
     compatible: bool
     value: Any = None

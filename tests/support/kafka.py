@@ -1,4 +1,4 @@
-"""Access to Kafka with its clients only: topics, transactions and readers that use no code of pgsluice."""
+"""Functions for topics, transactions and records that use only Kafka's clients, and no code of pgsluice."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ CREDENTIALS = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
 
 
 KEY = b"shop"
-"""The key of the records that tests write, which is that of the checkpoints of pipeline shop."""
+"""The key of the records that tests write. The checkpoints of pipeline shop have the same key."""
 
 
 class SecuredKafka(Kafka):
@@ -76,7 +76,7 @@ class SecuredKafka(Kafka):
 
 
 def properties(kafka: Kafka) -> dict[str, str]:
-    """Return the client properties for a broker, as a user with all rights."""
+    """Return the client properties with which a user with all rights connects to a broker."""
     return kafka.properties() if isinstance(kafka, SecuredKafka) else {"bootstrap.servers": kafka.bootstrap_servers}
 
 
@@ -86,12 +86,12 @@ def client_options(kafka: Kafka) -> ClientOptions:
 
 
 def admin(kafka: Kafka) -> AdminClient:
-    """Return a client for requests about topics. Keep it until its requests are answered."""
+    """Return a client for requests about topics. The caller must keep it until its requests have been answered."""
     return AdminClient(properties(kafka))
 
 
 def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
-    """Create a topic, and return when the broker reports it. In names of settings, underscores stand for dots."""
+    """Create a topic, and wait until the broker reports it. In names of settings, underscores stand for dots."""
     named = {name.replace("_", "."): value for name, value in config.items()}
     client, resource = admin(kafka), ConfigResource(ConfigResource.Type.TOPIC, topic)
     client.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result(TIMEOUT_S)
@@ -107,7 +107,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -
 
 
 def delete_topic(kafka: Kafka, topic: str) -> None:
-    """Delete a topic. Return when it is gone."""
+    """Delete a topic, and wait until it no longer exists."""
     client = admin(kafka)
     client.delete_topics([topic])[topic].result(TIMEOUT_S)
     while topic in client.list_topics(timeout=TIMEOUT_S).topics:
@@ -115,7 +115,7 @@ def delete_topic(kafka: Kafka, topic: str) -> None:
 
 
 def add_partitions(kafka: Kafka, topic: str, partitions: int) -> None:
-    """Increase the number of a topic's partitions. Return when the broker reports it."""
+    """Increase the number of a topic's partitions to ``partitions``, and wait until the broker reports it."""
     client = admin(kafka)
     client.create_partitions([NewPartitions(topic, partitions)])[topic].result(TIMEOUT_S)
     while len(client.list_topics(timeout=TIMEOUT_S).topics[topic].partitions) < partitions:
@@ -136,7 +136,7 @@ def delete_records(kafka: Kafka, topic: str, partition: int = 0) -> None:
 
 
 def grant(kafka: SecuredKafka, topic: str, operation: AclOperation) -> None:
-    """Give the user "reader" this right to one topic."""
+    """Grant the user "reader" the right to ``operation`` on one topic."""
     allow(kafka, "reader", ResourceType.TOPIC, topic, operation)
 
 
@@ -148,7 +148,7 @@ def allow(
     *operations: AclOperation,
     pattern: ResourcePatternType = ResourcePatternType.LITERAL,
 ) -> None:
-    """Give a user this right to one resource, or to all resources whose names begin so."""
+    """Grant a user rights to the resource ``name``, or with a prefixed ``pattern`` to all names that begin with it."""
     rights = [
         AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
         for operation in operations
@@ -160,7 +160,7 @@ def allow(
 
 @contextmanager
 def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
-    """Freeze some or all brokers within the block."""
+    """Freeze these brokers, or by default all brokers, until the block ends."""
     kafka.pause(*nodes)
     try:
         yield
@@ -189,7 +189,7 @@ def commit(kafka: Kafka, topic: str, *values: bytes | None, key: bytes = KEY) ->
 
 
 def abort(kafka: Kafka, topic: str, *values: bytes | None) -> None:
-    """Write a transaction and abort it."""
+    """Write a transaction, and abort it."""
     with transaction(kafka, topic, values) as producer:
         producer.abort_transaction(TIMEOUT_S)
 
@@ -202,15 +202,15 @@ def end_of(kafka: Kafka, topic: str, partition: int = 0) -> int:
 
 
 def wait_for_end(kafka: Kafka, topic: str, end: int) -> None:
-    """Return when a partition has reached this offset. Markers come shortly after the end of their transaction."""
+    """Wait until partition 0 has reached this end offset. Markers are written shortly after a transaction ends."""
     while end_of(kafka, topic) < end:
         time.sleep(0.05)
 
 
 def read_committed(kafka: Kafka, topic: str, partition: int = 0, *, end: int | None = None) -> list[Message]:
-    """Return the committed records of a partition before ``end``, or before its current end, and wait for them.
+    """Return the committed records of a partition before ``end``, or by default before its current end.
 
-    Raise TimeoutError if an open transaction hides them.
+    Wait until an open transaction has ended that hides them. Raise TimeoutError if this takes too long.
     """
     wanted, position, found = end_of(kafka, topic, partition) if end is None else end, 0, []
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""A proxy before one broker that recognizes requests. It can hold them, lose their answers, or send them late.
+"""A proxy in front of one broker that recognizes requests. It can hold them, drop their answers, or send them late.
 
     with KafkaProxy() as proxy, Kafka(listeners=[Listener("SEEN", advertised={1: proxy.address})]) as kafka:
         proxy.target = kafka.addresses("SEEN")
@@ -28,7 +28,7 @@ WRITE_TXN_MARKERS = 27
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
-"""API key, API version, correlation id."""
+"""The beginning of a request header: API key, API version, correlation id."""
 
 WAIT_S = 180
 
@@ -44,24 +44,24 @@ class Request:
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
+        """The size of the request in bytes."""
         return len(self._frame)
 
     def forward(self) -> None:
-        """Forward the request. Its answer will be returned."""
+        """Forward the request to the broker. The answer is returned to the client."""
         self._connection.to_broker(self._frame)
 
     def lose_answer(self) -> None:
-        """Forward the request. When the broker has answered, cut the client off without the answer."""
+        """Forward the request. When the broker has answered, disconnect the client without sending it the answer."""
         self.send_late()
         self.cut()
 
     def cut(self) -> None:
-        """Cut the client off. The broker's connection stays open, and gets nothing."""
+        """Disconnect the client. The connection to the broker stays open, and the request is not sent."""
         self._connection.cut_client()
 
     def send_late(self) -> None:
-        """Forward the request, although nobody waits for it any more. When this returns, the broker has answered."""
+        """Forward the request, wait until the broker has answered, and drop the answer."""
         self._connection.swallow(self._id, self._answered)
         self._connection.to_broker(self._frame)
         assert self._answered.wait(WAIT_S), "the broker did not answer"
@@ -71,7 +71,7 @@ Handler = Callable[[Request], None]
 
 
 class KafkaProxy:
-    """Stands before a listener of a broker, which advertises the proxy's address. Requests without a handler pass."""
+    """A proxy for a listener, which must advertise the proxy's address. It forwards requests that have no handler."""
 
     def __init__(self) -> None:
         self.target = ""
@@ -92,15 +92,15 @@ class KafkaProxy:
 
     @property
     def address(self) -> str:
-        """The address ``host:port`` that the listener has to advertise."""
+        """The address ``host:port`` that the listener must advertise."""
         return f"{HOST}:{self._reserved.number}"
 
     def on(self, key: int, handler: Handler) -> None:
-        """Let ``handler`` decide about all requests of this kind. It may block its own connection."""
+        """Pass all requests with this API key to ``handler``. It may block, which also blocks the connection."""
         self._handlers[key] = handler
 
     def forward(self, *keys: int) -> None:
-        """Let requests of these kinds pass again. Without kinds, let all requests pass."""
+        """Forward requests with these API keys again. Without keys, forward all requests again."""
         for key in keys or tuple(self._handlers):
             self._handlers.pop(key, None)
 
@@ -118,7 +118,7 @@ class KafkaProxy:
 
 
 class _Connection:
-    """A client, its connection to the broker, and the answers that it must not get."""
+    """A client, its connection to the broker, and the ids of the answers that it must not receive."""
 
     def __init__(self, client: socket.socket, broker: socket.socket, handlers: dict[int, Handler]) -> None:
         self._client = client
@@ -164,7 +164,7 @@ class _Connection:
 
 
 def _frame(source: socket.socket) -> bytes | None:
-    """Return the content of a frame after its length. Return None at the end."""
+    """Read one frame. Return its content without the length, or None at the end of the connection."""
     size = _exactly(source, _SIZE.size)
     return None if size is None else _exactly(source, _SIZE.unpack(size)[0])
 

@@ -3,9 +3,9 @@
     links = Links()
     with Kafka(brokers=3, forward=links.forward) as kafka: links.isolate(1)
 
-The isolated broker does not hear of the others' decisions. It continues as the leader of its partitions until the link
-is restored, although the others have elected new leaders. This needs no privileges: each pair of brokers has addresses
-of its own, and a proxy listens on each.
+The isolated broker does not learn of the others' decisions. It continues as the leader of its partitions until the link
+is restored, although the others have elected new leaders. This needs no privileges, because each pair of brokers has
+its own addresses, and a proxy listens on each of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Links:
 
     @contextmanager
     def forward(self, links: Sequence[Link]) -> Iterator[None]:
-        """Serve the links. A cluster calls this before its brokers start."""
+        """Serve the links until the block ends. A cluster calls this before its brokers start."""
         with ExitStack() as context:
             for link in links:
                 self._proxies[link] = context.enter_context(Proxy(HOST, link.port, at=(link.host, link.port)))
@@ -32,8 +32,8 @@ class Links:
     def isolate(self, node: int, *, silently: bool = False) -> None:
         """Isolate a broker from all others, in both directions, until ``heal``.
 
-        ``silently``: connections stay open, and data that are sent meanwhile arrive late, as with TCP on a network that
-        drops everything for a while. Otherwise, connections are reset, and new ones are refused.
+        If ``silently`` is true, connections stay open, and data that is sent during the isolation arrives late, as with
+        TCP on a network that drops all packets for a while. Otherwise, connections are reset, and new ones are refused.
         """
         for link, proxy in self._proxies.items():
             if node in (link.source, link.target):

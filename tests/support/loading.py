@@ -1,4 +1,4 @@
-"""Daemons that load tables: functions that wait for lines of their log, and read the results."""
+"""Functions for tests of daemons that load tables. They wait for lines in the log, and read the results."""
 
 import time
 
@@ -10,7 +10,7 @@ from tests.support.weather import PATIENCE_S
 
 
 def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
-    """Wait until the daemon's log contains the words this many times."""
+    """Wait until the daemon's log contains ``words`` at least ``count`` times."""
     end = time.monotonic() + PATIENCE_S
     while (text := daemon.log_text()).count(words) < count:
         assert daemon.alive, text
@@ -19,14 +19,14 @@ def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
 
 
 def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
-    """Wait until the daemon has loaded tables this many times."""
+    """Wait until the daemon has finished this many loads."""
     wait_for(daemon, '"event": "loaded"', count)
 
 
 def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    """Run a statement. Return all cuts, up to one that ends after everything that was committed before.
+    """Run a statement. Return all cuts up to one that ends after the statement.
 
-    On an idle server, loaded rows have the server's current position, so the statement has to write something.
+    The statement must write something, because on an idle server, loaded rows have the current position of the WAL.
     """
     with database.connect() as connection:
         connection.execute(statement)

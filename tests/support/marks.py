@@ -1,6 +1,6 @@
-"""Follows the loads of tables by the marks of cut records, as docs/events.md says, for every consumer of the tests.
+"""Tracks the loads of tables by the marks in cut records, as docs/events.md specifies. The tests' consumers use it.
 
-A consumer reports marks, and events with op ``r``, in the order of their positions.
+A consumer must report marks and events with op ``r`` in the order of their positions.
 """
 
 from collections.abc import Callable
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 Position = tuple[int, int, int]
-"""Epoch, LSN, seq."""
+"""A position: epoch, LSN, seq."""
 
 Name = tuple[str, str]
-"""Schema and table."""
+"""The name of a table: schema, table."""
 
 
 @dataclass(slots=True)
 class Load:
-    """A load that has begun: its beginning, and the number of its rows so far."""
+    """A load that has begun. ``begin`` is the position of its first mark, and ``rows`` counts its rows so far."""
 
     id: str
     begin: Position
@@ -24,7 +24,7 @@ class Load:
 
 
 class Loads:
-    """The current loads, by table. ``complain`` is called when a pipeline breaks the contract."""
+    """The current loads by table. ``complain`` is called when a pipeline violates the contract."""
 
     def __init__(self, complain: Callable[[str], object]) -> None:
         self.under_way: dict[Name, Load] = {}
@@ -32,7 +32,7 @@ class Loads:
         self._ids: set[str] = set()
 
     def on_row(self, name: Name) -> Load | None:
-        """Count a row that was read. Return its load."""
+        """Count a loaded row. Return its load, or None if no load is in progress."""
         load = self.under_way.get(name)
         if load is None:
             self._complain(f"{name} has a row that no load has read")
@@ -41,14 +41,14 @@ class Loads:
         return load
 
     def on_mark(self, mark: dict[str, Any]) -> Load | None:
-        """Process a mark. Return the load that it belongs to, or None.
+        """Process a mark. Return the load to which it belongs, or None.
 
         At the ``end`` of a returned load whose mark says ``replaces``, the consumer must delete the rows whose last
         event is older than the load's ``begin``.
         """
         name, state = (mark["schema"], mark["table"]), mark["state"]
         if state == "stale":
-            return None  # it belongs to no current load
+            return None  # this mark does not belong to a load
         if state == "begin":
             self._begin(name, mark)
         load = self.under_way.get(name)
@@ -67,5 +67,5 @@ class Loads:
 
 
 def position_of(thing: Any) -> Position:  # noqa: ANN401 - an event or a mark
-    """Return the position, which orders events and marks."""
+    """Return the position of an event or a mark. Positions order events and marks."""
     return thing["epoch"], thing["lsn"], thing["seq"]

@@ -1,4 +1,4 @@
-"""The order in which files of tests begin, so that no process begins the longest file when the others have finished."""
+"""Sorts test files so that the longest files run first. Otherwise one process could begin a long file at the end."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 def begin_with(items: list[pytest.Item], directory: Path, longest: Sequence[str]) -> None:
     """Sort the files of ``directory``: first ``test_<name>.py`` for each name in ``longest``, then all others.
 
-    Files of other directories come before them.
+    Files of other directories come before all files of ``directory``.
     """
     first = {f"test_{name}": number for number, name in enumerate(longest)}
     items.sort(key=lambda item: first.get(item.path.stem, len(first)) if item.path.parent == directory else -1)

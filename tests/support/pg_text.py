@@ -1,7 +1,7 @@
 """Converts decoded Avro values back to PostgreSQL's texts, based only on the contract's table of types.
 
-The session with which the text is compared needs ``SESSION``. Both sides of floats are converted to Python's shortest
-form, because servers before 12 print more digits than necessary.
+The PostgreSQL session whose texts are compared must have the settings in ``SESSION``. Floats of both sides are
+converted to Python's shortest form, because servers before 12 print more digits than necessary.
 """
 
 import json
@@ -18,7 +18,7 @@ SET bytea_output = hex; SET lc_monetary = 'C'; SET search_path = ''; SET client_
 
 INTEGERS = ("int2", "int4", "int8")
 
-# Characters for which array_out quotes an element. It also quotes an empty one, and the word NULL.
+# If an element contains one of these characters, array_out quotes it. It also quotes empty elements and the word NULL.
 _QUOTED = re.compile(r'["\\{}\s]')
 _FLOAT = re.compile(r"[^{},]+")
 
@@ -39,7 +39,7 @@ def converter(schema: Any, pg_type: str) -> Converter:  # noqa: ANN401 - an Avro
 
 
 def canonical_floats(text: str) -> str:
-    """Return the text of a float8, or of a plain array of float8, as ``converter`` writes it."""
+    """Return the text of a float8, or of a one-dimensional array of float8, in the form that ``converter`` writes."""
     return _FLOAT.sub(lambda match: match[0] if match[0] == "NULL" else repr(float(match[0])), text)
 
 

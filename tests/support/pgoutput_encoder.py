@@ -1,7 +1,7 @@
-"""Writes pgoutput as a walsender does: it turns messages back into bytes, and adds the CopyData around them.
+"""Writes pgoutput as a walsender does. It encodes messages as bytes, and puts them into CopyData frames.
 
-Used by the tests, and by their scripted servers. It shares only the message classes with the decoder. It was written
-from the tables of the manual, field by field, so that it does not repeat the decoder's mistakes.
+The tests and their scripted servers use this module. It shares only the message classes with the decoder. It was
+written field by field from the tables in the manual, so that it does not repeat the decoder's mistakes.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -16,8 +16,9 @@ from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, Mess
 def encode(message: Message, *, flags: int = 0) -> bytes:
     """Return the bytes of ``message``.
 
-    A change has an xid on the wire if ``message`` has one. A Stream Abort has the long form if it has an LSN. To make
-    bad input, ``flags`` is or-ed into the flags byte of messages that have one (C, c, P, p, K, r, M, T).
+    If ``message`` is a change with an xid, the bytes contain the xid. A Stream Abort with an LSN has the long form.
+    ``flags`` are set in the flags byte of messages that have such a byte (C, c, P, p, K, r, M, T), to create invalid
+    input.
     """
     return _WRITERS[type(message)](message, flags)
 
@@ -33,12 +34,12 @@ def keepalive(wal_end: int, send_time: int = 0, *, reply_requested: bool = False
 
 
 def primary_status() -> bytes:
-    """Return an ``s`` frame: an LSN, the oldest and the next transaction id with their epochs, and a time."""
+    """Return an ``s`` frame. It has an LSN, the oldest and the next transaction id with their epochs, and a time."""
     return b"s" + _int64(0x1000) + _int64(700) + _int64(701) + _signed64(0)
 
 
 def tuple_data(values: Iterable[ColumnValue]) -> bytes:
-    """Return TupleData."""
+    """Return the bytes of a TupleData."""
     columns = [_column_value(value) for value in values]
     return _int16(len(columns)) + b"".join(columns)
 

@@ -2,8 +2,8 @@
 
     with Proxy(server.host, server.port) as proxy: ...; proxy.cut()
 
-Its loop runs in a separate thread, so that tests with and without a loop can use it. When a call returns, its effect
-has happened.
+Its event loop runs in a separate thread, so that tests with and without an event loop can use it. When a call returns,
+it has taken effect.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 CHUNK_BYTES = 64 * 1024
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER with zero time: close() sends RST, and drops unsent data."""
+"""SO_LINGER with a time of zero, which makes close() send RST and drop unsent data."""
 
 Direction = Literal["to_server", "to_client"]
 BOTH: tuple[Direction, ...] = get_args(Direction)
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 class Proxy:
-    """Forwards connections of one port. It has no faults until it is told otherwise.
+    """Forwards the connections of one port. It works without faults until one of its methods is called.
 
-    A direction of None means both. ``target`` may be changed for later connections.
+    If a direction is None, a method affects both directions. A change of ``target`` affects later connections.
     """
 
     host = HOST
@@ -40,7 +40,7 @@ class Proxy:
     def __init__(self, target_host: str = HOST, target_port: int = 0, at: tuple[str, int] | None = None) -> None:
         """Set the target, and with ``at`` the address to listen on.
 
-        The caller has reserved that port. By default, the proxy reserves any free port itself.
+        The caller must have reserved the port in ``at``. By default, the proxy reserves any free port.
         """
         self.target = (target_host, target_port)
         self._reserved = [ReservedPort.any()] if at is None else []
@@ -66,12 +66,12 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port for clients, which stays the same for the life of the proxy."""
+        """The port for clients, which never changes."""
         return self._at[1]
 
     @property
     def address(self) -> str:
-        """``host:port``."""
+        """The address for clients, as ``host:port``."""
         return f"{self._at[0]}:{self.port}"
 
     @property
@@ -88,19 +88,19 @@ class Proxy:
         self._do(self._cut)
 
     def cut_after(self, count: int, direction: Direction) -> None:
-        """Reset every connection after exactly ``count`` more bytes have passed through all connections together."""
+        """Reset all connections when exactly ``count`` more bytes have been forwarded, counting all connections."""
         self._each(direction, lambda way: way.limit(count))
 
     def stall_after(self, count: int, direction: Direction) -> None:
-        """Forward exactly ``count`` more bytes through all connections together, and then nothing."""
+        """Stall all connections when exactly ``count`` more bytes have been forwarded, counting all connections."""
         self._each(direction, lambda way: way.limit(count, stalls=True))
 
     def stall(self, direction: Direction | None = None) -> None:
-        """Forward nothing. Old and new connections stay open, and their data wait."""
+        """Stop forwarding. Old and new connections stay open, and their data is delayed."""
         self._each(direction, lambda way: way.open.clear())
 
     def drop(self, direction: Direction | None = None) -> None:
-        """Drop everything that is sent, including the end of a connection, as when a host falls silent."""
+        """Drop everything that is sent, including the end of a connection, as if a host no longer answered."""
         self._each(direction, _Way.drop)
 
     def refuse(self) -> None:
@@ -108,7 +108,7 @@ class Proxy:
         self._do(self._refuse)
 
     def resume(self) -> None:
-        """Be an ordinary proxy again. Dropped data stay lost, so cut the connections that lack them."""
+        """End all faults. Dropped data stays lost, so the caller must cut the connections that lack it."""
         self._each(None, _Way.resume)
         self._do(self._listen)
 
@@ -132,12 +132,12 @@ class Proxy:
     async def _refuse(self) -> None:
         if self._listening is not None:
             listening, self._listening = self._listening, None
-            # A connection accepted in this turn is attached to its server in the next one. If the server is closed by
-            # then, asyncio loses the socket without closing it (3.11).
+            # asyncio attaches a new connection to its server in the next iteration of the loop. If the server is closed
+            # before that, Python 3.11 loses the socket without closing it.
             for port in listening.sockets:
                 self._loop.remove_reader(port)
             await asyncio.sleep(0)
-            # wait_closed() would wait for the connections, which have to stay open
+            # Do not call wait_closed(), because it would wait for the connections, which must stay open.
             listening.close()
 
     async def _cut(self) -> None:
@@ -146,11 +146,11 @@ class Proxy:
 
     async def _end(self) -> None:
         await self._refuse()
-        # A connection that was just accepted gets a task of its own only now.
+        # A connection that was just accepted gets its task only in the next iteration of the loop.
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             await self._cut()
             await asyncio.wait(others, timeout=0.01)
-        await asyncio.sleep(0)  # aborted transports close their sockets in the next turn
+        await asyncio.sleep(0)  # aborted transports close their sockets in the next iteration of the loop
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection(writer)
@@ -171,7 +171,7 @@ class _Way:
         self.forwarded = 0
         self.dropping = False
         self.left: int | None = None
-        """How many more bytes may pass before everything is cut or stalls. None means no limit."""
+        """How many more bytes may be forwarded before all connections are cut or stalled. None means no limit."""
         self.stalls = False
         self.open = asyncio.Event()
         self.open.set()
@@ -191,7 +191,7 @@ class _Way:
         self.open.set()
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return the part of ``data`` that may pass, and the rest. The former is counted."""
+        """Return the part of ``data`` that may be forwarded, and the rest. Count the first part as forwarded."""
         count = len(data) if self.left is None else min(self.left, len(data))
         if self.left is not None:
             self.left -= count
@@ -214,14 +214,14 @@ class _Connection:
         ways: dict[Direction, _Way],
         cut: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """Forward until both sides have closed.
+        """Forward data until both sides have closed.
 
-        Raise OSError if one fails, and CancelledError if the connection is cut.
+        Raise OSError if a side fails, and CancelledError if the connection is cut.
         """
         server, to_server = await asyncio.open_connection(*target)
         to_client = self._writers[0]
         self._writers.append(to_server)
-        if self._is_reset:  # it was reset while it was being opened
+        if self._is_reset:  # the connection was reset while it was being opened
             self.reset()
             return
         for writer in self._writers:
@@ -244,7 +244,7 @@ class _Connection:
                 writer.transport.abort()
 
     def close(self) -> None:
-        """Close both sides after they have received everything."""
+        """Close both sides after they have received all data."""
         for writer in self._writers:
             writer.close()
 
@@ -260,7 +260,7 @@ async def _pump(
         await way.open.wait()
         if way.dropping:
             if not data:
-                await asyncio.Future()  # stay silent until the connection is cut
+                await asyncio.Future()  # do nothing until the connection is cut
             continue
         if not data:
             writer.write_eof()

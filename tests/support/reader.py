@@ -1,7 +1,7 @@
-"""A consumer that knows the wire contract, but no code of pgsluice. It uses Confluent's client, with read_committed.
+"""A consumer that implements the wire contract without any code of pgsluice. It uses Confluent's client.
 
-It follows the cut records of ``<prefix>.transactions`` and reads every partition they list up to ``next``,
-decoding with Confluent's deserializer against the registry that the daemon serves.
+It reads committed records only. For each cut record in ``<prefix>.transactions``, it reads every listed partition up to
+``next``. It decodes records with Confluent's deserializer and the registry that the daemon serves.
 """
 
 import json
@@ -24,7 +24,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 POLL_S = 0.1
-"""How long a call gathers messages, unless it has enough earlier."""
+"""How long a call of the consumer waits for messages, unless a whole batch is available earlier."""
 BATCH = 2000
 TIMEOUT_S = 180
 METADATA_TIMEOUT_S = 15
@@ -32,10 +32,10 @@ METADATA_TIMEOUT_S = 15
 SERVICE_TOPICS = ("transactions", "checkpoint", "schemas", "snapshots", "commands")
 
 CONSUMER = {
-    "group.id": "reader",  # not used, because partitions are assigned, and offsets are never committed
+    "group.id": "reader",  # required but not used, because partitions are assigned, and offsets are never committed
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
-    "enable.partition.eof": True,  # nothing else shows a position after a transaction's marker
+    "enable.partition.eof": True,  # the only way to learn the position after a transaction's marker
     "auto.offset.reset": "error",
     "fetch.wait.max.ms": 50,
     "fetch.message.max.bytes": 128 * 1024 * 1024,
@@ -45,12 +45,12 @@ CONSUMER = {
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Place = tuple[str, int]
-"""Topic and partition."""
+"""A topic and a partition."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One record of a topic of a table or of messages. If ``value`` is None, it is a tombstone."""
+    """One record of a table's topic or of the topic of messages. If ``value`` is None, the record is a tombstone."""
 
     topic: str
     partition: int
@@ -67,13 +67,13 @@ class Event:
 
     @cached_property
     def position(self) -> tuple[int, int, int]:
-        """The position, which orders events and identifies them."""
+        """The position of the event. Positions order and identify events."""
         value = self.value or {}
         return value["epoch"], value["lsn"], value["seq"]
 
     @property
     def op(self) -> str:
-        """The kind under which a cut record counts it. Messages have no ``op``."""
+        """The operation under which a cut record counts the event. It is "m" for messages, which have no ``op``."""
         assert self.value is not None, "a tombstone is not counted"
         return str(self.value.get("op", "m"))
 
@@ -108,7 +108,7 @@ class Reader:
     def __init__(
         self, bootstrap_servers: str, registry_url: str, prefix: str, on_silence: Callable[[], None] = lambda: None
     ) -> None:
-        """Read the topics under ``prefix``. ``on_silence`` is called while nothing arrives, and may raise an error."""
+        """Read the topics under ``prefix``. ``on_silence`` is called after each poll, and may raise an error."""
         self.prefix = prefix
         self._on_silence = on_silence
         self.registry = SchemaRegistryClient({"url": registry_url})
@@ -122,7 +122,7 @@ class Reader:
         self._next: dict[Place, int] = {}
         """The offset up to which each partition was read."""
         self._partitions: dict[str, int] = {}
-        """The number of each topic's partitions at the last reading."""
+        """The number of each topic's partitions. It is fetched again after each reading."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -138,12 +138,12 @@ class Reader:
         return cuts
 
     def topics(self) -> set[str]:
-        """Return the existing topics of tables. They are asked for as in :meth:`partitions`."""
+        """Return the existing topics of tables. They are cached like the numbers in :meth:`partitions`."""
         services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
         return {topic for topic in self._counts() if topic.startswith(f"{self.prefix}.")} - services
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Return the content of ``<prefix>.schemas``, in order."""
+        """Return the records of ``<prefix>.schemas``, in order."""
         place = TopicPartition(f"{self.prefix}.schemas", 0, 0)
         end = self._rows.get_watermark_offsets(place, timeout=METADATA_TIMEOUT_S)[1]
         self._rows.assign([place])
@@ -159,7 +159,7 @@ class Reader:
     def partitions(self, topic: str) -> int:
         """Return the number of a topic's partitions.
 
-        After each reading, it is asked for once, for all topics together.
+        The numbers for all topics are fetched in one request, and cached until the next call of ``read_until``.
         """
         return self._counts()[topic]
 
@@ -170,7 +170,7 @@ class Reader:
         return self._partitions
 
     def read_rest(self) -> list[Event]:
-        """Return the records that no cut has listed so far. While the source is silent, there should be none."""
+        """Return the records that no cut has listed so far. If the source is idle, there should be no such records."""
         self._partitions.clear()
         places = [(topic, partition) for topic in self.topics() for partition in range(self.partitions(topic))]
         ends = dict.fromkeys(places, 0)
@@ -211,7 +211,7 @@ class Reader:
         self._next |= wanted
 
     def _read(self, wanted: dict[Place, int]) -> Iterator[Event]:
-        """Yield the records from the previous positions up to ``wanted``."""
+        """Yield the records from the previous positions up to the positions in ``wanted``."""
         open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
         while open_places:
@@ -226,7 +226,7 @@ class Reader:
                     del open_places[place]
 
     def _messages(self, consumer: Consumer, count: int, complaint: str) -> list[Message]:
-        """Return the messages that arrive, including ends of partitions. Raise TimeoutError if none does."""
+        """Return the next messages, including ends of partitions. Raise TimeoutError if none arrives."""
         deadline = time.monotonic() + TIMEOUT_S
         messages: list[Message] = []
         while not messages:
@@ -268,7 +268,7 @@ class Reader:
     def _decode(self, topic: str, part: MessageField, data: bytes | None) -> Any:  # noqa: ANN401 - as above
         """Return the decoded record.
 
-        If it has a date or timestamp that Python cannot represent, all its dates and times are numbers.
+        If the record has a date or timestamp that Python cannot represent, all its dates and times are numbers.
         """
         try:
             return self._deserialize(data, SerializationContext(topic, part))

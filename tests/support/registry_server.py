@@ -1,7 +1,8 @@
-"""A registry server in memory that behaves like Confluent's, and that can be told to misbehave.
+"""A registry server in memory that behaves like Confluent's. Tests can schedule faults.
 
-It does what Apicurio does not: refuse credentials, demand certificates, be slow or overloaded, be in mode READONLY,
-import schemas with their ids, and distinguish a subject without a level from one with the registry's level.
+It has features that Apicurio lacks: it can refuse credentials, demand certificates, be slow or overloaded, be in mode
+READONLY, and import schemas with their ids. It also distinguishes a subject without a compatibility level from a
+subject with the registry's level.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -24,7 +25,7 @@ Answer = tuple[int, Any]
 
 @dataclass
 class Fault:
-    """A fault of the next ``times`` requests whose "METHOD path" matches: a delay and another answer."""
+    """A delay and an error answer for the next ``times`` requests whose "METHOD path" matches."""
 
     match: str = ""
     status: int | None = None
@@ -42,7 +43,7 @@ class Subject:
 
 
 class RegistryServer:
-    """Serves in a thread until the context ends."""
+    """A server that runs in a thread until the context ends."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.subjects: dict[str, Subject] = {}
@@ -50,7 +51,7 @@ class RegistryServer:
         self.level = "BACKWARD"
         self.mode = "READWRITE"
         self.authorization: str | None = None
-        """The header that every request must have."""
+        """The Authorization header that every request must have, or None if it is not checked."""
         self.ignores_properties = False
         """Whether schemas that differ only in properties are treated as the same."""
         self.faults: list[Fault] = []
@@ -62,7 +63,7 @@ class RegistryServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         if self._tls is not None:
-            # the thread of the connection does the handshake
+            # The connection's own thread does the handshake.
             self._server.socket = self._tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -82,7 +83,7 @@ class RegistryServer:
         return [text for _, text in self.subjects[subject].schemas.values()] if subject in self.subjects else []
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Return to the initial state without subjects."""
         self.subjects, self.ids, self.level, self.mode = {}, {}, "BACKWARD", "READWRITE"
         self.authorization, self.faults, self.requests = None, [], []
 
@@ -229,10 +230,10 @@ class RegistryServer:
             def handle(self) -> None:
                 try:
                     super().handle()
-                # clients that hang up, that do not trust us, or that we do not trust
+                # The client has closed the connection, or one side does not trust the other.
                 except (ssl.SSLError, ConnectionError):
                     self.close_connection = True
-                    with suppress(OSError):  # if we closed at once, the client could not read the alert
+                    with suppress(OSError):  # if the server closed at once, the client could not read the alert
                         self.connection.shutdown(SHUT_WR)
                         while self.connection.recv(65536):
                             pass
@@ -245,7 +246,7 @@ def _not_permitted(message: str) -> Answer:
 
 
 def _reads(new: str, old: str) -> bool:
-    """Return whether a reader with schema ``new`` can read data of schema ``old``.
+    """Return whether a reader with schema ``new`` can read data that was written with schema ``old``.
 
     Only the fields of records are compared.
     """
