@@ -25,7 +25,7 @@ Answer = tuple[int, Any]
 
 @dataclass
 class Fault:
-    """A delay and an error answer for the next ``times`` requests whose "METHOD path" matches."""
+    """A fault of the next ``times`` requests whose "METHOD path" matches: a delay, and an answer if it has a status."""
 
     match: str = ""
     status: int | None = None

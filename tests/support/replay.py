@@ -1,7 +1,7 @@
-"""Applies change events to tables in memory, as a mirror does, and checks everything that the contract says.
+"""Applies change events to tables in memory, as a mirror does, and checks that the events conform to the contract.
 
-The tables are compared with those of PostgreSQL. Problems are collected by table, so that each scenario sees only its
-own. Problems of the cuts themselves are collected separately.
+The tables are compared with those of PostgreSQL. Problems are collected by table, so that each scenario reports only
+its own problems. Problems of the cuts themselves are collected separately.
 """
 
 import re
@@ -20,43 +20,43 @@ from tests.support.pg_text import SESSION, canonical_floats, converter
 from tests.support.reader import Cut, Event
 
 UNKNOWN = "<unknown>"
-"""A value that was never sent to this reader: an insert that a row filter made of an update can lack values."""
+"""Stands for a value that was never sent. An insert into which a row filter has turned an update can lack values."""
 
 ESCAPE = re.compile("_x([0-9A-F]{4,6})_")
 
 FLOATS = {"float4": "::float8", "_float4": "::float8[]"}
-"""Single precision is compared through PostgreSQL's own exact cast to double."""
+"""The casts with which single-precision values are read. PostgreSQL's cast to double precision is exact."""
 
 Row = dict[str, str | None]
-"""PostgreSQL's texts by column."""
+"""The text of each value by column."""
 
 Columns = list[tuple[str, str, Callable[[Any], str]]]
-"""Of the fields of a schema: name, column, converter."""
+"""The fields of a schema: name, column, and converter to PostgreSQL's text."""
 
 
 @dataclass
 class Table:
-    """One table, made from its events. Rows without a key are stored under arbitrary numbers."""
+    """The content of one table, as its events describe it. Rows without a key are stored under arbitrary numbers."""
 
     name: str
     key: tuple[str, ...] | None = None
-    """The columns of the last event's key."""
+    """The columns of the key of the last event."""
     rows: dict[Any, Row] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     moving: Row | None = None
-    """A row whose key is being changed, between its two records."""
+    """The row whose key is being changed, between its delete and its insert."""
     places: dict[Any, Position] = field(default_factory=dict)
-    """Of the last event of each row, under the row's key."""
+    """The position of the last event of each row, by the row's key."""
     is_partial: bool = False
-    """Whether it had rows that have not all been read yet."""
+    """Whether the table in PostgreSQL may have rows that have not been loaded yet."""
 
     def drop_before(self, position: Position) -> None:
-        """Forget the rows whose last event is older."""
+        """Remove the rows whose last event is before ``position``."""
         for key in [key for key, place in self.places.items() if place < position]:
             del self.rows[key], self.places[key]
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows."""
         self.rows.clear()
         self.places.clear()
 
@@ -73,24 +73,26 @@ class Replay:
         completes: Callable[[dict[str, Any]], bool] = itemgetter("replaces"),
         forgets: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """``tombstones`` (by ``schema.table``) and ``partitions`` (by topic) are the expected ones.
+        """Start with empty tables.
 
-        ``partial``: tables that had rows before. ``completes`` returns for a mark whether its load reads all rows of
-        the table. ``forgets`` returns for the id of such a load whether a new copy of the table begins with it.
+        ``tombstones`` returns whether a table (``schema.table``) has tombstones, and ``partitions`` the number of a
+        topic's partitions. ``partial`` are the tables that had rows before the first event. ``completes`` returns
+        whether the load of a mark reads all rows of the table. ``forgets`` returns whether a load with this id, which
+        reads all rows, begins a new copy of the table.
         """
         self.loads = Loads(self._complain_of_load)
         self._completes = completes
         self._forgets = forgets
         self.tables: dict[str, Table] = {name: Table(name, is_partial=True) for name in partial}
         self.events: dict[str, list[Event]] = defaultdict(list)
-        """By table, one of the copies of each truncate, without tombstones."""
+        """The events of each table, without tombstones, and with only one copy of each truncate."""
         self.problems: list[str] = []
         self.cuts: list[Cut] = []
         self._tombstones = tombstones
         self._partitions = partitions
         self._topics: set[str] = set()
         self._next: dict[tuple[str, int], int] = {}
-        """The end of the last cut that listed a partition."""
+        """The end offset of each partition in the last cut that listed it."""
         self._places: dict[tuple[str, int], Event] = {}
         """The last event of each partition."""
         self._partition_of_key: dict[tuple[str, bytes | None], int] = {}
@@ -98,7 +100,7 @@ class Replay:
         self._numbers = count()
 
     def apply(self, cuts: Iterable[Cut], is_new: Callable[[Event], bool] = lambda _: True) -> None:
-        """Apply the next cuts. Repeated changes belong to their cut, but are not applied again."""
+        """Apply the next cuts. Events that are not new are checked as parts of their cut, but not applied again."""
         for cut in cuts:
             self._check_place(cut)
             self._check_cut(cut)
@@ -108,7 +110,7 @@ class Replay:
             self._check_tombstones(cut)
 
     def _apply_all(self, events: list[Event], record: dict[str, Any]) -> None:
-        """Apply the changes, the rows that were read, and the marks of a cut, in their order."""
+        """Apply the changes, the loaded rows and the marks of a cut in the order of their positions."""
         for mark in record["snapshots"]:
             place = position_of(mark)
             self._apply_some([event for event in events if event.position < place])
@@ -117,7 +119,7 @@ class Replay:
         self._apply_some(events)
 
     def _apply_some(self, events: list[Event]) -> None:
-        """Apply changes and rows that were read, with no mark between them."""
+        """Apply changes and loaded rows that have no mark between them."""
         for event in _distinct(event for event in events if event.op == "r"):
             self.loads.on_row((event["schema"], event["table"]))
         self.apply_changes(events)
@@ -130,7 +132,7 @@ class Replay:
             forgets = self._forgets(load.id)
             if forgets:
                 table.clear()
-            # without a key, the rows that are read are there twice until the end
+            # In a table without a key, loaded rows exist twice until the load ends.
             table.is_partial = table.is_partial or forgets or table.key is None
         elif mark["state"] == "end":
             if mark["replaces"]:
@@ -141,7 +143,7 @@ class Replay:
         self.problems.append(what)
 
     def apply_changes(self, events: Iterable[Event]) -> None:
-        """Apply changes of whole transactions that no cut record describes. Messages change nothing."""
+        """Apply events of whole transactions, without checking their cut. Ignore messages."""
         changes = (event for event in events if event.op != "m")
         for _, copies in groupby(sorted(changes, key=attrgetter("position")), attrgetter("position")):
             self._apply(list(copies))
@@ -156,7 +158,7 @@ class Replay:
         """Compare the cut record with the records of the cut."""
         record = cut.record
         events = _distinct(event for event in cut.events if event.value is not None)
-        changes = [event for event in events if event["seq"] >= 0]  # messages of no transaction only count as events
+        changes = [event for event in events if event["seq"] >= 0]  # without non-transactional messages
         lsns = sorted({event["lsn"] for event in changes})
         expected = {
             "cut": self.cuts[-1].record["cut"] + 1 if self.cuts else record["cut"],
@@ -174,11 +176,11 @@ class Replay:
         self._check_topics(cut, events)
 
     def _check_offsets(self, cut: Cut) -> None:
-        """Check that the cut lists the partitions that it touched, or all, each from its former end or later."""
+        """Check that the cut lists the right partitions, and that each begins at or after its previous end offset."""
         offsets = cut.offsets
         expected = {(event.topic, event.partition) for event in cut.events}
         self._topics |= {topic for topic, _ in offsets}
-        # The first cut of a session that writes to a topic lists all of its partitions.
+        # The first cut of a session that writes to a topic lists all partitions of this topic.
         whole = {topic for topic, _ in offsets if all((topic, p) in offsets for p in range(self._partitions(topic)))}
         expected |= {(topic, place) for topic, place in offsets if topic in whole}
         if cut.record["full"]:
@@ -197,7 +199,7 @@ class Replay:
         schemas: dict[str, dict[int | None, None]] = defaultdict(dict)
         for event in sorted(events, key=attrgetter("position")):
             counts[event.topic][event.op] += 1
-            schemas[event.topic].pop(event.schema_id, None)  # so that schemas are in the order of their last use
+            schemas[event.topic].pop(event.schema_id, None)  # the list has the schemas in the order of their last use
             schemas[event.topic][event.schema_id] = None
         for topic in cut.record["topics"]:
             name = topic["topic"]
@@ -207,7 +209,7 @@ class Replay:
             self._complain(cut, f"does not list {list(counts)}")
 
     def _check_place(self, cut: Cut) -> None:
-        """Check that cuts follow each other, offsets are within the bounds, and each partition is in order."""
+        """Check the order of cuts, the order of events in each partition, and that offsets are within the cut."""
         if self.cuts:
             self._check_order(cut.record, self.cuts[-1].record, cut)
         offsets = cut.offsets
@@ -218,7 +220,7 @@ class Replay:
             self._check_partition(cut, event)
 
     def _check_order(self, record: dict[str, Any], last: dict[str, Any], cut: Cut) -> None:
-        """Check that epochs only grow, and that LSNs grow within each epoch. LSNs of two epochs cannot be compared."""
+        """Check that epochs never decrease, and that LSNs grow within an epoch. Do not compare LSNs of two epochs."""
         if record["epoch"] < last["epoch"]:
             self._complain(cut, f"is of epoch {record['epoch']}, after epoch {last['epoch']}")
         if record["epoch"] != last["epoch"]:
@@ -241,7 +243,7 @@ class Replay:
             self._complain(cut, f"{event}: its key was in partition {expected} before")
 
     def _check_tombstones(self, cut: Cut) -> None:
-        """Check that tombstones follow the deletes of tables with a key if they are wanted, and nothing else."""
+        """Check that there is a tombstone after each delete of a table with a key and tombstones, and nowhere else."""
         by_place: dict[tuple[str, int], list[Event]] = defaultdict(list)
         for event in cut.events:
             by_place[event.topic, event.partition].append(event)
@@ -295,7 +297,7 @@ class Replay:
         if event["op"] == "d":
             self._delete(table, event, key, before)
         elif event["op"] == "r":
-            table.rows.pop(key, None)  # it may be there already, from a change that came before it
+            table.rows.pop(key, None)  # the row may already exist, because a change has preceded the loaded row
             self._put(table, key, self._merged(after, None, event, columns), event)
         elif event["op"] == "u":
             old = self._take(table, key, before)
@@ -307,7 +309,7 @@ class Replay:
             self._put(table, key, self._merged(after, former, event, columns), event)
 
     def _check_shape(self, event: Event, before: Row | None, after: Row | None) -> None:
-        """Check that a change has the images of its kind."""
+        """Check that a change has the images that its operation requires."""
         op, image, moves = event["op"], event["before_image"], "key_change" in event["flags"]
         assert op in ("c", "u", "d", "r"), f"op {op}"
         assert op != "r" or not (event["xid"] or event["unchanged"] or before), "a row that was read"
@@ -325,7 +327,7 @@ class Replay:
             table.moving = old
 
     def _arriving(self, table: Table, event: Event, key: Any) -> Row | None:  # noqa: ANN401 - hashable
-        """Return the row under its former key if an insert has moved it. Return None if it is new."""
+        """Return the row that an insert moves to a new key. Return None if the insert adds a new row."""
         assert key is None or key not in table.rows, "the key is there already"
         if "key_change" not in event["flags"]:
             return None
@@ -334,7 +336,7 @@ class Replay:
         return old
 
     def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - hashable
-        """Remove and return the row that the event changes. Return an empty row if it is not known yet."""
+        """Remove and return the row that the event changes. Return an empty row if it has not been loaded yet."""
         if key is None:
             assert before is not None, "a row without key is found by its old values"
             key = next((key for key, row in table.rows.items() if _agree(row, before)), None)
@@ -349,11 +351,11 @@ class Replay:
         table.rows[key], table.places[key] = row, event.position
 
     def row(self, event: Event) -> Row | None:
-        """Return the row after the event, as far as the event contains it. Return None if the event deletes it."""
+        """Return the row after the event with the values that the event contains, or None if the event deletes it."""
         return self._image(event, "after", self._columns_of(event))
 
     def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:
-        """Take the values that were not sent from the old row."""
+        """Return the row with the values that were not sent, which are taken from the old row."""
         assert after is not None, "after"
         names = {name: column for name, column, _ in columns}
         for name in event["unchanged"]:
@@ -362,7 +364,7 @@ class Replay:
         return after
 
     def _check_before(self, event: Event, old: Row | None, before: Row | None) -> None:
-        """Compare the old row that was sent with the row as it was."""
+        """Compare the old row in the event with the row before the event."""
         if before is None:
             return
         assert old is not None, "no row to compare before with"
@@ -395,7 +397,7 @@ class Replay:
         return self._columns[event.schema_id]
 
     def _image(self, event: Event, image: str, columns: Columns) -> Row | None:
-        """Return a row as PostgreSQL's texts. Values in ``raw`` are already such texts."""
+        """Return a row of the event as PostgreSQL's texts. Values in ``raw`` are already texts."""
         values, raw = event[image], event["raw"]
         if values is None:
             return None
@@ -408,7 +410,7 @@ class Replay:
         return row
 
     def _key(self, event: Event) -> tuple[str, ...]:
-        """Return the texts of the key, which must be those of the row."""
+        """Return the texts of the key, and check that they equal the texts in the row."""
         assert event.key is not None, "a key"
         assert event.key_schema is not None, "a key has a schema"
         image, prefix = ("after", "") if event["after"] is not None else ("before", "before.")
@@ -424,7 +426,7 @@ class Replay:
 
 
 def contents(connection: psycopg.Connection, query: str) -> tuple[list[str], Counter[tuple[str | None, ...]]]:
-    """Return the columns and rows of a query, as the texts of PostgreSQL's output functions."""
+    """Return the columns and rows of a query. Values are the texts of PostgreSQL's output functions."""
     with connection.transaction(force_rollback=True):
         connection.execute(SESSION)
         columns = _columns(connection, query)
@@ -451,14 +453,14 @@ def differences(table: Table, columns: list[str], rows: Counter[tuple[str | None
 
 
 def row_fields(envelope: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields of the row in an envelope's schema."""
+    """Return the fields of the row according to an envelope's schema."""
     (row,) = (field["type"][1] for field in envelope["fields"] if field["name"] == "before")
     fields: list[dict[str, Any]] = row["fields"]
     return fields
 
 
 def _columns(connection: psycopg.Connection, query: str) -> list[tuple[str, str]]:
-    """Return name and type of each column."""
+    """Return the name and the type of each column."""
     description = connection.execute(sql.SQL("SELECT * FROM ({}) AS t LIMIT 0").format(sql.SQL(query))).description
     assert description is not None, "a query has columns"
     oids = [column.type_code for column in description]
@@ -474,7 +476,7 @@ def _text(value: bytes | None, is_float: bool) -> str | None:  # noqa: FBT001 - 
 
 
 def _agree(row: Row, image: Row) -> bool:
-    """Return whether ``image`` can be an image of ``row``. Columns that were added or renamed since are ignored."""
+    """Return whether ``image`` can be an image of ``row``. Ignore columns that only one of them has."""
     return all(row.get(name, value) in (value, UNKNOWN) for name, value in image.items())
 
 
@@ -491,5 +493,5 @@ def _row_columns(envelope: dict[str, Any]) -> Columns:
 
 
 def _column_of(entry: Mapping[str, Any]) -> str:
-    """Return the column's name. If it is not an Avro name, it is beside the field, or the field's name is escaped."""
+    """Return the name of a field's column. If it is not an Avro name, take it from a property, or decode escapes."""
     return entry.get("pg.name") or ESCAPE.sub(lambda match: chr(int(match[1], 16)), entry["name"])

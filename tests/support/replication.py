@@ -1,4 +1,4 @@
-"""Functions for tests that open and close what ``pgsluice.postgres`` offers, and that read a stream up to a point."""
+"""Functions for tests of ``pgsluice.postgres``. They open and close its connections, and read streams up to a point."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,13 +18,13 @@ PUBLICATION = "published"
 
 
 def options_for(database: Database, **parameters: str) -> ConnectionOptions:
-    """Return options for a database. Status updates are so frequent that tests need not wait for them."""
+    """Return the options of a connection to a database, with status updates so frequent that tests need not wait."""
     return ConnectionOptions({"dsn": database.conninfo(), **parameters}, status_interval_s=0.1)
 
 
 @asynccontextmanager
 async def replication(options: ConnectionOptions) -> AsyncIterator[ReplicationConnection]:
-    """Open a replication connection for the block."""
+    """Open a replication connection, and close it when the block ends."""
     connection = await ReplicationConnection.open(options)
     try:
         yield connection

@@ -1,7 +1,7 @@
-"""Does what Kubernetes does with the pods of a Deployment during an update: a kubelet's probes, and a controller's
-steps.
+"""Simulates what Kubernetes does during the update of a Deployment: the probes of the kubelet, and the steps of the
+controller.
 
-Both follow the rendered manifest. The pods are real daemons, and nothing else of Kubernetes runs.
+Both follow the rendered manifest. The pods are real daemons. No other part of Kubernetes runs.
 
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-probes
 https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#rolling-update-deployment
@@ -58,7 +58,7 @@ class Probe:
 
 @dataclass
 class Pod:
-    """A daemon, and its state as its kubelet sees it."""
+    """A daemon, and its state according to the kubelet."""
 
     daemon: Daemon
     deployment: Manifest
@@ -69,11 +69,11 @@ class Pod:
 
     @property
     def ready(self) -> bool:
-        """The readiness that the API server would show. A terminating pod is not ready, whatever its probe says."""
+        """The readiness that the API server would show. A terminating pod is never ready."""
         return self._passed and not self._stop.is_set()
 
     def start(self) -> None:
-        """Start the daemon with the variables of the manifest, and its probes."""
+        """Start the daemon with variables from the manifest, and start its probes."""
         given = variables(container(self.deployment))
         own = {name: value for name, value in given.items() if "TIMEOUT" in name or "SPILL_MAX" in name}
         self.daemon.variables = own
@@ -82,7 +82,7 @@ class Pod:
         self._kubelet.start()
 
     def terminate(self) -> float:
-        """Terminate the pod as its deletion does. Return how long the process took, which the grace period limits."""
+        """Terminate the pod as its deletion does. Return how long the process took. The grace period is the limit."""
         self._stop.set()
         grace = self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         began = time.monotonic()
@@ -91,7 +91,7 @@ class Pod:
         return time.monotonic() - began
 
     def end(self) -> None:
-        """Stop the kubelet. The daemon continues, but is no longer counted as ready."""
+        """Stop the probes. The daemon continues, but is no longer considered ready."""
         self._stop.set()
         self._kubelet.join()
 
@@ -131,17 +131,17 @@ class Pod:
 
 
 class Observer:
-    """Watches the pods continuously: whether any of them is ready, and whether any of them delivers."""
+    """Continuously checks whether any of the pods is ready, and whether any of them delivers."""
 
     def __init__(self, pods: Sequence[Pod]) -> None:
         self._pods = pods
         self._stop = Event()
         self.without_ready_s = 0.0
-        """The time during which no pod was ready."""
+        """The total time during which no pod was ready."""
         self.unanswered_s = 0.0
-        """The time during which no pod answered that it is ready. The thresholds of the probes hide this time."""
+        """The total time during which no daemon answered that it was ready. The probes' thresholds can hide this time."""
         self.idle_s: list[float] = []
-        """The periods in which no pod owned the slot and delivered, one for each hand-over."""
+        """The length of each period in which no pod owned the slot and delivered. Each hand-over has one period."""
 
     def __enter__(self) -> Self:
         self._thread = Thread(target=self._watch, daemon=True)
@@ -170,9 +170,9 @@ class Observer:
 def update(
     pods: list[Pod], make: Callable[[], Pod], wait_until: Callable[[Callable[[], Any], str], Any]
 ) -> list[float]:
-    """Replace every pod with the manifest's strategy. Return how long each of the former pods took to end.
+    """Replace all pods with the manifest's strategy. Return how long each of the old pods took to end.
 
-    The owner of the slot goes first, which is the worst that the controller can choose.
+    The owner of the slot is replaced first, which is the worst order that the controller can choose.
     """
     strategy = pods[0].deployment["spec"]["strategy"]["rollingUpdate"]
     assert strategy == {"maxSurge": 1, "maxUnavailable": 0}, "the steps below follow from it"

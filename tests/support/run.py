@@ -1,7 +1,7 @@
-"""Carries out scenarios with PostgreSQL, the daemon, and a reader behind it, for one server version.
+"""Runs scenarios with PostgreSQL, the daemon and a reader, for one server version.
 
-All scenarios of a database share one daemon, which is restarted and stopped while they run. Afterwards, everything is
-read and replayed once, and each scenario is checked by its own tables.
+All scenarios of a database share one daemon, which is restarted and stopped while they run. Afterwards, all events are
+read and replayed once, and the tables of each scenario are checked.
 """
 
 import time
@@ -25,10 +25,10 @@ TIMEOUT_S = 180
 POLL_S = 0.1
 
 LOG_CHARACTERS = 5000
-"""How many characters of a log's end are shown."""
+"""The number of characters at the end of a log that are shown."""
 
 PARTITIONS = 2
-"""A topic's partitions if no rule changes their number. This suffices to show that order holds only by key."""
+"""The default number of partitions. Two are enough to show that only events with the same key are in order."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "postgres": {"status_interval": "200ms"},
@@ -44,7 +44,7 @@ ODD_SETTINGS = (
     "extra_float_digits = 0",
     "bytea_output = escape",
 )
-"""Settings of the database. They apply to walsenders as well, and must not affect the values."""
+"""Settings of the database. They also apply to walsenders, and must not affect the values."""
 
 DECODING: Mapping[int, Sequence[str]] = {
     14: ("logical_decoding_work_mem = '64kB'",),
@@ -52,7 +52,8 @@ DECODING: Mapping[int, Sequence[str]] = {
     16: ("debug_logical_replication_streaming = immediate",),
     18: ("debug_logical_replication_streaming = immediate",),
 }
-"""Settings of the database, by server version. They let the server stream large or all transactions. 17 has none."""
+"""Settings of the database by server version, with which the server streams large or all transactions. Version 17 runs
+with its defaults."""
 
 END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 
@@ -73,7 +74,7 @@ class Verdict:
 
 
 class Followed:
-    """A database, the scenarios in it, and the daemon that follows it."""
+    """A database, its scenarios, and the daemon that streams its changes."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Followed:
         self._settings = settings or {}
         self._context = ExitStack()
         self.read_lsn = 0
-        """Everything written before it has been read."""
+        """The LSN up to which all changes have been read."""
 
     def __enter__(self) -> Self:
         """Prepare the scenarios and start the daemon."""
@@ -112,7 +113,7 @@ class Followed:
         self._context.close()
 
     def work(self) -> None:
-        """Run the scenarios. Meanwhile, the daemon is restarted, killed and started, and later it is stopped."""
+        """Run the scenarios, while the daemon is restarted, killed and started, and later stopped and started."""
         third = len(self.scenarios) // 3
         self._do("work", self.scenarios[:third])
         with ThreadPoolExecutor(1) as beside:
@@ -134,7 +135,7 @@ class Followed:
         """Run the scenarios. The daemon is killed after their first part, and started after their second part."""
         self._do("work", self.scenarios)
         self.read()
-        self._wait_until_confirmed(self.read_lsn)  # rows that are sent again come with the names that they had
+        self._wait_until_confirmed(self.read_lsn)  # so that no earlier row is sent again
         self.daemon.kill()
         self._do("while_down", self.scenarios)
         self.daemon.start()
@@ -142,7 +143,7 @@ class Followed:
         self.read()
 
     def crash(self) -> None:
-        """Kill the server. It then remembers only an old position of the slot, and sends everything after it again."""
+        """Kill the server. It has saved only an old position of the slot, so it sends all later changes again."""
         self.database.server.kill()
         self.database.server.start()
         self.read()
@@ -154,7 +155,10 @@ class Followed:
         self.read()
 
     def idle_until(self, lsn: int) -> list[str]:
-        """Wait until the pipeline is past what others wrote. Return the cuts with events, which it should not have."""
+        """Wait until the pipeline has confirmed ``lsn``. Return a problem for each cut with events.
+
+        Only others have written up to ``lsn``, so the pipeline should have no events.
+        """
         cuts = self.reader.read_until(lsn)
         self.replay.apply(cuts)
         self._wait_until_confirmed(lsn)
@@ -177,7 +181,7 @@ class Followed:
         return pairs(self.reader.schemas(), (event for events in self.replay.events.values() for event in events))
 
     def general_problems(self) -> list[str]:
-        """Return the problems of the cuts, and those that belong to no scenario."""
+        """Return the problems of the cuts, and all other problems that belong to no scenario."""
         rest = [f"no cut lists {event}" for event in self.reader.read_rest()]
         known = {table for scenario in (*self.scenarios, END) for table in scenario.known}
         strangers = [f"events of {name}" for name in self.replay.events.keys() - known]
@@ -236,7 +240,7 @@ class Followed:
 
 
 def wait_until(done: Callable[[], bool], complaint: str) -> None:
-    """Wait until ``done()`` is true. Raise TimeoutError after a while."""
+    """Wait until ``done()`` is true. Raise TimeoutError if this takes too long."""
     deadline = time.monotonic() + TIMEOUT_S
     while not done():
         if time.monotonic() > deadline:

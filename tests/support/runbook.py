@@ -1,7 +1,7 @@
-"""The messages that docs/runbook.md and docs/dead-letters.md quote, and scenes in which real servers produce them.
+"""The messages that docs/runbook.md and docs/dead-letters.md quote, and scenarios in which real servers produce them.
 
-A scenario makes a pipeline say the message of one row of the runbook. Then it follows the advice of that row. After
-that, the pipeline has to stream, and an independent reader has to find every row once.
+A scenario makes a pipeline log the message of one row of the runbook. Then it follows the advice of that row. After
+that, the pipeline must stream, and an independent reader must find every table row once.
 """
 
 import os
@@ -28,18 +28,18 @@ from tests.support.weather import PATIENCE_S, Pipeline, Start, wait_until
 ROOT = Path(__file__).parents[2]
 PAGES = tuple(ROOT / "docs" / name for name in ("runbook.md", "dead-letters.md"))
 ANYTHING = "…"
-"""Stands for a part of a message that depends on the situation."""
+"""In the quoted messages, this stands for a part that depends on the situation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A message as a page quotes it, and the exit codes that the page gives for it."""
+    """A message that a page quotes, and the exit codes that the page gives for it."""
 
     message: str
     codes: tuple[int, ...]
 
     def is_in(self, text: str) -> bool:
-        """Return whether a text has the message, with anything where the page has ``…``."""
+        """Return whether a text contains the message. ``…`` in the message matches any text."""
         return re.search(".*".join(map(re.escape, self.message.split(ANYTHING))), text) is not None
 
 
@@ -59,7 +59,7 @@ def rows() -> Mapping[str, Row]:
 
 
 class Scene:
-    """A pipeline of numbers with the commands that an operator gives. Consumers have kept everything they read."""
+    """A pipeline of numbers, and the actions of its operator. Its consumers have kept everything that they read."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -79,16 +79,16 @@ class Scene:
         return f"{self.prefix}.{name}"
 
     def begin(self) -> None:
-        """Begin a scenario: what the daemon says from now on belongs to it."""
+        """Begin a scenario. Everything that the daemon logs from now on belongs to it."""
         self._mark = len(self.daemon.log_text())
         self._code, self._refusals = None, ""
 
     def said(self) -> str:
-        """Return what pgsluice has logged since the scenario began, with quotes as they were."""
+        """Return everything that pgsluice has logged since the scenario began, with unescaped quotes."""
         return (self.daemon.log_text()[self._mark :] + self._refusals).replace('\\"', '"')
 
     def ended(self) -> int:
-        """Return the exit code of a start that was refused, or of a daemon that ends by itself."""
+        """Return the exit code of a refused start, or wait until the daemon ends by itself and return its exit code."""
         return self.daemon.wait() if self._code is None else self._code
 
     def deliver(self, count: int = 3) -> None:
@@ -98,15 +98,15 @@ class Scene:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the daemon in good order for the block. Afterwards, start it. It should refuse to start."""
+        """Stop the daemon in an orderly way. When the block ends, start it, which it should refuse."""
         self.daemon.stop_well()
         yield
         self.start_in_vain()
 
     def start_in_vain(self, *arguments: str) -> None:
-        """Run ``pgsluice run`` in this process, which costs a tenth of a process of its own. It should end by itself.
+        """Run ``pgsluice run`` in this process, which takes a tenth of the time of a separate process.
 
-        If it does not, it is told to stop after a while, and then the exit code is 0.
+        The command should end by itself. If it does not, it gets SIGTERM after ``PATIENCE_S``, and its exit code is 0.
         """
         self.daemon.config_file.write_text(self.daemon.configuration())
         giving_up = Timer(PATIENCE_S, os.kill, [os.getpid(), signal.SIGTERM])
@@ -120,7 +120,7 @@ class Scene:
 
     @contextmanager
     def restarted(self, **settings: Mapping[str, object]) -> Iterator[None]:
-        """Restart the daemon with other sections of settings for the block, at the end of which it should stop."""
+        """Restart the daemon with other sections of settings. By the end of the block, it should have stopped."""
         self.daemon.stop_well()
         self.daemon.settings |= {section: dict(keys) for section, keys in settings.items()}
         self.daemon.start()
@@ -137,11 +137,11 @@ class Scene:
         return cli.main([*arguments, "-c", str(self.daemon.config_file)])
 
     def adopt(self) -> None:
-        """Do what the runbook calls "start a new epoch". Return when the pipeline streams."""
+        """Do what the runbook calls "start a new epoch", and wait until the pipeline streams."""
         self.daemon.start("--adopt-slot")
 
     def load(self, *tables: str) -> None:
-        """Load tables again, as the runbook says. Return when they are loaded."""
+        """Load tables again with the command in the runbook, and check that it succeeds."""
         assert self.command("snapshot", "start", *(tables or ("public.numbers",))) == 0
 
     def adopt_and_load(self) -> None:
@@ -150,7 +150,7 @@ class Scene:
         self.load()
 
     def accept(self) -> None:
-        """Do what the runbook calls "accept topics as they are"."""
+        """Do what the runbook calls "accept topics as they are", and wait until the pipeline streams."""
         variables = self.daemon.variables
         self.daemon.variables = {**variables, "PGSLUICE_KAFKA__TOPICS__CHANGED": "accept"}
         self.daemon.start()
@@ -168,7 +168,7 @@ class Scene:
         assert len(inserted) == len(set(inserted)), "a change came twice"
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the events in a topic under the prefix, of all partitions."""
+        """Return the events in all partitions of a topic. The name is without the prefix."""
         topic = self.topic(name)
         context = SerializationContext(topic, MessageField.VALUE)
         partitions = admin(self.pipeline.kafka).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
@@ -181,10 +181,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How a row of the runbook comes about, and what its advice is.
+    """The cause of the message in a row of the runbook, and the row's advice as a function.
 
-    ``cause`` begins with a pipeline that streams, and ends with a daemon that stops, or that goes on if ``code`` is
-    None. ``advice`` begins with what is left of it, and ends with a pipeline that streams.
+    ``cause`` is called when the pipeline streams. It makes the daemon stop with the exit code ``code``, or log the
+    message and continue if ``code`` is None. ``advice`` is called after that, and must make the pipeline stream again.
     """
 
     message: str
@@ -192,10 +192,10 @@ class Scenario:
     cause: Callable[[Scene], object]
     advice: Callable[[Scene], object]
     also: tuple[str, ...] = ()
-    """Further rows of the runbook whose messages come on the way."""
+    """Other rows of the runbook whose messages are also logged."""
 
     def play(self, scene: Scene) -> None:
-        """Check that the daemon says the message, that the row has the exit code, and that the advice helps."""
+        """Check that the daemon logs the message, that the row has the exit code, and that the advice helps."""
         row = rows()[self.message]
         scene.begin()
         self.cause(scene)
@@ -212,7 +212,7 @@ class Scenario:
 
 
 class Stage:
-    """Plays scenarios on one pipeline as long as it streams, so that few daemons have to start."""
+    """Plays several scenarios on one pipeline if possible, so that few daemons have to start."""
 
     def __init__(self, start: Start, settings: dict[str, dict[str, Any]] | None = None) -> None:
         self._start = start
@@ -224,7 +224,7 @@ class Stage:
         return Scene(self._start(self._settings))
 
     def play(self, scenario: Scenario) -> None:
-        """Play a scenario. The next one gets a new pipeline if this one does not leave it as it was."""
+        """Play a scenario. If it fails or changes the daemon's settings, the next scenario gets a new pipeline."""
         scene = self._scene or self.scene()
         self._scene = None
         before = repr((scene.daemon.settings, scene.daemon.variables))

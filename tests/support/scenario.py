@@ -1,7 +1,7 @@
-"""A scenario of the replay suite: SQL, and the events that have to arrive.
+"""A scenario of the replay suite: SQL, and the events that must arrive.
 
-Every scenario has a schema and a publication of its own name, so that all of one server version run side by
-side in one database, followed by one daemon.
+Every scenario has its own schema and publication, which have the scenario's name. So all scenarios of a server version
+can run in one database with one daemon.
 """
 
 import json
@@ -20,12 +20,12 @@ from tests.support.replay import Replay, row_fields
 FIRST_VERSION = 10
 
 _STATEMENT = re.compile(r"(?:\$\$.*?\$\$|[^;$]|\$|;(?!\s*(?:\n|\Z)))+", re.DOTALL)
-"""A statement up to a semicolon at the end of a line. $$ quotes."""
+"""Matches a statement up to a semicolon at the end of a line. A semicolon between $$ does not end the statement."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a scenario's SQL is run."""
+    """The database and the schema in which a scenario's SQL runs."""
 
     database: Database
     schema: str
@@ -37,7 +37,7 @@ class Place:
         return connection
 
     def run(self, script: str) -> None:
-        """Run statements one by one. Outside of BEGIN and COMMIT, each is a transaction of its own."""
+        """Run statements one by one. A statement that is not between BEGIN and COMMIT is a separate transaction."""
         with self.connect() as connection:
             for statement in _STATEMENT.findall(script):
                 if statement.strip():
@@ -45,27 +45,27 @@ class Place:
 
 
 Work = str | Callable[[Place], None]
-"""A script, or a function if several connections are needed."""
+"""A script, or a function, for example if several connections are needed."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The events of a scenario that arrived."""
+    """The events of a scenario that have arrived."""
 
     schema: str
     replay: Replay
     reader: Reader
 
     def events(self, table: str = "t") -> list[Event]:
-        """Return the changes of a table, in order."""
+        """Return the events of a table, in order."""
         return self.replay.events[f"{self.schema}.{table}"]
 
     def ops(self, table: str = "t") -> str:
-        """Return the kinds of changes of a table, in order."""
+        """Return the operations of a table's events, in order, as one string."""
         return "".join(event["op"] for event in self.events(table))
 
     def values(self, column: str, table: str = "t") -> list[Any]:
-        """Return one field of the new rows, in order."""
+        """Return the values of one field of the new rows, in order."""
         return [event["after"][column] for event in self.events(table) if event["after"] is not None]
 
     def fields(self, table: str = "t") -> list[list[str]]:
@@ -86,27 +86,27 @@ class Found:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Something that happens in PostgreSQL, and what a consumer must then see."""
+    """Statements in PostgreSQL, and the events that a consumer must then see."""
 
     name: str
     about: str
-    """What the scenario shows, in one sentence."""
+    """One sentence about the purpose of the scenario."""
     setup: str
-    """SQL that creates the tables, before the daemon starts."""
+    """SQL that creates the tables before the daemon starts."""
     work: Work = ""
     while_down: Work = ""
     """Runs while the daemon is stopped."""
     after_restart: Work = ""
     tables: Sequence[str] = ("t",)
-    """The tables that are published, and compared in the end."""
+    """The tables that are published, and compared at the end."""
     publication: str | None = None
-    """What follows the publication's name in CREATE PUBLICATION. The default is FOR TABLE and all of ``tables``."""
+    """The part of CREATE PUBLICATION after the name. The default is FOR TABLE and all of ``tables``."""
     contents: Mapping[str, str] = field(default_factory=dict)
     """Queries for the rows that a mirror of these tables should have. The default is the whole table."""
     ops: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of events of each table, in order."""
+    """The operations of each table's events, in order, as one string."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """The kinds of events of tables in other schemas, by ``schema.table`` and in order."""
+    """The same as ``ops`` for tables in other schemas, by ``schema.table``."""
     check: Callable[[Found], None] | None = None
     """Further checks of the events."""
     since: int = FIRST_VERSION
@@ -114,9 +114,9 @@ class Scenario:
     lacking: str = ""
     """The feature that other versions lack."""
     rules: Sequence[Mapping[str, Any]] = ()
-    """Entries of [[tables.rules]]. ``match`` names a table of the scenario."""
+    """Entries of [[tables.rules]]. ``match`` is the name of a table of the scenario."""
     exclude: Sequence[str] = ()
-    """Tables of the scenario that are put into tables.exclude."""
+    """Tables of the scenario that are listed in tables.exclude."""
 
     def runs_on(self, version: int) -> bool:
         """Return whether a server version has the features of the scenario."""
@@ -142,7 +142,7 @@ class Scenario:
         place.run(f"CREATE PUBLICATION {quoted(self.name)} {self.publication or f'FOR TABLE {tables}'}")
 
     def do(self, work: Work, database: Database) -> None:
-        """Run one of the scenario's parts."""
+        """Run one part of the scenario."""
         place = Place(database, self.name)
         if callable(work):
             work(place)
@@ -150,7 +150,7 @@ class Scenario:
             place.run(work)
 
     def expected(self) -> dict[str, str]:
-        """Return the query for the contents of each table."""
+        """Return the query for the expected contents of each table."""
         names = {table: f"SELECT * FROM {quoted(self.name)}.{quoted(table)}" for table in self.tables}
         return {**names, **self.contents}
 
@@ -161,5 +161,5 @@ class Scenario:
 
 
 def quoted(name: str) -> str:
-    """Return ``name``, quoted if SQL requires it."""
+    """Return ``name``, with quotes if SQL requires them."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,4 +1,4 @@
-"""Settings for tests: the minimum for a pipeline, with a test's additions, and the problems of such settings."""
+"""The minimal settings of a pipeline with a test's additions, and the problems of such settings."""
 
 from typing import Any
 

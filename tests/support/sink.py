@@ -1,4 +1,4 @@
-"""Sessions of delivery without a pipeline: a sink, the cuts that it gets, and the resulting records."""
+"""Sessions of a sink without a pipeline: the sink, the cuts that it receives, and the resulting records."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
 
 
 class Session:
-    """A sink from its preparation to its end, and the checkpoint that it has reached."""
+    """A sink from its preparation to its end, and its latest checkpoint."""
 
     def __init__(  # noqa: PLR0913 - each test has its own
         self,
@@ -84,17 +84,17 @@ class Session:
         await self.open_topics()
 
     async def open_topics(self, *topics: str) -> None:
-        """Include ``topics``, and all topics written so far, in the account. All of them have schemas."""
+        """Open ``topics`` and all topics written so far, so that cut records list them. All of them have schemas."""
         await self.sink.open_topics(self.checkpoint.cut, topics, {*topics, *self._recorded.topics})
 
     async def deliver(self, *records: Record) -> None:
-        """Deliver a cut of one transaction with these records. Without records, deliver a heartbeat."""
+        """Deliver a cut of one transaction with these records, or a heartbeat if there are no records."""
         cut, checkpoint = self.next_cut(records)
         await self.sink.deliver(cut, checkpoint)
         self.checkpoint = checkpoint
 
     async def produce(self, *records: Record) -> tuple[Cut, Checkpoint]:
-        """Write records in an open transaction. Return when they are in Kafka."""
+        """Write records in an open transaction, and wait until they are in Kafka."""
         await self.sink.begin()
         cut, checkpoint = self.next_cut(())
         await self.sink.produce(cut, list(records))

@@ -9,7 +9,7 @@ from sandbox.postgres import Postgres
 
 
 def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """Make a self-signed certificate for ``localhost``, and its key."""
+    """Create a self-signed certificate for ``localhost`` and its key. Return the paths of both files."""
     certificate, key = directory / "server.crt", directory / "server.key"
     command = ["openssl", "req", "-new", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost", "-out", str(certificate), "-keyout", str(key)]
@@ -19,7 +19,7 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def tls_postgres(version: int, certificate: Path, key: Path) -> Iterator[Postgres]:
-    """Start a server with such a certificate."""
+    """Start a server with TLS and this certificate."""
     with Postgres(version) as server:
         server.write_file("server.crt", certificate.read_text())
         server.write_file("server.key", key.read_text())

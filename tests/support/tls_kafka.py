@@ -1,4 +1,4 @@
-"""A broker with a TLS listener for each kind of authentication, and some that present a wrong certificate."""
+"""A broker with a TLS listener for each kind of authentication, and listeners that present a wrong certificate."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ LISTENERS = (
 
 
 class TlsKafka(Kafka):
-    """The broker. ``authority`` signs its certificates, and the broker trusts clients with its certificates."""
+    """The broker. ``authority`` signs its certificates, and those of the clients that it trusts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -50,15 +50,15 @@ class TlsKafka(Kafka):
         super().__init__(settings=settings, listeners=LISTENERS, format_options=users, java_options=java)
 
     def renew(self, authority: Authority) -> None:
-        """At its next start, give the broker a certificate of this authority.
+        """Give the broker a certificate of this authority, from its next start on.
 
-        The broker then trusts it for clients as well.
+        The broker then also trusts clients with certificates of this authority.
         """
         self._keep("broker", *authority.issue("broker", HOSTS))
         self._store("trusted").write_bytes(authority.certificate.read_bytes())
 
     def properties(self, listener: str, **changed: str) -> dict[str, str]:
-        """Return the properties for a listener without credentials. In ``changed``, underscores stand for dots."""
+        """Return a client's properties for a listener, without credentials. In ``changed``, underscores are dots."""
         protocol = next(each.protocol for each in LISTENERS if each.name == listener)
         return {
             "security.protocol": protocol,
@@ -67,13 +67,13 @@ class TlsKafka(Kafka):
         }
 
     def client(self, authority: Authority, **changed: str) -> dict[str, str]:
-        """Return the properties for the listener that requires a client certificate, with one of this authority."""
+        """Return a client's properties for the listener MUTUAL, with a client certificate of this authority."""
         certificate, key = authority.issue("client")
         files = {"ssl_certificate_location": str(certificate), "ssl_key_location": str(key)}
         return self.properties("MUTUAL", **files, **changed)
 
     def _keep(self, name: str, certificate: Path, key: Path) -> Path:
-        """Write a certificate and its key into one file, which is the form that a broker expects."""
+        """Write a certificate and its key into one file, because a broker expects this form."""
         file = self._store(name)
         file.write_bytes(key.read_bytes() + certificate.read_bytes())
         return file

@@ -25,7 +25,7 @@ class TokenIssuer:
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(65537, 2048)
         self.given = 0
-        """How many tokens the endpoint has issued."""
+        """The number of tokens that the endpoint has issued."""
 
     def public_keys(self) -> str:
         """Return the JSON Web Key Set that verifies the tokens."""
@@ -41,7 +41,7 @@ class TokenIssuer:
         return json.dumps({"keys": [key]})
 
     def token(self, lifetime_s: int = 3600) -> str:
-        """Return a token."""
+        """Return a new token."""
         now = int(time.time())
         claims = {
             "sub": CLIENT_ID,

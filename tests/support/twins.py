@@ -1,4 +1,4 @@
-"""Runs both twins of ``rows`` in one test, to check their results and that they are equal."""
+"""The twins of the compiled modules, for tests that check the results of both twins, and that they are equal."""
 
 from types import ModuleType
 
@@ -28,7 +28,7 @@ else:
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
 
 Outcome = tuple[list[Record] | str, int, int, int]
-"""The records or the error, and the next seq, the size and the events of the pending records."""
+"""The records or the error, the next seq, and the size and the number of events of the pending records."""
 
 
 def outcome(  # noqa: PLR0913 - what a row needs

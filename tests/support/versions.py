@@ -1,4 +1,4 @@
-"""The versions of PostgreSQL that a test run covers: four of them, or all of them with ``make test-all``."""
+"""The versions of PostgreSQL that a test run covers. There are four of them, or all with ``make test-all``."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from sandbox.installation import VERSIONS
 VARIABLE = "PGSLUICE_TEST_VERSIONS"
 
 USUAL = (10, 14, 16, 18)
-"""The oldest one, the first with streaming of large transactions, the first with origins, and the newest one."""
+"""The oldest version, the first with streaming of large transactions, the first with origins, and the newest."""
 
 
 def covers_all() -> bool:
@@ -17,9 +17,10 @@ def covers_all() -> bool:
 
 
 def covered(versions: Iterable[int] = VERSIONS) -> list[int]:
-    """Return those of a test's versions that this run covers. Without an argument, select from all versions.
+    """Return the versions in ``versions`` that this run covers.
 
-    A test needs one of the ``USUAL`` versions beside the versions that matter to it, so that some version is left.
+    A test must include one of the ``USUAL`` versions in addition to the versions that matter to it. Otherwise it would
+    run only with ``make test-all``.
     """
     found = [version for version in versions if covers_all() or version in USUAL]
     assert found, f"{versions} has none of {USUAL}, so the test would only run in make test-all"

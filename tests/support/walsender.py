@@ -1,6 +1,7 @@
-"""A walsender that does what the test tells it. It is the other end of libpq's connection, on a real socket.
+"""A walsender that a test controls. It is the other end of libpq's connection, on a real socket.
 
-It does what real servers do not do on request: floods, silence, the end of COPY at a chosen moment, invalid bytes.
+It can do things that a real server does not do on request: send a flood of data, stay silent, end COPY at a chosen
+moment, or send invalid bytes.
 
 https://www.postgresql.org/docs/current/protocol-message-formats.html
 """
@@ -26,14 +27,14 @@ class Walsender:
     def __init__(self, version: str = "17.10") -> None:
         self._parameters = {"server_version": version, **_PARAMETERS}
         self.query = asyncio.Event()
-        """Set when a query has arrived."""
+        """This event is set when a query has arrived."""
         self.answers_queries = True
         self.statuses: asyncio.Queue[StandbyStatusUpdate] = asyncio.Queue()
         self.copy_done = asyncio.Event()
-        """Set when the client has ended its side of the COPY."""
+        """This event is set when the client has ended its side of the COPY."""
         self.answers_copy_done = True
         self.reads = asyncio.Event()
-        """Clear this event to stop reading."""
+        """A test can clear this event to stop the walsender from reading."""
         self.reads.set()
 
     async def __aenter__(self) -> Self:
@@ -88,24 +89,24 @@ class Walsender:
         self._writer.write(data)
 
     def frame(self, data: bytes) -> None:
-        """Send CopyData."""
+        """Send ``data`` as CopyData."""
         self.send(message(b"d", data))
 
     def xlog_data(self, payload: bytes) -> None:
-        """Send ``w``."""
+        """Send XLogData (``w``)."""
         self.frame(struct.pack(">cQQq", b"w", 0, 0, 0) + payload)
 
     def keepalive(self, wal_end: int = 0, *, reply_requested: bool = False) -> None:
-        """Send ``k``."""
+        """Send a keepalive (``k``)."""
         self.frame(struct.pack(">cQqB", b"k", wal_end, 0, reply_requested))
 
     def refuse(self, kind: bytes = b"E", **fields: str) -> None:
-        """Send an ErrorResponse, or a NoticeResponse (``N``), with these fields, by letter."""
+        """Send an ErrorResponse (``E``) or a NoticeResponse (``N``). The names of the fields are their letters."""
         body = b"".join(letter.encode() + text.encode() + b"\0" for letter, text in fields.items())
         self.send(message(kind, body + b"\0"))
 
     def complete(self) -> None:
-        """Send the end of the command."""
+        """Send CommandComplete and ReadyForQuery."""
         self.send(message(b"C", b"COPY 0\0"))
         self.ready()
 

@@ -1,6 +1,6 @@
-"""A table of numbers and the daemon that follows it, for tests of faults, which must not change the result.
+"""A table of numbers and the daemon that streams it, for tests of faults that must not change the result.
 
-Every test writes numbered rows, and reads the topic as an ordinary read_committed consumer does. Every number must come
+Every test writes numbered rows, and reads the topic with an ordinary read_committed consumer. Every number must arrive
 once and in order.
 """
 
@@ -25,20 +25,20 @@ from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import properties
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # tests wait for the slot to move, which it does with the next status update
+    # Tests wait until the slot moves, which happens with the next status update.
     "postgres": {"status_interval": "200ms"},
     "delivery": {"heartbeat": "500ms"},
     "kafka": {"topics": {"partitions": 1}},
 }
 PATIENCE_S = 180
-"""Much longer than anything takes, even on a busy machine. Only a failing test waits this long."""
+"""A time that is much longer than any step takes, even on a busy machine. Only a failing test waits this long."""
 
 BUSY_INTERVAL_S = 0.003
-"""The pause between two transactions of a busy server. It limits how much has to be read and compared."""
+"""The pause between two transactions of a busy server. It limits how much a test has to read and compare."""
 
 
 class Pipeline:
-    """One table of numbers, the daemon that follows it, and the result."""
+    """One table of numbers, the daemon that streams it, and the events in its topic."""
 
     def __init__(self, database: Database, kafka: Kafka, daemon: Daemon) -> None:
         self.database = database
@@ -68,7 +68,7 @@ class Pipeline:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Insert numbers, each in its own transaction, until the block ends or the server is gone."""
+        """Insert numbers, each in its own transaction, until the block ends or the server fails."""
         stop = Event()
         with ThreadPoolExecutor(1) as beside:
             writing = beside.submit(self._write_until, stop)
@@ -89,7 +89,7 @@ class Pipeline:
             return [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n")]
 
     def expect(self, other: "Pipeline") -> None:
-        """Expect the numbers that were written through ``other``, another daemon on the same table."""
+        """Include the numbers that were written with ``other``, another daemon's pipeline on the same table."""
         self._written = other._written
 
     def assert_complete(self) -> None:
@@ -100,7 +100,7 @@ class Pipeline:
     def read(self, count: int) -> list[int]:
         """Return the numbers in the topic.
 
-        Wait until there are ``count``, and slightly longer to notice surplus numbers.
+        Wait until there are ``count`` numbers, and slightly longer to detect surplus numbers.
         """
         return [change["after"]["n"] for change in self.changes(count)]
 
@@ -110,7 +110,7 @@ class Pipeline:
         found: list[dict[str, Any]] = []
         url = self.daemon.settings.get("schema_registry", {}).get("url", self.daemon.url)
         assert url != self.daemon.url or self.daemon.alive, self.daemon.log_text()
-        # some servers sometimes leave a request unanswered; the client tries again
+        # Some registry servers occasionally do not answer a request. After the timeout, the client retries.
         with SchemaRegistryClient({"url": url, "timeout": 10}) as registry, reading(self.kafka, topic) as consumer:
             deserialize = AvroDeserializer(registry)
             end = time.monotonic() + PATIENCE_S
@@ -123,7 +123,7 @@ class Pipeline:
         return found
 
     def wait_for(self, **expected: object) -> None:
-        """Return once the status has the expected values."""
+        """Wait until the status has the expected values."""
 
         def reached() -> bool:
             assert self.daemon.alive, self.daemon.log_text()
@@ -132,7 +132,7 @@ class Pipeline:
         wait_until(reached, f"status {expected}")
 
     def wait_until_confirmed(self) -> None:
-        """Return once PostgreSQL's slot is beyond everything written so far."""
+        """Wait until PostgreSQL's slot has confirmed everything that was written so far."""
         with self.database.connect() as connection:
             row = connection.execute("SELECT pg_current_wal_lsn()").fetchone()
             assert row is not None
@@ -196,7 +196,7 @@ class Start(Protocol):
     ) -> Pipeline:
         """Start a pipeline on the shared servers, or on the given broker, server or database.
 
-        The caller must drop ``database``. ``conninfo`` returns how the daemon connects to it.
+        The caller must drop ``database``. ``conninfo`` returns the connection string of the daemon.
         """
 
 
@@ -213,7 +213,7 @@ def prepare(database: Database) -> None:
 
 
 def fails(pipeline: Pipeline) -> tuple[int, str]:
-    """Start a daemon that should stop by itself. Return its exit code and its log."""
+    """Start a daemon that should stop by itself. Return its exit code, and its log since the start."""
     before = len(pipeline.daemon.log_text())
     pipeline.daemon.start(wait=False)
     return pipeline.daemon.wait(), pipeline.daemon.log_text()[before:]

@@ -1,4 +1,4 @@
-"""The result of frames that a session processes: message by message, or with the shortcut for whole transactions."""
+"""Processes frames as a session does: message by message, or with the shortcut for whole transactions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Close = tuple[Sequence[Record], int, int, int, Transaction | None, object]
 
 @dataclass
 class Intake:
-    """Processes frames as a session does."""
+    """Processes frames as a session does, and collects the results."""
 
     twin: ModuleType
     tables: Tables
@@ -38,7 +38,7 @@ class Intake:
     """The records of transactions that were too large to share a cut with others."""
     received: int = 0
     whole: int = 0
-    """How many transactions with records took the shortcut."""
+    """The number of transactions with records that took the shortcut."""
     error: str = ""
 
     def take(self, frames: Frames) -> object:
