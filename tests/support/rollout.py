@@ -139,7 +139,7 @@ class Observer:
         self.without_ready_s = 0.0
         """The total time during which no pod was ready."""
         self.unanswered_s = 0.0
-        """The total time during which no daemon answered that it was ready. The probes' thresholds can hide this time."""
+        """The total time during which no daemon reported that it was ready. The probes' thresholds can hide this."""
         self.idle_s: list[float] = []
         """The length of each period in which no pod owned the slot and delivered. Each hand-over has one period."""
 

@@ -135,7 +135,8 @@ class Followed:
         """Run the scenarios. The daemon is killed after their first part, and started after their second part."""
         self._do("work", self.scenarios)
         self.read()
-        self._wait_until_confirmed(self.read_lsn)  # so that no earlier row is sent again
+        # Otherwise the server would send rows again, with the names that they had when they were written.
+        self._wait_until_confirmed(self.read_lsn)
         self.daemon.kill()
         self._do("while_down", self.scenarios)
         self.daemon.start()
