@@ -1,4 +1,4 @@
-"""The image, which is built once, and its containers."""
+"""Fixtures for tests of the image, which is built once, and of its containers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def guarded() -> Iterator[Postgres]:
-    """Provide a server that asks the role ``guest`` for a password."""
+    """Provide a server that requires a password from the role ``guest``."""
     with Postgres(17) as server:
         server.write_file(
             "pg_hba.conf", "host all guest 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n"
@@ -45,7 +45,7 @@ def guarded() -> Iterator[Postgres]:
 
 @pytest.fixture
 def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[Callable[[], Pipeline]]:
-    """Make pipelines of one table whose daemons run in containers. All of them have the same name."""
+    """Provide a function that creates pipelines of one table in containers. All of them have the same name."""
     prepare(database)
     name, settings = f"image{uuid4().hex[:8]}", configured(None)
     with ExitStack() as stack:
@@ -58,5 +58,5 @@ def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[
 
 @pytest.fixture
 def pipeline(make_pipeline: Callable[[], Pipeline]) -> Pipeline:
-    """Provide a pipeline whose container was not started."""
+    """Provide a pipeline whose container has not been started."""
     return make_pipeline()

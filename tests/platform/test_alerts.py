@@ -1,4 +1,4 @@
-"""The alerts of deploy/prometheus: promtool checks them, and one fires in a real Prometheus."""
+"""Tests the alerts of deploy/prometheus with promtool, and one of them in a real Prometheus."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def test_each_alert_fires_when_it_should_and_not_when_it_should_not() -> None:
 
 
 def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
-    """Write the rules with one of them changed, and the tests of that rule. Return the path of the tests."""
+    """Write the rules with the rule ``name`` changed, and the tests of this rule. Return the path of the tests."""
     rules = [change(rule) if known == name else rule for known, rule in BY_NAME.items()]
     (directory / ALERTS.name).write_text(HEAD + "".join(rules))
     (directory / TESTS.name).write_text(TESTS_HEAD + "".join(one for one in CASES if f'"{name}"' in one))
@@ -50,20 +50,20 @@ def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 class TestTheTestsOfTheAlerts:
-    """The tests of the alerts have to notice an alert that never fires, or always fires."""
+    """The tests of an alert must fail if the alert never fires, or if it always fires."""
 
-    def test_one_that_never_fires(self, name: str, tmp_path: Path) -> None:
+    def test_an_alert_that_never_fires(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=name):
             promtool("test", "rules", str(changed(tmp_path, name, lambda _: "")))
 
-    def test_one_that_fires_at_once(self, name: str, tmp_path: Path) -> None:
+    def test_an_alert_that_always_fires(self, name: str, tmp_path: Path) -> None:
         at_once = changed(tmp_path, name, lambda rule: re.sub(r"        for: .*\n", "", _without_limit(rule)))
         with pytest.raises(ServerError, match=name):
             promtool("test", "rules", str(at_once))
 
 
 def _without_limit(rule: str) -> str:
-    """Return the rule with an expression that always holds for the pipeline."""
+    """Return the rule with an expression that is always true for the pipeline."""
     always = '        expr: group by (namespace, job, pipeline) ({pipeline!=""})\n'
     return re.sub(r"        expr:(?: \|\n(?:          .*\n)+| .*\n)", always, rule)
 
@@ -74,15 +74,15 @@ def exposed() -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_it_asks_for_is_exposed(name: str) -> None:
+def test_its_metrics_are_exposed(name: str) -> None:
     found = set(re.findall(r"\b(?:pgsluice|process)_\w+", BY_NAME[name].partition("annotations:")[0]))
     assert found
     assert found <= exposed()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_what_to_do(name: str) -> None:
-    """Each alert contains a command. Commands of pgsluice have valid arguments."""
+def test_its_annotations_name_a_command(name: str) -> None:
+    """Each alert must mention a command. Commands of pgsluice must have valid arguments."""
     annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
     commands = re.findall(r"`(.+?)`", annotations)
     assert [one for one in commands if " " in one], "a command to begin with"
@@ -95,13 +95,13 @@ def test_it_says_what_to_do(name: str) -> None:
 
 @pytest.fixture
 def own_kafka() -> Iterator[Kafka]:
-    """Provide a broker that the test may stop."""
+    """Provide a broker that the test can stop."""
     with Kafka() as cluster:
         yield cluster
 
 
 def impatient(directory: Path) -> Path:
-    """Write the rules with limits of seconds instead of minutes."""
+    """Write the rules with limits of seconds instead of minutes. Return the path of the file."""
     text = re.sub(r"for: \d+m", "for: 2s", ALERTS.read_text())
     assert text.count("pgsluice_lag_seconds) > 300") == 1
     rules = directory / "alerts.yaml"
@@ -109,7 +109,7 @@ def impatient(directory: Path) -> Path:
     return rules
 
 
-def test_one_fires_while_kafka_is_away(database: Database, own_kafka: Kafka, tmp_path: Path) -> None:
+def test_the_lag_alert_fires_while_kafka_is_down(database: Database, own_kafka: Kafka, tmp_path: Path) -> None:
     rules = impatient(tmp_path)
     with (
         run_pipeline(database, own_kafka) as pipeline,
@@ -128,7 +128,7 @@ def test_one_fires_while_kafka_is_away(database: Database, own_kafka: Kafka, tmp
 
 
 def assert_growing(pipeline: Pipeline, prometheus: Prometheus) -> None:
-    """Check that the lag grows, that the slot is still queried, and that the alert's text is complete."""
+    """Check that the lag grows, that the daemon still queries the slot, and that the alert's text is complete."""
     before = pipeline.daemon.status()
     wait_until(lambda: pipeline.daemon.status()["lag_seconds"] > before["lag_seconds"] + 2, "the lag to grow")
     assert pipeline.daemon.status()["lag_bytes"] > 0

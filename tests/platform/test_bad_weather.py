@@ -1,6 +1,6 @@
-"""Operators' mistakes around a container, and failing disks.
+"""Tests mistakes of operators with containers, and failing disks.
 
-Each has a reason and an exit code, and nothing is lost.
+For each of them, the daemon must log the reason and end with the right exit code, and no data may be lost.
 """
 
 import os
@@ -39,7 +39,7 @@ def test_no_configuration_was_mounted(pipeline: Pipeline) -> None:
 
 
 def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
-    """Docker creates a directory if the file does not exist, so a typing error is enough."""
+    """If the file does not exist, for example because of a typing error, Docker creates a directory."""
     daemon = container(pipeline)
     daemon.mount = f"./confg.toml:{CONFIG}:ro"
     code, reason = daemon.fail()
@@ -147,7 +147,7 @@ def test_a_volume_of_root(pipeline: Pipeline) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Provide a file system of 4 MiB that the daemon owns."""
+    """Provide a file system of 4 MiB that belongs to the daemon's user."""
     options = f"size=4m,mode=0700,uid={UID},gid={UID}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], check=True)
     try:
@@ -157,7 +157,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_volume_that_is_full(pipeline: Pipeline, small_disk: Path) -> None:
-    """The uncommitted data in memory and on disk are lost with the container. PostgreSQL sends them again."""
+    """The uncommitted data in memory and on disk is lost with the container, so PostgreSQL must send it again."""
     daemon = container(pipeline)
     daemon.settings["buffer"] = {"memory_max": "2MiB"}
     daemon.options = ("-v", f"{small_disk}:{SPILL}")
@@ -192,7 +192,7 @@ def test_a_port_that_is_taken(make_pipeline: Callable[[], Pipeline]) -> None:
 # -- the health check ----------------------------------------------------------------------------
 
 
-def test_the_health_check_notices_a_daemon_that_stands_still(pipeline: Pipeline, engine: Engine) -> None:
+def test_the_health_check_detects_a_frozen_daemon(pipeline: Pipeline, engine: Engine) -> None:
     daemon = container(pipeline)
     daemon.start()
     assert is_healthy(engine, daemon)
@@ -204,5 +204,5 @@ def test_the_health_check_notices_a_daemon_that_stands_still(pipeline: Pipeline,
 
 
 def is_healthy(engine: Engine, daemon: Container) -> bool:
-    """Run the image's health check, as its timer does."""
+    """Run the image's health check as its timer does. Return whether it succeeds."""
     return engine.succeeds("healthcheck", "run", daemon.container)

@@ -1,4 +1,4 @@
-"""The Helm chart: the objects that it renders, the values that it refuses, and whether pgsluice accepts the result."""
+"""Tests the Helm chart: the objects that it renders, the values that it refuses, and whether pgsluice accepts them."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def operator_schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_lint_has_nothing_to_say(case: str) -> None:
+def test_helm_lint_reports_no_problems(case: str) -> None:
     said = chart.helm("lint", "--strict", str(chart.CHART), *values_of(case))
     assert "0 chart(s) failed" in said
     assert "[WARNING]" not in said
@@ -58,7 +58,7 @@ def test_lint_has_nothing_to_say(case: str) -> None:
 
 @pytest.mark.parametrize("version", [chart.OLDEST, chart.NEWEST])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_rendered_fits_the_schemas_of_kubernetes(
+def test_rendered_objects_conform_to_the_schemas(
     case: str, version: str, tmp_path: Path, operator_schemas: Path
 ) -> None:
     rendered = tmp_path / "rendered.yaml"
@@ -67,7 +67,7 @@ def test_what_is_rendered_fits_the_schemas_of_kubernetes(
 
 
 def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: Path) -> None:
-    """The test above can fail, both for Kubernetes' resources and for the operator's."""
+    """This proves that the test above can fail, for resources of Kubernetes and of the operator."""
     wrong = chart.render(*values_of("monitors"))
     wrong = wrong.replace("enableServiceLinks:", "enableServiceLink:").replace("interval:", "intervall:")
     (tmp_path / "wrong.yaml").write_text(wrong)
@@ -77,7 +77,7 @@ def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: P
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_pod_has_more_rights_than_it_needs(case: str) -> None:
-    """Whether this is enough is tested with an API server. This test needs none."""
+    """This test needs no API server. test_kubernetes.py tests whether Pod Security accepts the pods."""
     for name, spec in pod_specs(manifests(*values_of(case))):
         assert spec["enableServiceLinks"] is False, name
         assert spec["automountServiceAccountToken"] is False, name
@@ -91,7 +91,7 @@ def test_no_pod_has_more_rights_than_it_needs(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_secret_is_only_ever_named(case: str) -> None:
+def test_secrets_are_only_referenced(case: str) -> None:
     found = manifests(*values_of(case))
     assert not [item for item in found if item["kind"] == "Secret"]
     for item in found:
@@ -101,8 +101,8 @@ def test_a_secret_is_only_ever_named(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pgsluice_understands_what_it_is_given(case: str, tmp_path: Path) -> None:
-    """The command of the init container is run with the files and variables in its manifest."""
+def test_pgsluice_accepts_the_configuration(case: str, tmp_path: Path) -> None:
+    """The test runs the command of the init container with the files and variables in its manifest."""
     found = manifests(*values_of(case))
     deployment = next(
         item for item in found if item["kind"] == "Deployment" and "registry" not in item["metadata"]["name"]
@@ -118,7 +118,7 @@ def test_pgsluice_understands_what_it_is_given(case: str, tmp_path: Path) -> Non
 
 
 class Pod:
-    """The files of a pod's volumes, below a directory, and the commands of its containers, which use these files."""
+    """A simulated pod. The files of its volumes are in a directory, and the commands of its containers use them."""
 
     def __init__(self, deployment: Manifest, found: list[Manifest], directory: Path) -> None:
         self._deployment = deployment
@@ -153,7 +153,7 @@ class Pod:
 
 
 def _files(volume: Manifest, found: list[Manifest]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield the name, content and mode of each file of a volume, as a kubelet would write it."""
+    """Yield the name, the content and the mode of each file that a kubelet would write into a volume."""
     if "configMap" in volume:
         (item,) = volume["configMap"]["items"]
         given = [one["data"] for one in found if one["kind"] == "ConfigMap" and item["key"] in one.get("data", {})]
@@ -195,7 +195,7 @@ def test_secrets_and_certificates_become_settings(tmp_path: Path) -> None:
     assert "content of" not in shown
 
 
-def test_a_server_with_tls_is_asked_with_tls() -> None:
+def test_probes_and_scrapes_use_tls() -> None:
     found = manifests(*values_of("tls"), "--set", "registry.enabled=true")
     for deployment in (each for each in found if each["kind"] == "Deployment"):
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -226,7 +226,7 @@ def test_the_text_of_the_settings_arrives_as_it_is(tmp_path: Path) -> None:
     assert one(found, "ConfigMap")["data"]["config.toml"] == text
 
 
-def test_another_file_is_another_pod() -> None:
+def test_a_changed_file_replaces_the_pod() -> None:
     def checksum(*options: str) -> str:
         template = one(manifests(*MINIMAL, *options), "Deployment")["spec"]["template"]
         return str(template["metadata"]["annotations"]["checksum/config"])
@@ -252,19 +252,19 @@ def test_the_volume_is_larger_than_what_may_be_spilled(size: str, limit: str) ->
 
 
 def test_nobody_else_may_write_where_transactions_wait() -> None:
-    """An emptyDir is writable for all users. So pgsluice creates a directory for its own user in the volume."""
+    """An emptyDir is writable for all users. So pgsluice must create a directory in it that only its user can write."""
     pipeline = container(one(manifests(*MINIMAL), "Deployment"))
     (mounted,) = (mount["mountPath"] for mount in pipeline["volumeMounts"] if mount["name"] == "spill")
     assert Path(variables(pipeline)["PGSLUICE_BUFFER__SPILL_DIR"]).parent == Path(mounted)
 
 
-def test_a_claim_belongs_to_its_pod() -> None:
-    """If two pods shared a claim, they could block each other on different nodes."""
+def test_each_pod_has_its_own_claim() -> None:
+    """If two pods on different nodes shared a claim, they could block each other."""
     (spill, *_) = one(manifests(*values_of("spill-volume")), "Deployment")["spec"]["template"]["spec"]["volumes"]
     assert spill["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] == "50Gi"
 
 
-def test_only_two_replicas_need_to_be_kept_apart() -> None:
+def test_only_two_replicas_have_rules_that_separate_them() -> None:
     alone, both = manifests(*MINIMAL), manifests(*values_of("standby"))
     assert not [item for item in alone if item["kind"] == "PodDisruptionBudget"]
     assert "affinity" not in one(alone, "Deployment")["spec"]["template"]["spec"]
@@ -277,13 +277,13 @@ def test_only_two_replicas_need_to_be_kept_apart() -> None:
         assert selector["matchLabels"].items() <= labels.items()
 
 
-def test_an_update_never_has_to_wait_for_a_pod_to_go() -> None:
-    """The new pod is ready as a standby while the old pod still owns the slot."""
+def test_an_update_starts_a_pod_before_it_stops_one() -> None:
+    """The new pod becomes ready as a standby while the old pod still owns the slot."""
     strategy = one(manifests(*values_of("standby")), "Deployment")["spec"]["strategy"]
     assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
-def test_the_registry_has_its_own_user_and_nothing_of_postgresql() -> None:
+def test_the_registry_has_its_own_user_and_no_access_to_postgresql() -> None:
     found = manifests(*values_of("registry"), "--set", "tls.postgres.secretName=shop-postgres-tls")
     registry = one(found, "Deployment", "pgsluice-registry")
     spec = registry["spec"]["template"]["spec"]
@@ -297,14 +297,14 @@ def test_the_registry_has_its_own_user_and_nothing_of_postgresql() -> None:
     )
 
 
-def test_the_registry_shares_the_secrets_of_kafka_unless_told_otherwise() -> None:
+def test_the_registry_shares_the_secrets_of_kafka_by_default() -> None:
     options = ["--set", "registry.enabled=true", *values_of("tls")]
     spec = one(manifests(*options), "Deployment", "pgsluice-registry")["spec"]["template"]["spec"]
     assert "kafka__client__sasl.password" in json.dumps(spec["volumes"])
     assert "shop-postgres" not in json.dumps(spec["volumes"])
 
 
-def test_the_pod_of_helm_test_is_let_in_by_the_network_and_by_quotas() -> None:
+def test_the_network_policy_and_quotas_admit_the_pod_of_helm_test() -> None:
     found = manifests(*values_of("network-policy"))
     pod = one(found, "Pod")
     (rule,) = one(found, "NetworkPolicy")["spec"]["ingress"]
@@ -313,13 +313,14 @@ def test_the_pod_of_helm_test_is_let_in_by_the_network_and_by_quotas() -> None:
     assert pod["spec"]["containers"][0]["resources"]["limits"]
 
 
-def test_maintenance_leaves_one_pod_that_waits() -> None:
+def test_in_maintenance_one_pod_waits() -> None:
     deployment = one(manifests(*values_of("maintenance")), "Deployment")
     waiting = container(deployment)
     assert deployment["spec"]["replicas"] == 1
     assert "readinessProbe" not in waiting
     _, option, program = waiting["command"]
-    told = program.replace("; s.sigwait", "; print(flush=True); s.sigwait")  # SIGTERM is blocked from then on
+    # The changed program prints a line when it has blocked SIGTERM.
+    told = program.replace("; s.sigwait", "; print(flush=True); s.sigwait")
     with subprocess.Popen([sys.executable, option, told], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "\n"
@@ -411,7 +412,7 @@ def test_files_of_secrets_may_be_named(tmp_path: Path) -> None:
     assert chart.render("--set-file", f"config={tmp_path / 'named.toml'}")
 
 
-def test_all_mistakes_are_named_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     wrong = ["--set", "replicas=3,env[0].name=PGSLUICE_CONFIG,env[0].value=x", "--set", "config=a = ["]
     with pytest.raises(chart.HelmError) as refused:
         chart.render(*wrong)
@@ -421,7 +422,7 @@ def test_all_mistakes_are_named_at_once() -> None:
 # -- the files -----------------------------------------------------------------------------------
 
 
-def test_the_readme_is_made_from_the_comments() -> None:
+def test_the_readme_is_up_to_date() -> None:
     written = (chart.CHART / "README.md").read_text()
     assert written == chart.readme(), "make manifests"
     undocumented = [line for line in written.splitlines() if line.startswith("|") and line.endswith("|  |")]
@@ -429,11 +430,11 @@ def test_the_readme_is_made_from_the_comments() -> None:
 
 
 @pytest.mark.parametrize("copy", chart.COPIES, ids=lambda copy: str(copy.name))
-def test_the_copies_are_true(copy: Path) -> None:
+def test_the_copies_are_up_to_date(copy: Path) -> None:
     assert copy.read_text() == chart.COPIES[copy].read_text(), "make manifests"
 
 
-def test_alerts_and_dashboard_arrive_whole() -> None:
+def test_alerts_and_dashboard_are_rendered_unchanged() -> None:
     found = manifests(*values_of("monitors"))
     alerts, dashboard = chart.COPIES
     assert one(found, "PrometheusRule")["spec"] == yaml.safe_load(alerts.read_text())
@@ -441,8 +442,8 @@ def test_alerts_and_dashboard_arrive_whole() -> None:
     assert json.loads(text) == json.loads(dashboard.read_text())
 
 
-def test_only_the_pipeline_is_watched() -> None:
-    """The alerts are about pipelines. `pgsluice registry` has no alerts of its own."""
+def test_only_the_pipeline_is_monitored() -> None:
+    """The alerts are about pipelines. There are no alerts about `pgsluice registry`."""
     found = manifests(*values_of("monitors"), "--set", "registry.enabled=true")
     selector = one(found, "PodMonitor")["spec"]["selector"]["matchLabels"].items()
     watched = [
@@ -453,8 +454,8 @@ def test_only_the_pipeline_is_watched() -> None:
     assert watched == ["pgsluice"]
 
 
-def test_the_documented_values_are_taken(tmp_path: Path) -> None:
-    """docs/kubernetes.md begins with the settings and values of an installation."""
+def test_the_documented_values_are_accepted(tmp_path: Path) -> None:
+    """The first blocks of code in docs/kubernetes.md are the settings and values of an installation."""
     blocks = re.findall(r"^ *```(\w+)\n(.*?)^ *```", DOCUMENTATION.read_text(), re.MULTILINE | re.DOTALL)
     for kind in ("toml", "yaml"):
         text = next(dedent(text) for shown, text in blocks if shown == kind)
@@ -466,7 +467,7 @@ def test_the_documented_values_are_taken(tmp_path: Path) -> None:
     assert "WARN" not in checked.stdout
 
 
-def test_the_plain_manifests_are_the_charts() -> None:
+def test_the_plain_manifests_are_up_to_date() -> None:
     written = {file.name: file.read_text() for file in chart.MANIFESTS.glob("*.yaml")}
     assert written == chart.plain_manifests(), "make manifests"
 
@@ -481,14 +482,14 @@ def test_the_plain_manifests_are_complete() -> None:
     )
 
 
-def test_every_value_has_its_place_in_the_schema() -> None:
+def test_every_value_is_in_the_schema() -> None:
     values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
     schema = json.loads((chart.CHART / "values.schema.json").read_text())
     assert set(_named(values, schema, schema)) == set()
 
 
 def _named(values: Manifest, schema: Manifest, root: Manifest, path: str = "") -> Iterator[str]:
-    """Yield the values that the schema lacks, and the properties without a value."""
+    """Yield the paths of values that the schema lacks, and of properties that have no value."""
     if "$ref" in schema:
         schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
     if "properties" not in schema:

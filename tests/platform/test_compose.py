@@ -1,7 +1,7 @@
-"""``deploy/compose.yaml``, used with Docker Compose as somebody would who tries pgsluice for the first time.
+"""Tests ``deploy/compose.yaml`` with Docker Compose, as a user would who tries pgsluice for the first time.
 
-The images of PostgreSQL and Kafka are stand-ins with the same names. The tests run the health checks, as Docker's
-timers would, because podman leaves that to systemd.
+The images of PostgreSQL and Kafka are stand-ins with the same names. The tests run the health checks as Docker's timers
+would, because podman relies on systemd for this.
 """
 
 import json
@@ -36,7 +36,7 @@ class Project:
         self._isolated = isolated
 
     def run(self, *arguments: str) -> str:
-        """Return the standard output of a command."""
+        """Run a command of Compose, and return its standard output."""
         found = subprocess.run(
             self._command(arguments), env=self._variables, capture_output=True, text=True, timeout=UP_S, check=False
         )
@@ -44,7 +44,7 @@ class Project:
         return found.stdout
 
     def ask(self, port: int, path: str) -> str:
-        """Return the answer from a port that the project publishes."""
+        """Return the answer to an HTTP request to a port that the project publishes."""
         inside = ["nsenter", "--net", "--target", str(self._isolated.pid)]
         asked = [*inside, "curl", "--silent", "--fail", f"http://127.0.0.1:{port}{path}"]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout
@@ -59,7 +59,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """Provide the project with all services healthy. Everything is removed afterwards."""
+    """Provide the project when all its services are healthy. Remove everything afterwards."""
     images = re.findall(r"image: (\S+)", FILE.read_text())
     stand_ins.build(engine, tmp_path_factory.mktemp("images"), images[0], images[1])
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def checking_health(engine: Engine) -> Iterator[None]:
         thread.join()
 
 
-def test_compose_finds_nothing_wrong(engine: Engine) -> None:
+def test_compose_accepts_the_file(engine: Engine) -> None:
     with engine.isolated() as isolated:
         services = json.loads(Project(isolated).run("--profile", "*", "config", "--format", "json"))["services"]
     assert services.keys() == {"postgres", "kafka", "pgsluice", "events"}
@@ -99,8 +99,8 @@ def test_compose_finds_nothing_wrong(engine: Engine) -> None:
 def test_an_insert_becomes_an_event(project: Project, engine: Engine) -> None:
     insert = "INSERT INTO customers (name) VALUES ('Ada'); INSERT INTO orders (customer, item) VALUES (1, 'lamp')"
     project.run("exec", "--no-TTY", "postgres", "psql", "-U", "postgres", "-h", "localhost", "shop", "-c", insert)
-    # podman describes networks differently than Docker, so without --no-deps, Compose would create the servers again.
-    # Without --detach, the output before podman attaches would be missing.
+    # podman describes networks differently from Docker, so without --no-deps, Compose would create the servers again.
+    # Without --detach, the output before podman attaches to the container would be missing.
     consumer = project.run("run", "--detach", "--no-deps", "events").strip()
     wait_until(lambda: engine.podman("logs", consumer).count("\n") >= 2, "two events")
     lines = engine.podman("logs", consumer).splitlines()
@@ -108,12 +108,12 @@ def test_an_insert_becomes_an_event(project: Project, engine: Engine) -> None:
     assert any("'item': 'lamp'" in line for line in lines)
 
 
-def test_the_ports_are_those_of_the_documentation(project: Project) -> None:
+def test_the_documented_ports_answer(project: Project) -> None:
     assert json.loads(project.ask(8080, "/status"))["state"] == "streaming"
     assert "shop.transactions-value" in json.loads(project.ask(8080, "/subjects"))
 
 
-def test_a_restart_goes_on(project: Project) -> None:
+def test_it_continues_after_a_restart(project: Project) -> None:
     project.run("restart", "pgsluice")
     wait_until(lambda: "streaming" in status(project), "the daemon to stream again")
 

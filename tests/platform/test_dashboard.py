@@ -1,4 +1,4 @@
-"""The dashboard of deploy/grafana: a Prometheus that scrapes running daemons answers each of its queries."""
+"""Tests the dashboard of deploy/grafana. A Prometheus that scrapes running daemons must answer each of its queries."""
 
 import json
 import re
@@ -22,10 +22,10 @@ VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"][
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
 
 SERVER = {"max_slot_wal_keep_size": "1GB"}
-"""There must be a limit, because otherwise the slot has no remaining bytes to show."""
+"""PostgreSQL must have a limit for the WAL of slots. Otherwise it does not report how many bytes a slot has left."""
 
 WINDOW = "10m"
-"""A window so long that it includes single events before the first test, even when the last test asks."""
+"""The window of rates. It is so long that events before the first test are still included in the last test."""
 
 
 class Watched:
@@ -36,7 +36,7 @@ class Watched:
         self._prometheus = prometheus
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """Return the values of a panel. Variables are set as in Grafana."""
+        """Return the result of a panel's query, in which variables are replaced as in Grafana."""
         values = {"pipeline": self._pipeline.daemon.name, "instance": ".*", "__rate_interval": WINDOW}
         for name, value in values.items():
             expression = expression.replace(f"${name}", value)
@@ -69,7 +69,7 @@ def _standby(pipeline: Pipeline, database: Database, kafka: Kafka) -> Daemon:
 
 
 def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
-    """End a session with an error, and continue. Either daemon may own the slot afterwards."""
+    """Make a session end with an error, and wait until a new one runs. Either daemon may own the slot afterwards."""
     server.kill()
     pipeline.wait_for(state="waiting")
     server.start()
@@ -77,7 +77,7 @@ def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
 
 
 def _make_old_rows(database: Database) -> None:
-    """Give the pipeline a table to load. Before that, Prometheus has seen it without one."""
+    """Create a table that the pipeline loads. Prometheus must have scraped the pipeline before, without this table."""
     with database.connect() as admin:
         admin.execute("CREATE TABLE old AS SELECT generate_series(1, 1000) AS n")
 
@@ -89,7 +89,7 @@ def test_each_query_has_an_answer(title: str, expression: str, watched: Watched)
     assert [value for value in values if value != value] == [], "NaN is no answer"  # noqa: PLR0124 - that is NaN
 
 
-def test_the_state_is_told(watched: Watched) -> None:
+def test_the_state_is_shown(watched: Watched) -> None:
     (panel,) = (panel for panel in PANELS if panel["title"] == "State")
     (names,) = (mapping["options"] for mapping in panel["fieldConfig"]["defaults"]["mappings"])
 
@@ -112,14 +112,14 @@ def test_the_variables_have_values(watched: Watched) -> None:
         assert len(found) == {"pipeline": 1, "instance": 2}[name]
 
 
-def test_every_panel_says_what_it_shows_and_takes_the_chosen_data_source() -> None:
+def test_every_panel_has_a_description_and_uses_the_selected_data_source() -> None:
     chosen = {"type": "prometheus", "uid": "${datasource}"}
     for panel in PANELS:
         assert panel["description"], panel["title"]
         assert [one["datasource"] for one in (panel, *panel["targets"])] == [chosen] * (1 + len(panel["targets"]))
 
 
-def test_panels_do_not_lie_on_one_another() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: dict[tuple[int, int], str] = {}
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]

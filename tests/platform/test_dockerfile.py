@@ -1,4 +1,4 @@
-"""The Dockerfiles according to a linter, and the version in the daemon's Dockerfile."""
+"""Tests the Dockerfiles with a linter, and the version in the daemon's Dockerfile."""
 
 import platform
 import subprocess
@@ -12,7 +12,7 @@ from tests.support.container import ROOT
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="hadolint is fetched for x86_64 only")
 @pytest.mark.parametrize("name", ["Dockerfile", "deploy/spark/Dockerfile"])
-def test_hadolint_finds_nothing(name: str) -> None:
+def test_hadolint_reports_no_problems(name: str) -> None:
     found = subprocess.run(
         [hadolint(), "--no-color", "--failure-threshold", "style", ROOT / name],
         capture_output=True, text=True, check=False,

@@ -1,4 +1,4 @@
-"""Two breakages of the game day: one that pgsluice mends by itself, and one that needs the runbook."""
+"""Plays two breakages of the game day. pgsluice recovers from one by itself. The other needs the runbook."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.gameday.scene import game_day
 CHOSEN = ("the walsender is killed", "the password is changed")
 
 
-def test_what_is_broken_is_noticed_and_the_runbook_repairs_it(tmp_path: Path) -> None:
+def test_breakages_are_detected_and_the_runbook_repairs_them(tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(f"no Prometheus here: {reason}")
     chosen = [one for one in BREAKAGES if one.name in CHOSEN]

@@ -1,4 +1,4 @@
-"""The image as an operator runs it: with the command in the README, a real PostgreSQL and a real Kafka."""
+"""Tests the image as an operator runs it, with the command in the README, a real PostgreSQL and a real Kafka."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.support.container import IMAGE, Container
 from tests.support.weather import Pipeline, wait_until
 
 OWN_LAYERS_MAX = 90_000_000
-"""The limit of bytes on top of python:3.13-slim, so that the image stays below 200 MB."""
+"""The maximum size of the layers on top of python:3.13-slim in bytes. With it, the image stays below 200 MB."""
 
 _NOT_COMPILED = """
 import os, sys
@@ -19,7 +19,7 @@ import pgsluice.app.cli, pgsluice.app.daemon
 found = [module.__spec__ for module in list(sys.modules.values()) if module.__spec__ and module.__spec__.has_location]
 print(*(one.name for one in found if one.origin.endswith(".py") and not os.path.exists(one.cached)))
 """
-"""Prints the imported modules that Python has to compile at each start."""
+"""A program that prints the imported modules that Python must compile at each start."""
 
 
 def container(pipeline: Pipeline) -> Container:
@@ -27,8 +27,8 @@ def container(pipeline: Pipeline) -> Container:
     return pipeline.daemon
 
 
-def test_the_line_of_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
-    """The container uses the image's default port, so this test must be the only one that does."""
+def test_the_command_in_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
+    """The container uses the image's default port, so no other test may use this port."""
     daemon = container(pipeline)
     port = wait_until(_reserved, "port 8080, which another run may have")
     daemon.start_as_documented()
@@ -43,7 +43,7 @@ def test_the_line_of_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
     pipeline.assert_complete()
 
 
-def test_a_new_container_goes_on_after_kill_9(pipeline: Pipeline) -> None:
+def test_a_new_container_continues_after_kill_9(pipeline: Pipeline) -> None:
     pipeline.daemon.start()
     pipeline.write()
     assert pipeline.read(10)
@@ -81,7 +81,7 @@ def test_it_has_no_rights(pipeline: Pipeline) -> None:
     assert daemon.exec("pgsluice", "health", "--url", daemon.url)
 
 
-def test_it_prints_objects_and_nothing_else(pipeline: Pipeline, engine: Engine) -> None:
+def test_it_prints_only_json_objects(pipeline: Pipeline, engine: Engine) -> None:
     daemon = container(pipeline)
     daemon.start()
     pipeline.write()
@@ -106,7 +106,7 @@ def test_the_slot_is_removed_as_documented(pipeline: Pipeline) -> None:
         assert connection.execute(sql, [pipeline.slot]).fetchone() == (0,)
 
 
-def test_a_broken_file_ends_it_with_every_mistake(pipeline: Pipeline) -> None:
+def test_it_reports_all_mistakes_in_a_broken_file(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.settings["postgres"] = {"hots": "localhost"}
     daemon.settings["delivery"] = {"cut_bytes": "16MB"}
@@ -117,7 +117,7 @@ def test_a_broken_file_ends_it_with_every_mistake(pipeline: Pipeline) -> None:
     assert "delivery.cut_bytes" in daemon.log_text()
 
 
-def test_what_is_in_it(engine: Engine) -> None:
+def test_its_contents(engine: Engine) -> None:
     assert "compiled" in engine.podman("run", "--rm", IMAGE, "version")
     (image,) = json.loads(engine.podman("image", "inspect", IMAGE))
     (base,) = json.loads(engine.podman("image", "inspect", next(iter(BASES))))

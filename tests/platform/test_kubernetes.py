@@ -1,4 +1,4 @@
-"""The chart on a real API server, in a namespace where Pod Security is `restricted`. No pods are run."""
+"""Tests the chart on a real API server, in a namespace where Pod Security is `restricted`. No pods run."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,7 +54,7 @@ def namespace(server: ApiServer) -> str:
 
 @pytest.fixture(params=["helm", "helm-4"])
 def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> Callable[..., str]:
-    """Run the commands of both versions of Helm in the namespace. The newer one uses server-side apply."""
+    """Provide a function that runs Helm in the namespace, for both versions. The newer one uses server-side apply."""
     if reason := tools.missing(request.param):
         pytest.skip(f"no {request.param} here: {reason}")
     return lambda *words: chart.helm(
@@ -63,12 +63,12 @@ def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> C
 
 
 def strictly(path: str) -> str:
-    """Return a path for a request that creates nothing, and that the server refuses if it has unknown fields."""
+    """Return the path of a dry run. The server checks the object, refuses unknown fields, and creates nothing."""
     return f"{path}?dryRun=All&fieldValidation=Strict"
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_server_takes_every_object(server: ApiServer, namespace: str, case: str) -> None:
+def test_the_server_accepts_every_object(server: ApiServer, namespace: str, case: str) -> None:
     for item in manifests(*values_of(case)):
         server.create(strictly("/" + PATHS[item["kind"]].format(namespace)), item)
 
@@ -79,7 +79,7 @@ def test_every_pod_is_allowed_where_pod_security_is_restricted(server: ApiServer
         server.create(strictly("/" + PATHS["Pod"].format(namespace)), pod(name, spec))
 
 
-def test_the_plain_manifests_are_taken_as_well(server: ApiServer, namespace: str) -> None:
+def test_the_server_accepts_the_plain_manifests(server: ApiServer, namespace: str) -> None:
     for file in chart.MANIFESTS.glob("*.yaml"):
         for item in load(file.read_text()):
             server.create(strictly("/" + PATHS[item["kind"]].format(namespace)), item)
@@ -124,7 +124,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
 
 
 def kept(server: ApiServer, namespace: str) -> set[str]:
-    """Return the kinds of the objects in the namespace, without those that every namespace has."""
+    """Return the kinds of the objects in the namespace, without the objects that every namespace has."""
     found = set()
     for kind, path in PATHS.items():
         names = [item["metadata"]["name"] for item in server.request("GET", "/" + path.format(namespace))[1]["items"]]
@@ -137,14 +137,14 @@ def kept(server: ApiServer, namespace: str) -> set[str]:
 def test_every_case_is_installed_and_changed_into_every_other(
     server: ApiServer, namespace: str, helm: Callable[..., str], case: str
 ) -> None:
-    """Immutable fields, such as selectors, are the same in all cases."""
+    """Immutable fields, such as selectors, must be the same in all cases."""
     helm("install", "shop", str(chart.CHART), *values_of("minimal"))
     helm("upgrade", "shop", str(chart.CHART), *values_of(case))
     helm("upgrade", "shop", str(chart.CHART), *values_of("minimal"))
     assert kept(server, namespace) == {"ConfigMap", "Deployment", "Service", "ServiceAccount"}
 
 
-def test_the_notes_say_which_settings_do_not_count(helm: Callable[..., str], tmp_path: Path) -> None:
+def test_the_notes_say_which_settings_have_no_effect(helm: Callable[..., str], tmp_path: Path) -> None:
     sections = '[http]\nlisten = "127.0.0.1:1"\n[postgres]\nslot = "mine"\n[buffer]\nspill_max = "1GiB"\n'
     text = f'version = 1\nname = "shop"\n{sections}'
     (tmp_path / "own.toml").write_text(text)

@@ -1,4 +1,4 @@
-"""A rolling update with real daemons and the chart's own probes. Its durations are printed."""
+"""Tests a rolling update with real daemons and the probes in the chart. It prints the durations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -24,7 +24,10 @@ def helm() -> None:
 
 @pytest.fixture
 def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]:
-    """Make pods of one pipeline, from the manifest with this number of replicas. They are removed after the test."""
+    """Provide a function that creates pods of one pipeline, from the manifest with this number of replicas.
+
+    The pods are removed after the test.
+    """
     prepare(database)
     name, settings = f"roll{uuid4().hex[:8]}", configured(None)
     with ExitStack() as stack:
@@ -38,7 +41,7 @@ def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_an_update_hands_over_without_a_moment_in_which_no_pod_is_ready(
+def test_during_an_update_a_pod_is_always_ready(
     replicas: int,
     make_pod: Callable[[int], Pod],
     database: Database,
@@ -76,8 +79,8 @@ def shown(seconds: list[float]) -> str:
     return ", ".join(f"{each:.1f}" for each in seconds)
 
 
-def test_one_late_answer_is_no_reason_to_take_a_pod_away() -> None:
-    """A standby that takes over is briefly not ready."""
+def test_one_late_answer_does_not_make_a_pod_unready() -> None:
+    """While a standby takes over, it is not ready for a short time."""
     (pod,) = one(manifests(*values_of("minimal")), "Deployment")["spec"]["template"]["spec"]["containers"]
     readiness = pod["readinessProbe"]
     assert readiness["periodSeconds"] * (readiness["failureThreshold"] - 1) >= 5

@@ -1,4 +1,4 @@
-"""The manifests in deploy/spark, checked with the operators' definitions and with pgsluice-spark."""
+"""Tests the manifests in deploy/spark with the operators' definitions and with pgsluice-spark."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_wrong_manifest_does_not_conform(tmp_path: Path, schemas: Path) -> Non
 
 
 def test_apaches_manifest(tmp_path: Path, schemas: Path) -> None:
-    """No registry has this operator's definition, so the names come from its documentation.
+    """The definition of this operator cannot be fetched, so the test has the names from its documentation.
 
     https://github.com/apache/spark-kubernetes-operator/blob/main/docs/spark_custom_resources.md
     """
@@ -78,7 +78,7 @@ def applications() -> Iterator[tuple[str, list[str]]]:
     yield apache["pyFiles"], apache["driverArgs"]
 
 
-def test_pgsluice_spark_understands_them(tmp_path: Path) -> None:
+def test_pgsluice_spark_accepts_them(tmp_path: Path) -> None:
     text = next(yaml.safe_load_all((HERE / "configuration.yaml").read_text()))["data"]["mirror.toml"]
     (tmp_path / "mirror.toml").write_text(text)
     assert read(str(tmp_path / "mirror.toml")).maintenance == {"every": "6 hours", "keep": "7 days"}

@@ -1,6 +1,7 @@
-"""The status page in a real browser: it works under its own policy, refreshes itself, and shows hostile names as text.
+"""Tests the status page in a real browser.
 
-Playwright drives an installed Chromium. If either is missing, the tests are skipped.
+The page must work with its content security policy, refresh itself, and show hostile names as text. Playwright controls
+an installed Chromium. If Playwright or Chromium is missing, the tests are skipped.
 """
 
 # ruff: noqa: ANN401 - Playwright may be missing, so its types are not known
@@ -38,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pipeline(kafka: Kafka, postgres_server: Callable[..., Postgres]) -> Iterator[Pipeline]:
-    """Provide a pipeline that shows the name of a hostile table, which is too large to be loaded without a key."""
+    """Provide a pipeline that reports a table with a hostile name, because it is too large to load without a key."""
     settings = configured({"snapshot": {"mode": "initial", "without_key_max": "1KiB"}})
     with postgres_server().database() as database:
         prepare(database)
@@ -54,9 +55,9 @@ def pipeline(kafka: Kafka, postgres_server: Callable[..., Postgres]) -> Iterator
 
 @pytest.fixture
 def open_page(browser: Any, pipeline: Pipeline) -> Iterator[Callable[..., Any]]:
-    """Open the page of the pipeline.
+    """Provide a function that opens the page of the pipeline.
 
-    The test fails if the browser reports a problem, or loads anything from elsewhere.
+    The test fails if the browser reports a problem, or loads anything from another server.
     """
     complaints: list[str] = []
     with ExitStack() as stack:
@@ -80,7 +81,7 @@ def _note_foreign(complaints: list[str], url: str, own: str) -> None:
         complaints.append(url)
 
 
-def test_it_shows_the_pipeline_and_takes_names_for_text(open_page: Callable[..., Any]) -> None:
+def test_it_shows_the_pipeline_and_treats_names_as_text(open_page: Callable[..., Any]) -> None:
     page = open_page(viewport=DESK)
     assert page.title() == "shop - pgsluice"
     assert "streaming" in page.inner_text("h1")
@@ -93,7 +94,7 @@ def test_it_shows_the_pipeline_and_takes_names_for_text(open_page: Callable[...,
     assert "bootstrap_servers" in page.inner_text("pre")
 
 
-def test_it_renews_itself_and_keeps_what_is_open(open_page: Callable[..., Any], pipeline: Pipeline) -> None:
+def test_it_refreshes_itself_and_keeps_details_open(open_page: Callable[..., Any], pipeline: Pipeline) -> None:
     page = open_page(viewport=DESK)
     page.click("summary")
     row = page.get_by_role("row", name="shop.public.numbers")
@@ -111,7 +112,7 @@ def test_it_fits_a_phone_in_light_and_dark(open_page: Callable[..., Any], scheme
     assert background == "light dark"
 
 
-def test_it_says_when_the_process_answers_no_more(browser: Any, pipeline: Pipeline) -> None:
+def test_it_shows_that_the_process_no_longer_answers(browser: Any, pipeline: Pipeline) -> None:
     page = browser.new_context(viewport=DESK).new_page()
     page.goto(pipeline.daemon.url)
     pipeline.daemon.stop()

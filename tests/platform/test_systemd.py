@@ -1,4 +1,4 @@
-"""The systemd unit: what systemd reports about it, and how it behaves on a host that runs systemd."""
+"""Tests the systemd unit with systemd's own checks, and its behaviour on a host that runs systemd."""
 
 import re
 import shutil
@@ -28,13 +28,13 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 UNIT = ROOT / "deploy" / "systemd" / "pgsluice.service"
 SECRET = "etc/pgsluice/secrets/postgres__password"  # noqa: S105 - its file
 EXPOSURE_MAX = 20
-"""The highest allowed exposure, in tenths: 2.0 of 10."""
+"""The highest allowed exposure level in tenths. 20 means a level of 2.0, on systemd's scale from 0 to 10."""
 
 RETRIED = {69, 70, 75}
 """Exit codes after which a restart can help: something was unavailable, a bug, or a drain that took too long."""
 
 NO_CREDENTIALS = "243"
-"""The exit status that systemd reports if it could not give a process its credentials."""
+"""The exit status that systemd reports if it cannot provide the credentials of a process."""
 
 with_analyze = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on the PATH: install systemd"
@@ -66,7 +66,7 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
 
 
 @with_analyze
-def test_little_is_exposed() -> None:
+def test_the_exposure_is_low() -> None:
     found = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(UNIT))
     assert found.returncode == 0, found.stdout
     assert re.search(r"exposure level for pgsluice.service: [01]\.\d ", found.stdout), found.stdout
@@ -80,14 +80,14 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 # -- the settings of the unit --------------------------------------------------------------------
 
 
-def test_stops_that_need_somebody_are_not_repeated() -> None:
+def test_it_is_not_restarted_if_an_operator_has_to_act() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.StopError)]
     codes = {kind.exit_code for kind in kinds} | {errors.EXIT_BUG}
     assert {int(code) for code in settings()["RestartPreventExitStatus"][0].split()} == codes - RETRIED
     assert settings()["Restart"] == ["on-failure"]
 
 
-def test_a_stop_has_the_time_that_it_may_take() -> None:
+def test_a_stop_has_enough_time() -> None:
     assert int(settings()["TimeoutStopSec"][0].removesuffix("s")) > 2 * Shutdown().drain_timeout.seconds
 
 
@@ -95,7 +95,7 @@ def test_a_stop_has_the_time_that_it_may_take() -> None:
 
 
 class Unit(Daemon):
-    """The unit on a host."""
+    """A daemon that runs as a unit on a host under systemd."""
 
     def __init__(self, host: Host, database: Database, kafka: Kafka) -> None:
         chosen = configured({"postgres": {"user": "guest"}, "buffer": {"memory_max": "2MiB"}})
@@ -104,7 +104,7 @@ class Unit(Daemon):
         self.host = host
 
     def install(self, engine: Engine) -> None:
-        """Install all files where docs/deploy.md puts them, before the host starts."""
+        """Install all files at the paths in docs/deploy.md. The host must not have started yet."""
         files, written = self.host.files, self.directory / "written"
         engine.copy_from(IMAGE, "/opt/pgsluice", files / "opt")
         copy(UNIT, files / "etc/systemd/system" / UNIT.name, 0o644)
@@ -114,7 +114,7 @@ class Unit(Daemon):
         (files / SECRET).parent.chmod(0o700)
 
     def start(self, *_: str, wait: bool = True) -> None:
-        """Run ``systemctl start``, and wait until the unit follows the slot."""
+        """Run ``systemctl start``, and wait until the unit owns the slot."""
         self.host.run("systemctl", "start", UNIT.name)
         if wait:
             wait_until(lambda: self.readiness("active") == HTTP_OK, "the unit to follow the slot")
@@ -125,11 +125,11 @@ class Unit(Daemon):
 
     @property
     def alive(self) -> bool:
-        """Return whether the unit is active, according to systemd."""
+        """Whether the unit is active, according to systemd."""
         return self.state("ActiveState") == "active"
 
     def log_text(self) -> str:
-        """Return the unit's part of the journal."""
+        """Return the entries of the unit in the journal."""
         return self.host.run("journalctl", "--unit", UNIT.name, "--output", "cat", "--no-pager").stdout
 
     def _configuration(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Unit(Daemon):
 def pipeline(
     engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pipeline]:
-    """Provide a pipeline that runs as a unit of a host, with a password. It sends large transactions early."""
+    """Provide a pipeline that runs as a unit on a host, with a password. PostgreSQL streams all its transactions."""
     if (reason := host_missing()) is not None:
         pytest.skip(f"no host under systemd: {reason}")
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def pipeline(
 
 @pytest.fixture
 def unit(pipeline: Pipeline) -> Iterator[Unit]:
-    """Provide the started unit. It is stopped after the test."""
+    """Provide the started unit, and stop it after the test."""
     assert isinstance(pipeline.daemon, Unit)
     pipeline.daemon.start()
     yield pipeline.daemon
@@ -167,7 +167,7 @@ def unit(pipeline: Pipeline) -> Iterator[Unit]:
 
 def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
-    pipeline.write_at_once(5_000, width=1000)  # more than fits into memory, so it goes through the state directory
+    pipeline.write_at_once(5_000, width=1000)  # exceeds the memory limit, so rows go through the state directory
     pipeline.assert_complete()
     process = Path("/proc") / unit.state("MainPID") / "status"
     status = dict(line.split(":\t", 1) for line in unit.host.run("cat", str(process)).stdout.splitlines())
@@ -177,7 +177,7 @@ def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
     assert unit.host.run("ls", "/var/lib/pgsluice/spill").returncode == 0
 
 
-def test_it_comes_back_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
+def test_it_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     with pipeline.busy():
         unit.host.run("systemctl", "kill", "--signal", "KILL", UNIT.name)
         wait_until(lambda: int(unit.state("NRestarts")) > 0, "systemd to start it again")
@@ -185,7 +185,7 @@ def test_it_comes_back_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.assert_complete()
 
 
-def test_it_stops_in_good_order(pipeline: Pipeline, unit: Unit) -> None:
+def test_it_stops_in_an_orderly_way(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
     assert unit.host.run("systemctl", "stop", UNIT.name).returncode == 0
     assert (unit.state("Result"), unit.state("ExecMainStatus")) == ("success", "0")
@@ -193,7 +193,7 @@ def test_it_stops_in_good_order(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.assert_complete()
 
 
-def test_a_wrong_password_is_not_tried_again(pipeline: Pipeline, unit: Unit) -> None:
+def test_it_does_not_retry_after_a_wrong_password(pipeline: Pipeline, unit: Unit) -> None:
     unit.host.run("systemctl", "stop", UNIT.name)
     with secret(unit, "wrong"):
         unit.start(wait=False)
@@ -203,7 +203,7 @@ def test_a_wrong_password_is_not_tried_again(pipeline: Pipeline, unit: Unit) -> 
     pipeline.assert_complete()
 
 
-def test_a_password_that_is_missing_keeps_it_from_starting(unit: Unit) -> None:
+def test_it_does_not_start_without_a_password_file(unit: Unit) -> None:
     unit.host.run("systemctl", "stop", UNIT.name)
     with secret(unit, None):
         unit.start(wait=False)
@@ -212,7 +212,7 @@ def test_a_password_that_is_missing_keeps_it_from_starting(unit: Unit) -> None:
 
 @contextmanager
 def secret(unit: Unit, text: str | None) -> Iterator[None]:
-    """Change the password file on the host, or remove it, within the block."""
+    """Change or remove the password file on the host, until the block ends."""
     change = "rm" if text is None else f"printf %s {text} >"
     unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /etc/pgsluice/kept && {change} /{SECRET}")
     try:
