@@ -1,4 +1,4 @@
-"""Fixtures for special brokers, and for pipelines. Like all servers, each starts when the first test asks for it."""
+"""Fixtures for special brokers and for pipelines. As all servers, each broker starts when the first test needs it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,19 +25,20 @@ LONGEST = (
     *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
     *("kafka_tls", "shared_topics"),
 )
-"""The files that take minutes, the longest first. If one of them started last, all other workers would wait."""
+"""The test files that take minutes, in order of their durations. If one of them started last, all other workers would
+have to wait for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files of this directory. Files of other directories, which run in one process, come before them."""
+    """Sort the test files of this directory. Files of other directories, which run in one process, come first."""
     begin_with(items, HERE, LONGEST)
 
 
 @pytest.fixture(scope="session")
 def own_kafka() -> Iterator[Kafka]:
-    """Provide a broker that a test may stop, kill and pause.
+    """Provide a broker that a test can stop, kill and pause.
 
-    The broker runs again afterwards. Its periodic work has short intervals.
+    After the test, the broker runs again. Its periodic work has short intervals.
     """
     intervals = ("log.cleaner.backoff.ms", "transaction.abort.timed.out.transaction.cleanup.interval.ms")
     with Kafka(settings=dict.fromkeys(intervals, "100")) as cluster:
@@ -53,7 +54,7 @@ def secured_kafka() -> Iterator[SecuredKafka]:
 
 @contextmanager
 def starting(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines within the block, on the shared servers unless told otherwise. Remove all of them after it."""
+    """Provide a function that starts pipelines, by default on the shared servers. Remove all of them at the end."""
     with ExitStack() as stack:
 
         def begin(  # noqa: PLR0913 - as in Start
@@ -84,14 +85,14 @@ def starting(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator
 
 @pytest.fixture
 def start(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Start]:
-    """Start pipelines, on a given broker and server. Stop and remove all of them after the test."""
+    """Provide a function that starts pipelines. Stop and remove all of them after the test."""
     with starting(postgres_server, kafka) as begin:
         yield begin
 
 
 @pytest.fixture(scope="module")
 def stage(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Stage]:
-    """Play scenarios of the runbook. The scenarios of a module share a pipeline as long as it streams."""
+    """Provide a stage for scenarios of the runbook. The scenarios of a module share a pipeline if possible."""
     with starting(postgres_server, kafka) as begin:
         yield Stage(begin)
 
@@ -104,5 +105,5 @@ def prefix() -> str:
 
 @pytest.fixture
 def orders(prefix: str) -> Target:
-    """Provide a table with a key, in the form that the sink uses."""
+    """Provide a table with a key, as the sink's ``Target``."""
     return Target(f"{prefix}.public.orders", 11, 12)

@@ -1,7 +1,7 @@
-"""Tables that change while they are followed.
+"""Scenarios in which tables are altered while their changes are streamed.
 
-DDL itself is not in the stream. A mirror learns the new shape with the next row, so scenarios change every row after
-it.
+The stream does not contain DDL. A mirror learns the new shape of a table from the next row, so the scenarios update
+every row after an ALTER.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def _keyed(found: Found) -> None:
 
 
 def _shapes(*expected: list[str]) -> Callable[[Found], None]:
-    """Compare the distinct shapes of the row with those that are registered."""
+    """Return a check that the registered schemas have exactly these distinct lists of fields."""
 
     def check(found: Found) -> None:
         assert [list(names) for names in dict.fromkeys(map(tuple, found.fields()))] == list(expected)
@@ -24,7 +24,7 @@ def _shapes(*expected: list[str]) -> Callable[[Found], None]:
 
 
 def _widening(found: Found) -> None:
-    """Once a column has been widened, its field stays wide, even if the column becomes narrow again."""
+    """Check that the field of a widened column stays wide, even if the column becomes narrow again."""
     types = [
         {entry["name"]: entry["type"][1] for entry in row_fields(event.schema)}
         for event in found.events()
@@ -39,7 +39,7 @@ def _widening(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "add column",
-        "Rows written after the column was added have it, also in the same transaction.",
+        "Rows that are written after the column was added have the field, even in the same transaction.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a');
@@ -60,7 +60,7 @@ SCENARIOS = [
     ),
     Scenario(
         "drop and add column",
-        "A column that comes back with its type has its field back; with another type it gets a new one.",
+        "A column that is added again gets its former field if the type is the same, and otherwise a new field.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b');
@@ -80,7 +80,7 @@ SCENARIOS = [
     ),
     Scenario(
         "rename column",
-        "A renamed column is another field; the rows are the same.",
+        "A renamed column gets another field, and the mirror still has the same rows.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, w text)",
         work="""
             INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd');
@@ -95,7 +95,7 @@ SCENARIOS = [
     ),
     Scenario(
         "rename key column",
-        "Also of the key.",
+        "A renamed key column gets another field in the row and in the key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b');
@@ -107,7 +107,7 @@ SCENARIOS = [
     ),
     Scenario(
         "widen types",
-        "Where every reader stays right the type changes in place, and stays wide.",
+        "If all readers can read the wider type, the field keeps its name, gets the wider type, and stays wide.",
         setup="CREATE TABLE t (id int PRIMARY KEY, i int, f real, n numeric(10,2), s varchar(10))",
         work="""
             INSERT INTO t VALUES (1, 1, 1.1, 1.25, 'a'), (2, -2147483648, 16777216, 12345678.90, 'b');
@@ -122,7 +122,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change types",
-        "Other changes of type make a new field, which keeps the old values readable as what they were.",
+        "Other changes of a type create a new field, so that old values can still be read with their old type.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), d date)",
         work="""
             INSERT INTO t VALUES (1, '1', 1.25, '2020-01-01'), (2, '2', 2.50, NULL);
@@ -136,7 +136,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change the key's type",
-        "The key is wide from then on, and means the same row.",
+        "From then on, the key has the wider type, and identifies the same row.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b');
@@ -149,7 +149,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change the identity",
-        "Each row has the images of the identity it was written under, within one transaction too.",
+        "Each change has the images of the replica identity at its time, even within one transaction.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, code text NOT NULL UNIQUE)",
         work="""
             BEGIN;
@@ -170,7 +170,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change the primary key",
-        "The key follows.",
+        "The key of events always has the columns of the current primary key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, code text NOT NULL)",
         work="""
             INSERT INTO t VALUES (1, 'a', 'x'), (2, 'b', 'y');
@@ -186,7 +186,7 @@ SCENARIOS = [
     ),
     Scenario(
         "rolled back",
-        "DDL of a transaction that is rolled back, and DDL behind a savepoint: no schema tells of it.",
+        "DDL that is rolled back, in a transaction or after a savepoint, registers no schema.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             BEGIN;
@@ -214,7 +214,7 @@ SCENARIOS = [
     ),
     Scenario(
         "rename table",
-        "A renamed table, or one in another schema, has another topic.",
+        "A renamed table has another topic.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         publication="FOR TABLE t",
         tables=["renamed"],
@@ -230,7 +230,7 @@ SCENARIOS = [
     ),
     Scenario(
         "drop and create table",
-        "Another table of the same name goes to the same topic; the fields that differ get new names.",
+        "A new table of the same name has the same topic. Fields whose types differ get new names.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
         work="""
             INSERT INTO t VALUES (1, 'a', 1);
@@ -248,7 +248,7 @@ SCENARIOS = [
     ),
     Scenario(
         "drop table, identity full",
-        "The catalog knows nothing of a table that is gone when its rows are read: the key stays what it was.",
+        "If a table no longer exists when its changes are read, the catalog lacks it, and its key does not change.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         contents={"t": "SELECT 1 AS id, 'b'::text AS v"},
         tables=[],
@@ -264,7 +264,7 @@ SCENARIOS = [
     ),
     Scenario(
         "rewrites",
-        "What changes no row's content is silent: VACUUM FULL, CLUSTER, a new default, an index, a rewrite.",
+        "Commands that change no values cause no events: VACUUM FULL, CLUSTER, a new default, an index, a rewrite.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b');

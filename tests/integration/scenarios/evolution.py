@@ -1,8 +1,9 @@
-"""Every ALTER that leaves replication working: how the table's schemas change, and what arrives.
+"""Scenarios for every ALTER with which replication continues: how the schemas change, and which events arrive.
 
-docs/evolution.md shows these tables, and ``python -m tests.integration.scenarios.evolution`` prints them. Each ALTER is
-carried out within a transaction that has rows before and after it. Servers that can stream the transaction do so. Then
-the daemon is killed, and more rows follow. Finally, the ALTER is undone, and carried out once more on its own.
+docs/evolution.md contains the tables of this module, and ``python -m tests.integration.scenarios.evolution`` prints
+them. Each ALTER runs in a transaction that writes rows before and after it. Servers that can stream the transaction do
+so. Then the daemon is killed, and more rows are written. Finally, the ALTER is undone, and runs again outside of a
+transaction.
 """
 
 import re
@@ -17,25 +18,24 @@ NAME_CHARACTERS = 60
 """The maximum length of a scenario's name, which is also the name of a schema."""
 
 TOUCH = "UPDATE t SET id = id;"
-"""Writes rows, because a mirror learns the new shape only from rows. DDL itself is not sent."""
+"""Updates all rows, because the stream does not contain DDL, and a mirror learns the new shape only from rows."""
 
 MANY = "INSERT INTO public.filler SELECT generate_series(1, 1000);"
-"""Unpublished rows, enough for a transaction to be streamed."""
+"""Inserts unpublished rows. There are enough of them for the server to stream the transaction."""
 
 
 @dataclass(frozen=True)
 class Alteration:
-    """An ALTER of table ``t`` with one or two rows: the text of the documentation, and the events that the test
-    expects."""
+    """An ALTER of table ``t``, the sentences about it in the documentation, and the events that the test expects."""
 
     alter: str
     undo: str
     schema: str
-    """How the schema of values changes, in words."""
+    """A description of the change of the values' schema."""
     seen: str
-    """What consumers see, in words."""
+    """A description of what consumers see."""
     fields: Sequence[str]
-    """The row's fields in each version of the subject: name, type in PostgreSQL, Avro type."""
+    """The fields of the row in each version of the subject, each with its name, PostgreSQL type and Avro type."""
     setup: str = "CREATE TABLE t (id int PRIMARY KEY, v text)"
     touch: str = TOUCH
     rows: str = "INSERT INTO t VALUES (1, 'a'), (2, 'b');"
@@ -45,11 +45,11 @@ class Alteration:
     """Whether some version of PostgreSQL allows the ALTER only outside of transactions."""
     ops: str = "ccu" + "uu" * 4
     contents: str = "SELECT * FROM {}.t"
-    """A query for the rows that a mirror should have in the end. ``{}`` stands for the scenario's schema."""
+    """A query for the rows that a mirror should have at the end. ``{}`` stands for the scenario's schema."""
     since: int = 10
     lacking: str = ""
     shown: str = ""
-    """The ALTER as docs/evolution.md shows it, if that differs from the statement."""
+    """The ALTER in docs/evolution.md, if it differs from the statement."""
     check: Callable[[Found], None] = field(default=lambda _: None)
 
     @property
@@ -57,7 +57,7 @@ class Alteration:
         return self.shown or self.alter
 
     def scenario(self) -> Scenario:
-        """Return the rows and ALTERs in their order."""
+        """Return the scenario, with the rows and ALTERs in their order."""
         begun = f"{self.rows}\nBEGIN;\nUPDATE t SET id = id WHERE id = 1;"
         altered = f"{self.alter};\n{self.touch}"
         name = re.sub(r"\W+", "_", self.title, flags=re.ASCII)[:NAME_CHARACTERS]
@@ -98,7 +98,7 @@ def key_shapes(found: Found, table: str = "t") -> list[str]:
 
 
 def avro_type(schema: Any) -> str:  # noqa: ANN401 - JSON
-    """Return an Avro type as one word."""
+    """Return a short name of an Avro type."""
     match schema:
         case {"logicalType": "decimal", "precision": precision, "scale": scale}:
             return f"decimal({precision},{scale})"
@@ -347,19 +347,19 @@ SILENT = (
 
 @dataclass(frozen=True)
 class Retyping:
-    """A change of a column's type, the types of its field before and after it, and a value for each of two rows."""
+    """A change of a column's type, the field's types before and after it, and the values of the column in two rows."""
 
     before: str
     after: str
     fields: tuple[str, str]
     values: tuple[str, str]
     using: str = ""
-    """An expression that converts the column ``{}``, if PostgreSQL needs one. ``back`` converts it back."""
+    """An expression that converts the column ``{}``, if PostgreSQL needs it. ``back`` is the reverse conversion."""
     back: str = ""
 
     @property
     def field(self) -> str:
-        """How the field changes, in words."""
+        """A description of the change of the field."""
         before, after = self.fields
         if self in ANOTHER_FIELD:
             return f"another one, `__2`: {after}"
@@ -382,7 +382,7 @@ IN_PLACE = (
     ),
     Retyping("varchar(9)[]", "text[]", ("array<string>", "array<string>"), ("'{a,NULL}'", "'{}'")),
 )
-"""If one of these changes is undone, the field keeps its wide type."""
+"""Changes after which the column keeps its field. If one of them is undone, the field keeps its wide type."""
 
 ANOTHER_FIELD = (
     Retyping("integer", "text", ("int", "string"), ("7", "-7"), back="{}::int"),
@@ -428,7 +428,7 @@ def _retyped(name: str, about: str, retypings: Sequence[Retyping]) -> Scenario:
         return f"ALTER TABLE t {', '.join(parts)};"
 
     def check(found: Found) -> None:
-        # if a change in place is undone, the field keeps its type, but not the name of PostgreSQL's type
+        # If a change in place is undone, the field keeps its type, but the name of PostgreSQL's type changes.
         undone = [] if retypings is ANOTHER_FIELD else [_expected(retypings, 1)]
         assert _types(found) == [_expected(retypings, 0), _expected(retypings, 1), *undone]
 
@@ -465,7 +465,7 @@ def _types(found: Found) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a table as a whole: the text of the documentation, and scenarios."""
+    """A change of a table as a whole, the sentences about it in the documentation, and its scenarios."""
 
     title: str
     schema: str
@@ -613,10 +613,13 @@ NOTICED = "published from PostgreSQL 13 on, and servers notice DETACH at once si
 
 
 def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
-    """Return a scenario in which ``last`` is the last row of the detached partition that is still sent."""
+    """Return a scenario in which partitions have their own topics.
+
+    ``last`` is the last row of the detached partition that is still sent.
+    """
     return Scenario(
         name,
-        "They are published while they are attached.",
+        "The rows of a partition are published while it is attached.",
         setup=TREE,
         tables=(),
         publication="FOR TABLE t",
@@ -632,10 +635,10 @@ def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401
 
 
 def _as_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
-    """Return the same scenario with all rows in the root's topic."""
+    """Return the scenario of :func:`_of_root` with all rows in the topic of the root."""
     return Scenario(
         name,
-        "Their rows are the root's while they are attached.",
+        "While a partition is attached, its rows are published as rows of the root.",
         setup=TREE,
         tables=(),
         publication="FOR TABLE t WITH (publish_via_partition_root)",
@@ -653,7 +656,7 @@ def _as_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401
 PARTITIONS = (
     Scenario(
         "partitions published themselves",
-        "Whether they are attached makes no difference.",
+        "If partitions are published individually, it does not matter whether they are attached.",
         setup=TREE,
         tables=["low", "late"],
         contents={"late": 'SELECT v, id FROM "partitions published themselves".late WHERE id > 100'},
@@ -717,9 +720,9 @@ MOVES = (
 
 SCENARIOS: list[Scenario] = [
     *(one.scenario() for one in (*COLUMNS, *IDENTITY, *TYPES, *SILENT)),
-    _retyped("ALTER COLUMN TYPE in place", "Every reader stays right: the field stays.", IN_PLACE),
+    _retyped("ALTER COLUMN TYPE in place", "The field stays the same, because all readers can read it.", IN_PLACE),
     _retyped(
-        "ALTER COLUMN TYPE, another field", "Readers would read wrongly: the field is another one.", ANOTHER_FIELD
+        "ALTER COLUMN TYPE, another field", "The column gets a new field, because readers would err.", ANOTHER_FIELD
     ),
     *(scenario for move in MOVES for scenario in move.scenarios),
 ]

@@ -1,12 +1,12 @@
-"""The widest table and the largest values."""
+"""Scenarios with the widest table and the largest values."""
 
 from tests.support.scenario import Found, Scenario
 
 COLUMNS = 1600
-"""PostgreSQL's limit (MaxHeapAttributeNumber)."""
+"""PostgreSQL's limit for the columns of a table (MaxHeapAttributeNumber)."""
 
 A_VALUE = "of-no-concern-to-the-log"
-"""A value that the log must not contain."""
+"""A value that must not appear in the log."""
 
 LARGE_BYTES = 50_000_000
 
@@ -22,7 +22,7 @@ def _sizes(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "1,600 columns",
-        "As many as PostgreSQL allows.",
+        "A table has as many columns as PostgreSQL allows.",
         setup=f"""
             CREATE TABLE t (id int PRIMARY KEY,
                 {", ".join(f"{name} {_TYPES[number % 4]}" for number, name in enumerate(_NAMES))})
@@ -37,7 +37,7 @@ SCENARIOS = [
     ),
     Scenario(
         "50 MB",
-        "Values of 50 MB, once the topic takes them.",
+        "Values of 50 MB arrive if the topic's limit allows them.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
         rules=[{"match": "t", "config": {"max.message.bytes": "62914560"}}],
         work=f"""

@@ -1,4 +1,4 @@
-"""Names that are difficult for Avro, Kafka or SQL."""
+"""Scenarios with names that are difficult for Avro, Kafka or SQL."""
 
 from tests.support.scenario import Found, Scenario
 
@@ -23,7 +23,7 @@ def _fields(found: Found) -> None:
 
 
 def _composite(found: Found) -> None:
-    """The key's columns have the table's order, whatever their order in the constraint."""
+    """Check that the key's columns have the order of the table, and not the order in the constraint."""
     assert [event.key for event in found.events()][-2:] == [{"a": "x", "B": 2}, {"a": "y", "B": 2}]
 
 
@@ -34,7 +34,7 @@ def _is_id(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         'Names "odd" ☃ é',
-        "Each name can be had back, and no two become one.",
+        "Each name can be decoded, and different names are never encoded as the same name.",
         setup=f"""
             CREATE TABLE "Straße ""ж"" ☃.x" ({COLUMNS}, PRIMARY KEY ("1st", "ID"));
             CREATE TABLE "a.b" (id int PRIMARY KEY);
@@ -53,7 +53,7 @@ SCENARIOS = [
     ),
     Scenario(
         "names of our own",
-        "Columns may be called as fields of the envelope, as its records, and as fields that we would make.",
+        "Columns may have the names of the envelope's fields and records, and of fields that pgsluice generates.",
         setup="""
             CREATE TABLE t (
                 id int PRIMARY KEY, op int, before date, after date, raw text, "Value" int, "Key" int, "Envelope" int,
@@ -71,7 +71,7 @@ SCENARIOS = [
     ),
     Scenario(
         "composite key",
-        "Several columns, in an order of their own, with mixed case.",
+        "A key has several columns in another order than the table, with upper and lower case.",
         setup='CREATE TABLE t (v int, a text, "B" int, PRIMARY KEY ("B", a))',
         work="""
             INSERT INTO t VALUES (0, 'x', 1), (0, 'x', 2), (0, 'y', 1);
@@ -84,7 +84,7 @@ SCENARIOS = [
     ),
     Scenario(
         "key with included columns",
-        "What an index only includes is no part of the key.",
+        "Columns that an index only includes are not part of the key.",
         since=11,
         lacking="INCLUDE came with PostgreSQL 11",
         setup="""
@@ -96,7 +96,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity columns and sequences",
-        "Values that the server generates are values.",
+        "Values that the server generates arrive like all others.",
         setup="CREATE TABLE t (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, s serial, v text DEFAULT 'x')",
         work="INSERT INTO t (v) VALUES (DEFAULT), ('y'); DELETE FROM t WHERE id = 1",
         ops={"t": "ccd"},

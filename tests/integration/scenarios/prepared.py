@@ -1,6 +1,6 @@
-"""Prepared transactions: their rows arrive once, at the commit, whenever it comes and whatever happens before it.
+"""Scenarios with prepared transactions. Their rows must arrive once, and only after the commit.
 
-The servers of some versions are followed with ``two_phase``, the others without it. Consumers see no difference.
+Some versions of the server run with ``two_phase``, the others without it. Consumers see no difference.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from functools import partial
 from tests.support.scenario import Found, Place, Scenario, Work
 
 LARGE_ROWS = 4000
-"""This many rows of 100 characters exceed delivery.cut_bytes, and the amount after which a server streams."""
+"""With this many rows of 100 characters, a transaction exceeds delivery.cut_bytes, and the server streams it."""
 
 
 def _gid(place: Place, name: str) -> str:
@@ -18,7 +18,7 @@ def _gid(place: Place, name: str) -> str:
 
 
 def _prepare(*statements: str, gid: str = "") -> Callable[[Place], None]:
-    """Return work that runs the statements in one transaction and prepares it."""
+    """Return a function that runs the statements in one transaction, and prepares the transaction."""
 
     def work(place: Place) -> None:
         with place.connect() as connection:
@@ -73,7 +73,7 @@ FILL = f"INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, {LARGE
 SCENARIOS = [
     Scenario(
         "prepared and committed while down",
-        "Both ends are told to the next session.",
+        "If a prepared transaction is committed while the daemon is down, the next session delivers it.",
         setup=TABLE,
         work=_all(_prepare("INSERT INTO t VALUES (1)"), "INSERT INTO t VALUES (2)"),
         while_down=_all(_commit(), "INSERT INTO t VALUES (3)"),
@@ -81,7 +81,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared while down",
-        "As is the beginning.",
+        "If a transaction is prepared while the daemon is down, the next session delivers it at its commit.",
         setup=TABLE,
         while_down=_prepare("INSERT INTO t VALUES (1)"),
         after_restart=_all("INSERT INTO t VALUES (2)", _commit()),
@@ -89,7 +89,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared and rolled back",
-        "At once, while down, and later: nothing comes of it.",
+        "A prepared transaction that is rolled back causes no events, whenever this happens.",
         setup=TABLE,
         work=_all(
             *(_prepare(f"INSERT INTO t VALUES ({n})", gid=str(n)) for n in (1, 2, 3)),
@@ -102,7 +102,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared and large",
-        "Streamed or not, spilled or not, with a savepoint rolled back in the middle: whole, in one transaction.",
+        "A large prepared transaction with a rolled back savepoint arrives as one transaction, streamed or not.",
         setup=TABLE,
         work=_prepare(
             FILL,
@@ -118,7 +118,7 @@ SCENARIOS = [
     ),
     Scenario(
         "a gid used again",
-        "The same name, at once, for another transaction.",
+        "A gid can be used again immediately for another transaction.",
         setup=TABLE,
         work=_all(
             _prepare("INSERT INTO t VALUES (1)"),
@@ -132,7 +132,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared without changes",
-        "Locks only, or changes of tables that are not published.",
+        "Prepared transactions have only locks, or changes of tables that are not published.",
         setup=f"{TABLE}; CREATE TABLE silent (id int PRIMARY KEY); INSERT INTO t VALUES (1);",
         work=_all(
             _prepare("SELECT FROM t FOR UPDATE", gid="locks"),
@@ -147,7 +147,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared with another shape",
-        "A table altered, filled and emptied inside of it.",
+        "A prepared transaction alters, fills and truncates a table.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup=f"{TABLE}; INSERT INTO t VALUES (1, 'a')",
@@ -162,7 +162,7 @@ SCENARIOS = [
     ),
     Scenario(
         "many prepared at once",
-        "They end in another order than they began.",
+        "Several prepared transactions end in another order than they began.",
         setup=TABLE,
         work=_all(
             *(_prepare(f"INSERT INTO t VALUES ({n})", gid=str(n)) for n in (1, 2, 3, 4)),
@@ -175,7 +175,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared with odd names",
-        "A gid is any text.",
+        "A gid can be any text.",
         setup=TABLE,
         work=_all(_prepare("INSERT INTO t VALUES (1)", gid='"% \\ é'), _commit('"% \\ é')),
         check=_ids(1),

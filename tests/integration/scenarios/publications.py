@@ -1,4 +1,4 @@
-"""The features of publications: partitions, row filters, column lists, generated columns, operations."""
+"""Scenarios for features of publications: partitions, row filters, column lists, generated columns, operations."""
 
 from tests.support.replay import UNKNOWN
 from tests.support.scenario import Found, Scenario
@@ -34,7 +34,7 @@ FILTERED = "CREATE TABLE t (id int, keep bool, big text, PRIMARY KEY (id, keep))
 
 
 def _unchanged_insert(found: Found) -> None:
-    """A row enters the filter by an update that leaves its out-of-line value unchanged, so the value is not sent."""
+    """Check the values that were not sent. An update makes a row match the filter, but does not change ``big``."""
     assert [event["unchanged"] for event in found.events()] == [[], [], ["big"], [], []]
 
 
@@ -68,7 +68,7 @@ def _generated(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "partitions as tables",
-        "Published one by one, partitions are tables like others.",
+        "Partitions that are published individually behave like other tables.",
         setup=BY_REGION,
         tables=["t_eu", "t_us"],
         work="""
@@ -80,7 +80,7 @@ SCENARIOS = [
     ),
     Scenario(
         "rows that change their partition",
-        "A delete here, an insert there.",
+        "A row that moves to another partition is deleted from one table and inserted into the other.",
         since=11,
         lacking="rows can change their partition from PostgreSQL 11 on",
         setup=BY_REGION,
@@ -93,7 +93,7 @@ SCENARIOS = [
     ),
     Scenario(
         "partitions of a published table",
-        "Rows are those of the leaf partitions; a truncate of the root lists them all.",
+        "Rows belong to the leaf partitions, and a truncate of the root arrives for all of them.",
         since=13,
         lacking="partitioned tables can be published from PostgreSQL 13 on",
         setup=TREE,
@@ -109,7 +109,7 @@ SCENARIOS = [
     ),
     Scenario(
         "partitions via the root",
-        "All rows are the root's, wherever they lie; a partition attached later has its columns in another order.",
+        "All rows belong to the root, even those of a partition that was attached later with another column order.",
         since=13,
         lacking="publish_via_partition_root came with PostgreSQL 13",
         setup=TREE,
@@ -132,7 +132,7 @@ SCENARIOS = [
     ),
     Scenario(
         "inheritance",
-        "A child is a table of its own.",
+        "A child table is a separate table.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, v text);
             CREATE TABLE child (extra int, PRIMARY KEY (id)) INHERITS (t)
@@ -145,7 +145,7 @@ SCENARIOS = [
     ),
     Scenario(
         "some operations",
-        "What is not published leaves the mirror as it is.",
+        "Operations that are not published do not change the mirror.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         publication="FOR TABLE t WITH (publish = 'insert, update')",
         work="""
@@ -158,7 +158,7 @@ SCENARIOS = [
     ),
     Scenario(
         "tables come and go",
-        "Added to the publication, and dropped from it, in the middle.",
+        "Tables are added to the publication and dropped from it while changes are written.",
         setup="CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE late (id int PRIMARY KEY)",
         publication="FOR TABLE t",
         work="""
@@ -173,7 +173,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter",
-        "A row that comes to match is an insert, one that ceases to match a delete; a truncate is for all.",
+        "A row that begins to match is inserted, a row that no longer matches is deleted. A truncate affects all rows.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int); ALTER TABLE t REPLICA IDENTITY FULL",
@@ -192,7 +192,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast",
-        "An insert, too, can have a value that was not sent.",
+        "An insert can also lack a value that was not sent.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
@@ -208,7 +208,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast, identity full",
-        "The old row has what was not sent, also where it was not published.",
+        "The old row has the values that were not sent, even if it did not match the filter.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL; ALTER TABLE t REPLICA IDENTITY FULL",
@@ -226,7 +226,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast, identity index",
-        "As under the default identity: an update that becomes an insert lacks the value.",
+        "As with the default identity, an update that becomes an insert lacks the value.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup="""
@@ -247,7 +247,7 @@ SCENARIOS = [
     ),
     Scenario(
         "column list",
-        "Other columns are not there; an update of them alone is an update all the same.",
+        "Columns outside the list do not arrive, but an update of only such columns still causes an event.",
         since=15,
         lacking="column lists came with PostgreSQL 15",
         setup="CREATE TABLE t (secret text, id int PRIMARY KEY, v int, w int)",
@@ -266,7 +266,7 @@ SCENARIOS = [
     ),
     Scenario(
         "tables in schema",
-        "Also those that are made later.",
+        "All tables of the schema are published, including those that are created later.",
         since=15,
         lacking="publications of schemas came with PostgreSQL 15",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
@@ -284,7 +284,7 @@ SCENARIOS = [
     ),
     Scenario(
         "generated columns",
-        "Not sent unless the publication asks for them.",
+        "Generated columns are sent only if the publication includes them.",
         since=12,
         lacking="generated columns came with PostgreSQL 12",
         setup=GENERATED,
@@ -295,7 +295,7 @@ SCENARIOS = [
     ),
     Scenario(
         "generated columns, identity full",
-        "The old row lacks them, too.",
+        "The old row also lacks generated columns.",
         since=12,
         until=17,
         lacking="generated columns came with PostgreSQL 12, and 18 refuses such updates",
@@ -307,7 +307,7 @@ SCENARIOS = [
     ),
     Scenario(
         "generated columns, published",
-        "Stored ones are like others; virtual ones are never sent.",
+        "Stored generated columns arrive like others. Virtual ones are never sent.",
         since=18,
         lacking="publish_generated_columns came with PostgreSQL 18",
         setup="""

@@ -1,4 +1,4 @@
-"""Changes of rows under each replica identity: the row images and the key of each event."""
+"""Scenarios with changes of rows for each replica identity. They check the row images and the key of each event."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tests.support.scenario import Found, Scenario
 
 BIG = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 300) AS g)"
-"""9,600 characters. With storage EXTERNAL they are stored out of line, and not sent while they stay the same."""
+"""A value of 9,600 characters. With storage EXTERNAL, it is stored out of line, and is not sent if it is unchanged."""
 
 BIG_LENGTH = 9600
 
@@ -90,7 +90,7 @@ def _marked_and_unchanged(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "identity default",
-        "Updates say nothing of the old row; deletes and changes of the key say the old key.",
+        "Updates contain nothing of the old row. Deletes and changes of the key contain the old key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, NULL), (3, 'c');
@@ -103,7 +103,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity full",
-        "Every old row is there, and the key is the primary key all the same.",
+        "Events contain the whole old row, and the key is still the primary key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, NULL);
@@ -116,7 +116,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity full, no key",
-        "Rows that nothing tells apart: no key, one partition.",
+        "Rows that cannot be distinguished have no key, and all are in one partition.",
         setup="CREATE TABLE t (a int, b text); ALTER TABLE t REPLICA IDENTITY FULL",
         work="""
             INSERT INTO t VALUES (1, 'x'), (1, 'x'), (1, 'x'), (2, NULL), (NULL, NULL);
@@ -129,7 +129,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity full, deferrable key",
-        "Two rows may share such a key for a moment, so it cannot tell them apart, and is not used.",
+        "Two rows may have the same deferrable key for a moment, so it is not used.",
         setup="CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c');
@@ -140,7 +140,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity index",
-        "The key is that of the index, not the primary key.",
+        "The key has the columns of the index, not those of the primary key.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, v text, code text NOT NULL UNIQUE);
             ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key
@@ -156,7 +156,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity nothing",
-        "PostgreSQL lets only inserts through; the key is the primary key.",
+        "PostgreSQL sends only inserts. The key is the primary key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY NOTHING",
         work="INSERT INTO t VALUES (1, 'a'), (2, 'b')",
         ops={"t": "cc"},
@@ -164,7 +164,7 @@ SCENARIOS = [
     ),
     Scenario(
         "no identity",
-        "A table without primary key: inserts without key, in one partition.",
+        "Inserts into a table without a primary key have no key, and are in one partition.",
         setup="CREATE TABLE t (id int, v text)",
         work="INSERT INTO t VALUES (1, 'a'), (1, 'a'), (NULL, NULL)",
         ops={"t": "ccc"},
@@ -172,14 +172,14 @@ SCENARIOS = [
     ),
     Scenario(
         "no columns",
-        "A row may consist of nothing.",
+        "A row can have no columns.",
         setup="CREATE TABLE t ()",
         work="INSERT INTO t DEFAULT VALUES",
         ops={"t": "c"},
     ),
     Scenario(
         "upserts",
-        "ON CONFLICT is an insert or an update; an update of nothing is nothing; equal values are an update.",
+        "ON CONFLICT causes an insert or an update. An update of no rows causes no event, one with equal values does.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             INSERT INTO t SELECT g, 0 FROM generate_series(1, 3) AS g;
@@ -192,7 +192,7 @@ SCENARIOS = [
     ),
     Scenario(
         "merge",
-        "MERGE is what it does to each row.",
+        "MERGE causes an insert, an update or a delete for each row.",
         since=15,
         lacking="MERGE came with PostgreSQL 15",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
@@ -207,7 +207,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity default",
-        "What is out of line and stays the same is named in unchanged; a mirror keeps the old value.",
+        "An unchanged out-of-line value is listed in unchanged, so a mirror keeps the old value.",
         setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         work=f"""
             INSERT INTO t VALUES (1, 0, {BIG}, 'x'), (2, 0, {BIG}, 'y');
@@ -222,7 +222,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity index",
-        "As under the default identity.",
+        "Unchanged values are listed in unchanged, as with the default identity.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -238,7 +238,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity full",
-        "The old row has the value, so the new one is complete.",
+        "The old row has the value, so the new row is complete.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -256,7 +256,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, key changes",
-        "The value moves with the row: it was sent under another key.",
+        "An unchanged value that was sent under the old key moves to the row with the new key.",
         setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         work=f"""
             INSERT INTO t VALUES (1, 0, {BIG}, 'x'), (9, 0, {BIG} || '!', 'y');
@@ -273,7 +273,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, keys swapped",
-        "Each value ends where its row does.",
+        "When rows swap their keys, each unchanged value stays with its row.",
         setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         work=f"""
             INSERT INTO t VALUES (1, 0, {BIG} || 'x', 'x'), (2, 0, {BIG} || 'y', 'y');
@@ -287,7 +287,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity nothing",
-        "Updates are not published, and a mirror stays what was inserted.",
+        "Updates are not published, so a mirror keeps the inserted rows.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -301,7 +301,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, keys of a rule",
-        "The key that tables.rules names changes; the old row has the value that was not sent.",
+        "The key that tables.rules selects changes, and the old row has the value that was not sent.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -319,7 +319,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, some of the values",
-        "Each value by itself is sent, unchanged, or null.",
+        "In the same row, some values are sent, some are unchanged, and some are null.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, a text, b text);
             ALTER TABLE t ALTER a SET STORAGE EXTERNAL;
@@ -338,7 +338,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, marked",
-        "What raw holds is named in unchanged like any other value; a new row takes it over from a full old one.",
+        "A value in raw is listed in unchanged like all others. With a full old row, the new row gets its value.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, v int, grid text[]);
             ALTER TABLE t ALTER grid SET STORAGE EXTERNAL;
@@ -359,7 +359,7 @@ SCENARIOS = [
     ),
     Scenario(
         "equal keys",
-        "For PostgreSQL 1.0 and 1.00 are the same key; here the text is the key, and it changes.",
+        "For PostgreSQL, 1.0 and 1.00 are the same key. In Kafka, the key is the text, so it changes.",
         setup="CREATE TABLE t (k numeric PRIMARY KEY, v int)",
         work="""
             INSERT INTO t VALUES (1.0, 1), (2.0, 1);
@@ -372,12 +372,12 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, in the key",
-        "A key out of line is not sent with the new row, but always with the old key.",
+        "A key that is stored out of line is not sent with the new row, but it is always sent with the old key.",
         setup="""
             CREATE TABLE t (k text PRIMARY KEY, filler text, v int);
             ALTER TABLE t ALTER filler SET STORAGE MAIN
         """,
-        # the key compresses to 1.1 kB, which fits into an index; because of the filler, it is stored out of line
+        # The key compresses to 1.1 kB, which fits into an index. Because of the filler, it is stored out of line.
         work="""
             INSERT INTO t SELECT repeat('x', 100000), string_agg(md5(g::text), ''), 0 FROM generate_series(1, 45) AS g;
             UPDATE t SET v = 1;

@@ -1,4 +1,4 @@
-"""The settings of single tables: exclude, and the entries of [[tables.rules]]."""
+"""Scenarios for settings of single tables: exclude, and the entries of [[tables.rules]]."""
 
 from tests.support.scenario import Found, Scenario
 
@@ -19,7 +19,7 @@ def _partitioned(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "tombstones",
-        "After each delete comes a record without value, also when a key changes.",
+        "Each delete is followed by a record without a value, even if a change of the key caused the delete.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         rules=[{"match": "t", "tombstones": True}],
         work="""
@@ -51,7 +51,7 @@ SCENARIOS = [
     ),
     Scenario(
         "keys",
-        "The key is what the rule says; the identity is full, so every old value is there.",
+        "The key has the columns of the rule. With replica identity full, all old values are available for it.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, code text, v int);
             ALTER TABLE t REPLICA IDENTITY FULL
@@ -68,7 +68,7 @@ SCENARIOS = [
     ),
     Scenario(
         "topic and partitions",
-        "The topic is called and divided as the rule says.",
+        "The topic has the name and the number of partitions of the rule.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         rules=[{"match": "t", "topic": "{prefix}.chosen-name", "partitions": 5}],
         work="INSERT INTO t SELECT generate_series(1, 100); DELETE FROM t WHERE id > 50",
@@ -77,7 +77,7 @@ SCENARIOS = [
     ),
     Scenario(
         "no truncates",
-        "Left out where the rule says so.",
+        "Truncates are skipped if the rule says so.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
@@ -88,7 +88,7 @@ SCENARIOS = [
     ),
     Scenario(
         "compacted topic",
-        "A topic that keeps the last record of each key.",
+        "The table has a topic that keeps only the last record of each key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         rules=[{"match": "t", "truncate": "skip", "tombstones": True, "config": {"cleanup.policy": "compact"}}],
         work="INSERT INTO t VALUES (1, 'a'), (2, 'b'); DELETE FROM t WHERE id = 1",

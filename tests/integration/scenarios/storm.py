@@ -1,4 +1,4 @@
-"""Three sessions that act at random, to find errors that the other scenarios miss.
+"""A scenario with three sessions that run random statements, to find errors that the other scenarios miss.
 
 The seed determines everything except the timing.
 """
@@ -15,10 +15,10 @@ from tests.support.scenario import Place, Scenario
 SESSIONS = 3
 ROUNDS = 12
 STEPS = 12
-"""The largest number of steps that each session takes in a round."""
+"""The maximum number of steps of each session in a round."""
 
 NUMBERS = 10_000
-"""The distance between the first numbers of two seeds, which is more than one seed uses."""
+"""The distance between the first numbers of two seeds. A seed uses fewer numbers than this."""
 
 TABLES = ("by_default", "by_full", "by_index", "unkeyed")
 
@@ -38,7 +38,7 @@ SETUP = """
 
 
 def storm(seed: int) -> Callable[[Place], None]:
-    """Return the work that ``seed`` determines. Rows of different seeds have different numbers."""
+    """Return a function that runs the statements for ``seed``. Rows of different seeds have different numbers."""
 
     def work(place: Place) -> None:
         chance, numbers = Random(seed), count(NUMBERS * seed)
@@ -48,13 +48,13 @@ def storm(seed: int) -> Callable[[Place], None]:
                 _round(chance, sessions, numbers)
                 sessions[0].execute(_between(chance))
             for table in TABLES:
-                sessions[0].execute(f"UPDATE {table} SET v = v")  # this tells a mirror about the last DDL
+                sessions[0].execute(f"UPDATE {table} SET v = v")  # so that a mirror learns of the last DDL
 
     return work
 
 
 def _round(chance: Random, sessions: list[psycopg.Connection], numbers: Iterator[int]) -> None:
-    """Run a transaction in each session. Their statements take turns at random."""
+    """Run one transaction in each session, with their statements in random order."""
     scripts = [_transaction(chance, owner, numbers) for owner in range(len(sessions))]
     while any(scripts):
         owner = chance.choice([owner for owner, script in enumerate(scripts) if script])
@@ -62,7 +62,7 @@ def _round(chance: Random, sessions: list[psycopg.Connection], numbers: Iterator
 
 
 def _transaction(chance: Random, owner: int, numbers: Iterator[int]) -> list[str]:
-    """Return statements that change only the owner's rows, so that sessions never wait for each other or deadlock."""
+    """Return a transaction that changes only the owner's rows, so that sessions never wait for each other."""
     script = ["BEGIN"]
     for _ in range(chance.randint(1, STEPS)):
         statement = _statement(chance, owner, numbers)
@@ -117,7 +117,7 @@ def _between(chance: Random) -> str:
 SCENARIOS = [
     Scenario(
         "storm",
-        "Random transactions of three sessions, with savepoints, TOAST, changes of keys, DDL in between.",
+        "Three sessions run random transactions with savepoints, TOAST and changes of keys, with DDL between them.",
         setup=SETUP,
         tables=TABLES,
         work=storm(1),

@@ -1,4 +1,4 @@
-"""The boundaries and the order of transactions, and changes that never happened because they were rolled back."""
+"""Scenarios for the boundaries and the order of transactions, and for changes that were rolled back."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -8,11 +8,11 @@ import psycopg
 from tests.support.scenario import Found, Place, Scenario
 
 LARGE_ROWS = 4000
-"""This many rows of 100 characters exceed delivery.cut_bytes."""
+"""With this many rows of 100 characters, a transaction exceeds delivery.cut_bytes."""
 
 
 def _interleaved(place: Place) -> None:
-    """Let the transaction that begins later commit first."""
+    """Run two transactions. The one that begins later commits first."""
     with place.connect() as first, place.connect() as second:
         first.execute("BEGIN; INSERT INTO t VALUES (1, 'first')")
         second.execute("BEGIN; INSERT INTO t VALUES (2, 'second')")
@@ -44,7 +44,7 @@ def _ids(found: Found, *expected: int) -> None:
 
 
 def _identities(found: Found) -> None:
-    """The events have the xid and the commit time that the server reports."""
+    """Check that events have the xid and the commit time that the server reports."""
     for event in found.events():
         assert event["xid"] == event["after"]["xid"]
         assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
@@ -52,7 +52,7 @@ def _identities(found: Found) -> None:
 
 
 def _steps(found: Found) -> None:
-    """All changes of a row arrive, numbered within the transaction."""
+    """Check that all changes of a row arrive, with consecutive numbers within the transaction."""
     assert found.values("v") == list(range(51))
     assert [event["seq"] for event in found.events()] == list(range(51))
 
@@ -96,7 +96,7 @@ def _commit_prepared(place: Place) -> None:
 
 
 def _replicated(place: Place) -> None:
-    """Write as a subscriber does: transactions from another server, with their commit times on that server."""
+    """Write transactions from another server with their commit times on that server, as a subscription does."""
     name = f"node_{uuid4().hex[:8]}"
     with place.connect() as connection:
         connection.execute("SELECT pg_replication_origin_create(%s)", [name])
@@ -119,7 +119,7 @@ def _origins(found: Found) -> None:
 
 
 def _own_cuts(found: Found) -> None:
-    """A transaction larger than a cut gets a whole cut of its own."""
+    """Check that a transaction larger than a cut is alone in its cut."""
     large = found.events()[1]["lsn"]
     (cut,) = (cut for cut in found.replay.cuts if large in (cut.record["first_lsn"], cut.record["last_lsn"]))
     assert cut.record["transactions"] == 1
@@ -138,7 +138,7 @@ def _flags(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "savepoints",
-        "Changes rolled back to a savepoint never happened. Changes of a released savepoint did.",
+        "Changes that are rolled back to a savepoint do not arrive. Changes after a released savepoint arrive.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             BEGIN;
@@ -243,7 +243,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity of transactions",
-        "xid and ts are those of the transaction. The record's timestamp is the time at which it was produced.",
+        "xid and ts belong to the transaction. The timestamp of the record is the time at which it was produced.",
         setup="CREATE TABLE t (id serial PRIMARY KEY, xid bigint, at timestamptz)",
         work="""
             INSERT INTO t (xid, at) VALUES (txid_current(), clock_timestamp());

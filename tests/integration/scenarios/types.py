@@ -1,4 +1,4 @@
-"""Every type in the contract's table, with its most difficult values. Each value arrives as it is, or in ``raw``."""
+"""Scenarios with every type in the contract's table. The most difficult values arrive unchanged, or in ``raw``."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -6,7 +6,7 @@ from itertools import chain
 from tests.support.scenario import Found, Scenario
 
 Values = Mapping[str, Sequence[str]]
-"""The text between quotes of each value, by type. Every scenario adds null itself."""
+"""The literals of each type, without quotes. Every scenario also adds null."""
 
 NUMBERS = {
     "boolean": ["true", "false"],
@@ -194,16 +194,16 @@ NAMED_SCENARIO = "types whose text is a name of the catalog"
 
 
 def _scenario(name: str, types: Values, *, make: str = "", since: int = 10) -> Scenario:
-    """Write rows with all values, update and delete them.
+    """Return a scenario that writes rows with all values, and updates and deletes them.
 
-    With replica identity full, the old rows contain them as well.
+    With replica identity full, the old rows also contain all values.
     """
     columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
     count = max(map(len, types.values()))
     rows = ", ".join(_row(number, types, null=number == count) for number in range(count + 1))
     return Scenario(
         name,
-        "Every value is there, as what it is.",
+        "Every value arrives unchanged.",
         since=since,
         lacking=f"its types came with PostgreSQL {since}",
         setup=f"{make}CREATE TABLE t (id int PRIMARY KEY, {columns}); ALTER TABLE t REPLICA IDENTITY FULL",
@@ -222,13 +222,13 @@ def _row(number: int, types: Values, *, null: bool) -> str:
 
 
 def _keys() -> Scenario:
-    """Use every type that a primary key may have, all in one key."""
+    """Return a scenario with one key that has a column of every type that a primary key may have."""
     columns = [f"c{number}" for number in range(len(KEYS))]
     types = ", ".join(f"{name} {kind}" for name, kind in zip(columns, KEYS, strict=True))
     rows = ", ".join(_row(number, KEYS, null=False) for number in range(6))
     return Scenario(
         "types of keys",
-        "Infinite dates and timestamps are the integers' ends, a numeric without precision is its text.",
+        "Infinite dates and timestamps become the least or greatest integer. A numeric without precision becomes text.",
         setup=f"""
             CREATE TYPE mood AS ENUM ('sad', 'happy');
             CREATE TABLE t (id int, {types}, PRIMARY KEY (id, {", ".join(columns)}))
@@ -272,7 +272,7 @@ CHOSEN = {
     "grid": ("int[]", "string", ["{{1,2},{3,4}}", "{}", "[0:0]={1}", "{1,NULL}"]),
     "marks": ("numeric[]", "decimal(9,1)", ["{1.5,NULL}", "{}", "{1.55}", "{NaN}"]),
 }
-"""For each column: its type, the type chosen for it, and values. Values that do not fit are delivered in ``raw``."""
+"""The type of each column, the chosen Avro type, and values. Values that do not fit are delivered in ``raw``."""
 
 
 def _chosen() -> Scenario:
@@ -294,7 +294,7 @@ def _chosen() -> Scenario:
     types = {name: choice for name, (_, choice, _) in CHOSEN.items() if not name.endswith("_at")}
     return Scenario(
         "types that were chosen",
-        "Each value is there as the type that tables.rules has for its column, or as it is, in raw.",
+        "Each value arrives with the type that tables.rules selects for its column, or as text in raw.",
         setup=f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
         rules=[{"match": "t", "types": {**types, "created_at": "timestamp-millis", "*_at": "local-timestamp-millis"}}],
         work=f"INSERT INTO t VALUES {rows}; UPDATE t SET small = small",

@@ -1,6 +1,6 @@
-"""A database published as a whole, in another encoding and with other settings.
+"""A scenario in which all tables of a database are published, with another encoding and other settings.
 
-Tombstones and commit times are on for all tables, and a template names the topics.
+All tables have tombstones, records have the commit time as their timestamp, and a template determines topic names.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def _settled(found: Found) -> None:
 SCENARIOS = [
     Scenario(
         "all tables",
-        "Every table there is and will be.",
+        "All existing and future tables are published.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         publication="FOR ALL TABLES",
         tables=["t", "later", "unkeyed"],
