@@ -1,7 +1,7 @@
-"""``delivery.mode = "at_least_once"`` through kills and outages: the promises that readers can still rely on.
+"""``delivery.mode = "at_least_once"`` during kills and outages: tests the guarantees that readers still have.
 
-Numbers are written in order, and all of them go to one partition. So a run of numbers in the topic has no gap. The next
-run begins inside it or right after it, at the last checkpoint.
+Numbers are written in order, and all of them go to one partition. So the records of a session have no gap between their
+numbers. The next session begins at the last checkpoint, with a number that was already delivered or the one after it.
 """
 
 import itertools
@@ -32,7 +32,7 @@ SMALL_CUTS = {"delivery": {"mode": "at_least_once", "cut_bytes": "8KiB"}}
 WRITING_INTERVAL_S = 0.4
 
 LARGE = 100_000
-"""The rows of a transaction that takes seconds."""
+"""The number of rows of a transaction that takes several seconds."""
 
 Position = tuple[int, int, int]
 
@@ -47,7 +47,7 @@ class Seen:
 
 
 def seen(pipeline: Pipeline) -> list[Seen]:
-    """Return everything in the topic, once the slot is beyond everything that was written."""
+    """Wait until the slot has confirmed everything that was written. Return all records in the topic."""
     pipeline.wait_until_confirmed()
     topic = f"{pipeline.daemon.name}.public.numbers"
     found = []
@@ -71,7 +71,7 @@ def checkpoints(pipeline: Pipeline) -> list[tuple[int, Checkpoint]]:
 
 
 def runs(found: list[Seen]) -> list[list[Seen]]:
-    """Split the records into runs, wherever the positions go back."""
+    """Split the records into parts. A new part begins wherever the position does not increase."""
     parts: list[list[Seen]] = []
     for one in found:
         if not parts or one.position <= parts[-1][-1].position:
@@ -81,7 +81,7 @@ def runs(found: list[Seen]) -> list[list[Seen]]:
 
 
 def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
-    """Check all promises. Return the number of repeated records."""
+    """Check all guarantees. Return the number of repeated records."""
     found = seen(pipeline)
     assert {one.number for one in found} == set(range(1, last + 1)), "lost"
     assert len({(one.number, one.position) for one in found}) == last, "the same change at another position"
@@ -101,10 +101,10 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 
 @contextmanager
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
-    """Write small and large transactions in the background. In the end, the list contains the last number.
+    """Write small and large transactions in the background. At the end, the list contains the last number.
 
-    There are pauses between transactions. A daemon starts slowly on a busy machine, and the test finally decodes all
-    rows, so there must not be too many.
+    There are pauses between transactions, so that there are not too many rows even if the daemon starts slowly. At the
+    end, the test decodes all of them.
     """
     stop, last = threading.Event(), [0]
 
@@ -123,7 +123,7 @@ def writing(pipeline: Pipeline) -> Iterator[list[int]]:
         writer.join()
 
 
-def test_without_trouble_everything_comes_once(start: Start) -> None:
+def test_without_faults_everything_arrives_once(start: Start) -> None:
     pipeline = start(AT_LEAST_ONCE)
     assert pipeline.daemon.status()["mode"] == "at_least_once"
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_kill_9_at_any_time(start: Start) -> None:
             written = last[0]
             while last[0] == written:
                 time.sleep(0.001)
-            time.sleep(random.uniform(0.0, 0.02))  # a cut takes milliseconds
+            time.sleep(random.uniform(0.0, 0.02))  # a cut takes several milliseconds
             pipeline.daemon.kill()
             pipeline.daemon.start()
     repeated = assert_at_least_once(pipeline, last[0])
@@ -158,7 +158,7 @@ def test_kill_9_at_any_time(start: Start) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["paused", "killed"])
-def test_a_broker_that_goes_and_comes_back(own_kafka: Kafka, start: Start, how: str) -> None:
+def test_a_broker_outage(own_kafka: Kafka, start: Start, how: str) -> None:
     pipeline = start(SMALL_CUTS, broker=own_kafka)
     with writing(pipeline) as last:
         for _ in range(2):
@@ -173,7 +173,7 @@ def test_a_broker_that_goes_and_comes_back(own_kafka: Kafka, start: Start, how: 
     assert_at_least_once(pipeline, last[0])
 
 
-def test_a_broker_away_for_longer_than_records_wait(own_kafka: Kafka, start: Start) -> None:
+def test_a_broker_outage_longer_than_the_timeout_of_records(own_kafka: Kafka, start: Start) -> None:
     pipeline = start({"delivery": {**AT_LEAST_ONCE["delivery"], "transaction_timeout": "2s"}}, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -192,7 +192,7 @@ class TestChangingTheMode:
         pipeline.wait_until_confirmed()
         topic = f"{pipeline.daemon.name}.public.numbers"
         written = 10
-        # on a busy machine, the transaction may have finished before we notice that it has begun
+        # On a busy machine, the transaction may have finished before the test notices that it has begun.
         while not self._killed_amid(pipeline, topic, LARGE):
             written += LARGE
             pipeline.daemon.start()
@@ -203,14 +203,14 @@ class TestChangingTheMode:
         assert assert_at_least_once(pipeline, written + LARGE + 10) == 0
 
     def _killed_amid(self, pipeline: Pipeline, topic: str, rows: int) -> bool:
-        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if it had finished by then."""
+        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if it was already finished."""
         before = end_of(pipeline.kafka, topic)
         pipeline.write_at_once(rows)
         wait_until(lambda: end_of(pipeline.kafka, topic) > before, "the transaction to be on its way")
         pipeline.daemon.kill()
         return end_of(pipeline.kafka, topic) < before + rows
 
-    def test_and_back(self, start: Start) -> None:
+    def test_switching_back_and_forth(self, start: Start) -> None:
         pipeline = start(SMALL_CUTS)
         with writing(pipeline) as last:
             for mode in ("exactly_once", "at_least_once", "exactly_once"):
@@ -228,8 +228,10 @@ class TestChangingTheMode:
 
 
 def test_a_former_owner_that_wakes_up(start: Start) -> None:
-    """The former owner is not fenced, so it may repeat the records in its queue. Nothing is lost, and the new owner
-    does not stop."""
+    """The former owner is not fenced, so it may repeat the records in its queue.
+
+    No change may be lost, and the new owner must not stop.
+    """
     former = start({**SMALL_CUTS, "postgres": {"wal_sender_timeout": "2s", "status_interval": "500ms"}})
     former.write()
     former.wait_until_confirmed()

@@ -1,4 +1,4 @@
-"""Values in binary format, end to end. `test_every_type` compares the two formats, type by type."""
+"""Tests values in binary format end to end. `test_every_type` compares both formats for each type."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ NewDatabase = Callable[[int], Database]
 
 @pytest.mark.parametrize("version", [14, 18])
 @pytest.mark.parametrize("value", ["NULL, '{postgres=r/postgres}'", "NULL, NULL, '(postgres=r/postgres)'"])
-async def test_what_postgresql_cannot_send_in_binary_format_ends_the_stream(
+async def test_a_value_without_a_binary_format_ends_the_stream(
     new_database: NewDatabase, version: int, value: str
 ) -> None:
     database = new_database(version)
@@ -47,7 +47,7 @@ async def test_what_postgresql_cannot_send_in_binary_format_ends_the_stream(
 
 
 @pytest.mark.parametrize("version", [10, 18])
-async def test_what_types_consist_of(new_database: NewDatabase, version: int) -> None:
+async def test_the_parts_of_types(new_database: NewDatabase, version: int) -> None:
     database = new_database(version)
     with database.connect() as connection:
         connection.execute(SETUP)
@@ -73,7 +73,7 @@ async def test_what_types_consist_of(new_database: NewDatabase, version: int) ->
 
 @pytest.mark.parametrize("version", [10, 18])
 async def test_types_that_are_nested_too_deeply(new_database: NewDatabase, version: int) -> None:
-    """Each type consists of the one before it."""
+    """Each type contains the previous type."""
     database = new_database(version)
     with database.connect() as connection:
         connection.execute("CREATE TYPE level0 AS (id int)")
@@ -123,9 +123,9 @@ PART_IS_GONE = (
 def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
     start: Start, version: int, statements: tuple[str, ...], text: str
 ) -> None:
-    """Any user who may create a table can create one with such a value.
+    """Any user who may create tables can create a table with such a value.
 
-    The value ends one session, and no change is missing.
+    The value ends one session, but no change may be missing.
     """
     pipeline = start({"postgres": {"binary": True}}, version=version)
     pipeline.write(3)

@@ -1,6 +1,6 @@
-"""Types of columns that the settings choose.
+"""Tests types of columns that the settings select.
 
-If a choice is impossible, pgsluice can be told to stop. It then loses nothing.
+If a selection is impossible, pgsluice stops if it is configured to do so. It must not lose any change then.
 """
 
 import subprocess
@@ -17,13 +17,13 @@ def rules(**types: str) -> dict[str, dict[str, Any]]:
 
 
 def checked(daemon: Daemon) -> str:
-    """Return the output of ``check``."""
+    """Return the output of ``pgsluice check``."""
     command = [sys.executable, "-m", "pgsluice", "check", "-c", str(daemon.config_file)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: Start) -> None:
-    """``check`` reports it as well. For domains, and for arrays of domains, the base type is decisive."""
+def test_an_impossible_choice_is_reported_before_anything_is_created(start: Start) -> None:
+    """``check`` must also report it. For domains and arrays of domains, the base type is decisive."""
     pipeline = start(
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )
@@ -43,8 +43,8 @@ def test_a_choice_that_is_not_possible_is_found_before_anything_is_made(start: S
     assert "can be published as the settings are" in checked(pipeline.daemon)
 
 
-def test_looking_at_the_columns_waits_for_no_lock(start: Start) -> None:
-    """A prepared ALTER TABLE keeps its table locked until somebody ends it."""
+def test_reading_the_columns_does_not_wait_for_locks(start: Start) -> None:
+    """A prepared ALTER TABLE keeps its table locked until the transaction ends."""
     pipeline = start(rules(amount="decimal(20,4)"))
     pipeline.daemon.stop()
     with pipeline.database.connect() as connection:

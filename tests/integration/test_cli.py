@@ -1,4 +1,4 @@
-"""The commands against real servers, one after another, as a person would use them in a shell."""
+"""Runs the commands against real servers, one after another, as a user would run them in a shell."""
 
 import json
 import signal
@@ -85,7 +85,7 @@ def test_a_slot_in_use(settings: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def found(findings: list[dict[str, str]], name: str, verdict: str = "OK") -> list[str]:
-    """Return the details of the findings with this name, and check that all of them have this verdict."""
+    """Return the details of the findings with this name. Check that all of them have this verdict."""
     some = [one for one in findings if one["name"] == name]
     assert [one["verdict"] for one in some] == [verdict] * len(some)
     return [one["detail"] for one in some]
@@ -131,7 +131,7 @@ def test_check_fails_where_a_start_would_refuse_the_history(
 
 @contextmanager
 def running(settings: str, *arguments: str) -> Iterator[None]:
-    """Start a command that runs until it is stopped, and wait until it is ready. It must then end without an error."""
+    """Start a command, and wait until it is ready. When the block ends, stop the command, which must succeed."""
     command = [sys.executable, "-m", "pgsluice", *arguments, "-c", settings]
     with subprocess.Popen(command) as process:
         try:
@@ -150,7 +150,7 @@ def test_a_registry_without_a_pipeline(settings: str) -> None:
         pass
 
 
-def test_run_until_told_to_stop(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_until_it_is_stopped(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     with running(settings, "run"):
         while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
             time.sleep(0.1)
@@ -168,7 +168,7 @@ def test_run_until_told_to_stop(settings: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_run_stops_with_a_sentence(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_stops_with_a_message(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "-c", settings, "--set", "postgres.create_slot=false"]
     assert cli.main(command) == 78
     (*_, last) = map(json.loads, capsys.readouterr().err.splitlines())

@@ -1,6 +1,6 @@
 """Reads the golden messages of contract/ with other projects' code: Confluent's deserializer and Avro's Java library.
 
-fastavro reads them in the unit tests, Spark's from_avro in tests/spark.
+The unit tests read them with fastavro, and tests/spark with Spark's from_avro.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ INFINITE = ("key of keys, lower ends", "key of keys, upper ends")
 
 @pytest.fixture
 async def registry() -> AsyncIterator[str]:
-    """Serve the schemas of contract/ as the daemon does, each under its own subject."""
+    """Serve the schemas of contract/ as the daemon would, each in its own subject."""
     store = SchemaStore()
     for name, schema in SCHEMAS.items():
         for kind in ("key", "value"):
@@ -49,7 +49,7 @@ async def registry() -> AsyncIterator[str]:
 
 
 def deserialized(url: str) -> list[Any]:
-    """Return what Confluent's deserializer reads from each part, or its error."""
+    """Return the value that Confluent's deserializer reads from each part of a message, or its error."""
     found: list[Any] = []
     with SchemaRegistryClient({"url": url}) as client:
         deserialize = AvroDeserializer(client)

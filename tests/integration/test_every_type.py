@@ -1,4 +1,4 @@
-"""Every type that servers have, tried with hundreds of values. `python -m tests.types` tries more of them."""
+"""Tests all types of the servers with hundreds of values. `python -m tests.types` tests more values."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ COUNT = 40
 
 
 @pytest.mark.parametrize("version", [10, 14, 18])
-async def test_what_arrives_is_the_servers_text(new_database: Callable[[int], Database], version: int) -> None:
+async def test_values_arrive_as_the_servers_text(new_database: Callable[[int], Database], version: int) -> None:
     outcome = await prove(new_database(version), seed=1, count=COUNT)
     assert outcome.problems == []
 

@@ -1,6 +1,7 @@
-"""Tables that change while they are followed: what arrives, which schemas there are, and which readers they suit.
+"""Tests tables that are altered while they are streamed: the events, the schemas, and which readers can read them.
 
-The scenarios are in ``scenarios/evolution.py``. All scenarios of a server version run at once, with one daemon.
+The scenarios are in ``scenarios/evolution.py``. All scenarios of a server version run at the same time, with one
+daemon.
 """
 
 import json
@@ -25,9 +26,9 @@ from tests.support.scenario import Scenario
 
 VERSIONS = (10, 14, 18)
 SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"binary": True}}}
-"""Settings that change how values are sent, but not what consumers see."""
+"""Settings that change how the server sends values, but not what consumers see."""
 GENERATED_COLUMNS = 12
-"""The first version that has columns that are not published."""
+"""The first version with columns that are not published."""
 READINGS = {"Envelope": value_reading, "Key": record_reading}
 STREAMING = 14
 """The first version that streams large transactions."""
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test waits for all scenarios
 
 @dataclass(frozen=True)
 class Table:
-    """A table as PostgreSQL describes it: names and OIDs of types, with their modifiers."""
+    """A table as PostgreSQL describes it, with the names, OIDs and modifiers of its columns' types."""
 
     oid: int
     schema: str
@@ -59,11 +60,11 @@ class Outcome:
     schemas: list[dict[str, Any]]
     """The content of ``<prefix>.schemas``."""
     streamed: int
-    """How many transactions were sent before their commit."""
+    """The number of transactions that were sent before their commit."""
     described: dict[str, Table]
-    """What the cut records and ``<prefix>.schemas`` finally say about the table of each topic."""
+    """The table of each topic, as the cut records and ``<prefix>.schemas`` describe it at the end."""
     catalog: dict[str, Table]
-    """PostgreSQL's description of these tables, without those that were dropped or renamed."""
+    """PostgreSQL's description of these tables, without the tables that were dropped or renamed."""
 
 
 def run(version: int, kafka: Kafka) -> Outcome:
@@ -96,7 +97,7 @@ def run(version: int, kafka: Kafka) -> Outcome:
 
 
 def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dict[str, Table]:
-    """Describe the tables in the way that docs/evolution.md explains, without reading a single row."""
+    """Describe the tables in the way that docs/evolution.md explains, without reading any row."""
     descriptions = {(entry["subject"], entry["id"]): entry["postgres"] for entry in schemas}
     found: dict[str, Table] = {}
     for topic in (topic for cut in cuts for topic in cut.record["topics"] if topic["schema_ids"]):
@@ -108,7 +109,7 @@ def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _streamed(connection: psycopg.Connection) -> int:
-    """Return the number of streamed transactions, as soon as the server's statistics show at least one."""
+    """Wait until the server's statistics show at least one streamed transaction. Return their number."""
     query = "SELECT sum(stream_txns) FROM pg_stat_replication_slots"
 
     def count() -> int:
@@ -137,7 +138,7 @@ def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> T
 
 @pytest.fixture(scope="module")
 def outcomes(kafka: Kafka) -> Iterator[Mapping[int, Future[Outcome]]]:
-    """Run all versions side by side."""
+    """Run all versions at the same time."""
     with ThreadPoolExecutor(len(VERSIONS)) as pool:
         yield {version: pool.submit(run, version, kafka) for version in VERSIONS}
 
@@ -189,10 +190,10 @@ def test_alterations_were_streamed(version: int, outcome: Outcome) -> None:
     assert outcome.streamed > len(SCENARIOS) / 2 or version < STREAMING
 
 
-def test_cuts_and_schemas_alone_tell_what_the_tables_have_become(outcome: Outcome) -> None:
+def test_cuts_and_schemas_describe_the_current_tables(outcome: Outcome) -> None:
     assert len(outcome.catalog) > len(SCENARIOS) / 2
     assert {topic: outcome.described[topic] for topic in outcome.catalog} == outcome.catalog
 
 
-def test_the_document_shows_what_is_tested() -> None:
+def test_the_document_has_the_tested_tables() -> None:
     assert DOCUMENT.read_text().partition(MARK)[2] == f"{markdown()}\n"

@@ -1,6 +1,6 @@
-"""Exactly-once delivery, rule by rule: commits of unknown outcome, deadlines, unfinished transactions.
+"""Tests the rules of exactly-once delivery: commits of unknown outcome, deadlines, unfinished transactions.
 
-A proxy before the broker loses answers, and delivers requests late that their sender has abandoned.
+A proxy in front of the broker drops answers, and delivers requests late that their sender has abandoned.
 """
 
 import json
@@ -24,22 +24,22 @@ SEEN = "SEEN"
 """The listener of the broker behind the proxy."""
 
 TIMEOUT_S = 2
-"""The time-out of a Kafka transaction. We stop waiting for an unanswered commit before that."""
+"""The timeout of a Kafka transaction. pgsluice stops waiting for an unanswered commit before this time."""
 
 SMALL_BYTES = 1000
-"""A request with a mark is smaller than this. A request with the rows of a large transaction is larger."""
+"""A request with a probe is smaller than this. A request with the rows of a large transaction is larger."""
 
 SETTINGS: dict[str, Any] = {
-    "heartbeat": "1min",  # so that any commit that the tests catch is a commit of rows
+    "heartbeat": "1min",  # so that every commit that the tests intercept is a commit of rows
     "cut_bytes": "64KiB",
 }
 
 LARGE = 20_000
-"""The rows of a transaction that gets its own Kafka transaction."""
+"""The number of rows of a transaction that gets its own Kafka transaction."""
 
 
 class Seen:
-    """A broker behind a proxy, and pipelines that use the proxy's address."""
+    """A broker behind a proxy, and a function that starts pipelines with the proxy's address."""
 
     def __init__(self, kafka: Kafka, proxy: KafkaProxy, start: Start) -> None:
         self.kafka = kafka
@@ -70,13 +70,13 @@ def seen(proxied_kafka: tuple[Kafka, KafkaProxy], start: Start) -> Iterator[Seen
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Provide a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that a test can stop. It uses fsync, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 
 
 class Once:
-    """Forwards the first matching request. It cuts the client off at all others, so the client never gets an answer."""
+    """Passes the first request to ``first``. At all later requests, it disconnects the client without an answer."""
 
     def __init__(self, first: Callable[[Request], None]) -> None:
         self._first = first
@@ -88,7 +88,7 @@ class Once:
 
 
 class Late:
-    """Holds back the first request until it is told to deliver it. The sender's connection is closed meanwhile."""
+    """Holds the first request until ``before`` is called. It disconnects the sender at this and all other requests."""
 
     def __init__(self) -> None:
         self._kept: list[Request] = []
@@ -105,7 +105,7 @@ class Late:
         return bool(self._kept)
 
     def before(self, request: Request) -> None:
-        """Deliver the late request just before this one."""
+        """Deliver the late request, and then forward ``request``."""
         while self._kept:
             self._kept.pop().send_late()
         request.forward()
@@ -162,7 +162,7 @@ class TestACommitOfUnknownOutcome:
 class TestSomebodyElsesTransaction:
     """An open transaction on the checkpoint topic hides every later checkpoint from read_committed readers."""
 
-    def test_it_is_waited_for(self, seen: Seen) -> None:
+    def test_a_start_waits_for_it(self, seen: Seen) -> None:
         pipeline = seen.start()
         topic = f"{pipeline.daemon.name}.checkpoint"
         with transaction(seen.kafka, topic, [b"not a checkpoint"]) as stranger:
@@ -201,7 +201,7 @@ class TestDeadlines:
         pipeline.assert_complete()
         assert "transaction.max.timeout.ms" in pipeline.daemon.log_text()
 
-    def test_what_misses_it_once_is_tried_again(self, seen: Seen) -> None:
+    def test_after_one_missed_deadline_it_retries(self, seen: Seen) -> None:
         pipeline = seen.start()
         seen.proxy.on(PRODUCE, slowly)
         pipeline.write_at_once(LARGE)
@@ -240,7 +240,8 @@ class TestDeadlines:
         assert "Another producer" not in pipeline.daemon.log_text()
 
     def test_who_fences_us_and_writes_nothing_is_not_another_owner(self, seen: Seen) -> None:
-        pipeline = seen.start(timeout="1min")  # Kafka gives the same answer about a transaction that has timed out
+        # The timeout is long, because Kafka gives the same answer about a transaction that has timed out.
+        pipeline = seen.start(timeout="1min")
         pipeline.write()
         assert pipeline.read(10)
         foreign(seen.kafka, pipeline)
@@ -265,7 +266,7 @@ class TestDeadlines:
 
 
 def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
-    """Return a producer that has fenced the pipeline, as a pipeline of the same name on a copy of the server would."""
+    """Return a producer that has fenced the pipeline, as a pipeline with its name on a copy of the server would."""
     name = pipeline.daemon.name
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"pgsluice-{name}-{name}"})
     producer.init_transactions(PATIENCE_S)
@@ -273,7 +274,7 @@ def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
 
 
 class TestHalfATransaction:
-    """Rows of an unfinished transaction are in Kafka already, but readers never see them."""
+    """Rows of an unfinished transaction are already in Kafka, but readers must never see them."""
 
     def test_the_daemon_is_killed(self, seen: Seen) -> None:
         pipeline = seen.start()
@@ -310,7 +311,7 @@ class TestHalfATransaction:
 
 
 class Gate:
-    """Lets the first request through, and holds the others until it is opened."""
+    """Forwards the first request, and holds all others until ``open`` is called."""
 
     def __init__(self) -> None:
         self._came = False
@@ -325,18 +326,18 @@ class Gate:
         request.forward()
 
     def wait(self) -> None:
-        """Return once a request is held."""
+        """Wait until a request is held."""
         assert self._holding.wait(PATIENCE_S), "nothing came"
 
     def open(self) -> None:
-        """Let all requests pass."""
+        """Forward all requests."""
         self._open.set()
 
 
 def slowly(request: Request) -> None:
     """Delay large requests for longer than a Kafka transaction may take.
 
-    The mark of the next session is not delayed.
+    The request with the next session's probe is not delayed.
     """
     if request.size > SMALL_BYTES:
         sleep(TIMEOUT_S)

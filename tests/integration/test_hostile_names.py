@@ -1,6 +1,6 @@
-"""Arbitrary names of tables, columns, types, labels, publications and prepared transactions.
+"""Tests arbitrary names of tables, columns, types, labels, publications and prepared transactions.
 
-Each row arrives under its true names or has a dead letter. No name can inject commands into what people read.
+Each row must arrive under its true names, or as a dead letter. No name may inject commands into text that people read.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ NASTY = (
     *("_x00E9é", "éx00E9_", "z: OK all fine. table public.orders"),
 )
 BAD = "bad"
-"""A column that no rule matches, so that its table goes into quarantine."""
+"""A column with an impossible type in a rule, so that its table goes into quarantine."""
 
 
 def names(longest: int = 63) -> st.SearchStrategy[str]:
-    """Return a strategy for identifiers up to this many bytes of UTF-8, without those that PostgreSQL refuses."""
+    """Return a strategy for identifiers of up to ``longest`` bytes in UTF-8 that PostgreSQL accepts."""
     any_text = st.text(st.characters(exclude_categories=["Cs"], min_codepoint=1), max_size=9)
     parts = st.one_of(st.sampled_from(NASTY), any_text)
     repeated = st.sampled_from(NASTY).map(lambda one: one * longest)
@@ -77,7 +77,7 @@ ALL = st.builds(Names, names(), names(), names(), names(), names(), names(190), 
 
 @pytest.fixture(scope="module")
 def pipeline(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Pipeline]:
-    """Provide a pipeline with prepared transactions. The name of its publication is as unusual as the others."""
+    """Provide a pipeline with prepared transactions, whose publication also has a hostile name."""
     publication = "\x1b[31m\u202e'\"\n.{prefix}%s"
     with postgres_server(DEFAULT_VERSION).database() as database:
         prepare(database)
@@ -99,7 +99,7 @@ def pipeline(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator
 
 
 def make(database: Database, names: Names) -> None:
-    """Make a table, and write one row in a prepared transaction."""
+    """Create a table, and write one row in a prepared transaction."""
     schema, table = sql.Identifier(names.schema), sql.Identifier(names.schema, names.table)
     kind = sql.Identifier(names.schema, f"t{names.type_}".encode()[:63].decode(errors="ignore"))
     columns = [sql.SQL("id int PRIMARY KEY"), sql.SQL("{} {}").format(sql.Identifier(names.column), kind)]
@@ -136,7 +136,7 @@ def rows(pipeline: Pipeline, topic: str) -> list[dict[str, object]]:
 
 
 def assert_safe(text: str) -> None:
-    """Check that all characters except line breaks and tabs are printable, because others could control a terminal."""
+    """Check that the text has no control characters except line breaks and tabs. Others could control a terminal."""
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 
@@ -147,7 +147,7 @@ def assert_safe(text: str) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(several=st.lists(ALL, min_size=10, max_size=10, unique_by=(lambda one: one.schema, lambda one: one.gid)))
-def test_whatever_things_are_called(pipeline: Pipeline, several: list[Names]) -> None:
+def test_arbitrary_names(pipeline: Pipeline, several: list[Names]) -> None:
     daemon = pipeline.daemon
     forget(pipeline.database)
     for found in several:
@@ -184,7 +184,7 @@ def assert_arrived(pipeline: Pipeline, names: Names) -> None:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names())
-def test_sql_that_is_proposed_means_what_it_says(pipeline: Pipeline, name: str) -> None:
+def test_proposed_sql_has_the_intended_name(pipeline: Pipeline, name: str) -> None:
     proposed = sql_identifier(name)
     assert_safe(proposed)
     with pipeline.database.connect() as connection:
@@ -201,7 +201,7 @@ def test_sql_that_is_proposed_means_what_it_says(pipeline: Pipeline, name: str) 
 )
 @given(names(), names(), names())
 def test_remedies_mend_what_they_are_for(pipeline: Pipeline, publication: str, schema: str, table: str) -> None:
-    """Operators copy the remedies from a terminal, so the printed text has to work."""
+    """Operators copy the remedies from a terminal, so the printed text must work."""
     with pipeline.database.server.database() as database, database.connect() as connection:
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
         connection.execute(sql.SQL("CREATE TABLE {} (id int)").format(sql.Identifier(schema, table)))
@@ -222,7 +222,7 @@ def found_fault(database: Database, publication: str) -> dict[str, Finding]:
 
 
 def test_what_people_read_is_safe(pipeline: Pipeline) -> None:
-    """This test runs after all names above were used."""
+    """This test runs after all tests above, so the texts contain their names."""
     daemon = pipeline.daemon
     assert [json.loads(line) for line in daemon.log_text().splitlines()]
     assert_safe(daemon.log_text())

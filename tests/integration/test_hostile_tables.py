@@ -1,4 +1,4 @@
-"""Tables of a user who may only create tables. They stop no other table, and no row arrives in a wrong topic."""
+"""Tests tables of a user who may only create tables. They must not stop other tables, or put rows into wrong topics."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def execute(pipeline: Pipeline, *statements: str) -> None:
 
 
 def values(pipeline: Pipeline, topic: str) -> list[dict[str, Any]]:
-    """Return the content of a topic, once everything written so far is delivered."""
+    """Wait until everything written so far is delivered. Return the values in a topic."""
     pipeline.wait_until_confirmed()
     context = SerializationContext(topic, MessageField.VALUE)
     with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
@@ -33,7 +33,7 @@ def values(pipeline: Pipeline, topic: str) -> list[dict[str, Any]]:
 
 
 def goes_on(pipeline: Pipeline) -> bool:
-    """Check that the other table is still delivered."""
+    """Return whether the daemon runs. Check that the other table is still delivered."""
     pipeline.write(3)
     pipeline.assert_complete()
     return pipeline.daemon.alive
@@ -76,7 +76,7 @@ def test_it_is_published_again_when_the_rule_fits(start: Start) -> None:
     assert pipeline.daemon.status()["quarantined"] == []
 
 
-def test_or_it_stops_the_pipeline_if_that_is_what_one_wants(start: Start) -> None:
+def test_it_stops_the_pipeline_if_the_settings_say_so(start: Start) -> None:
     pipeline = start({"tables": {**IMPOSSIBLE, "refused": "stop"}})
     execute(pipeline, "CREATE TABLE orders (id int PRIMARY KEY, amount int)", "INSERT INTO orders VALUES (1, 1)")
     assert pipeline.daemon.wait() == 78
@@ -96,7 +96,7 @@ def test_a_name_of_control_characters_has_a_topic_that_ends_in_a_hash(start: Sta
     assert goes_on(pipeline)
 
 
-def test_a_schema_that_is_larger_than_kafka_takes(start: Start) -> None:
+def test_a_schema_that_is_too_large_for_kafka(start: Start) -> None:
     pipeline = start()
     schemas = ConfigResource(ConfigResource.Type.TOPIC, f"{pipeline.daemon.name}.schemas")
     configure(pipeline.kafka, schemas, "max.message.bytes", "4000")
@@ -109,7 +109,7 @@ def test_a_schema_that_is_larger_than_kafka_takes(start: Start) -> None:
     assert goes_on(pipeline)
 
 
-def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
+def test_a_topic_that_kafka_cannot_distinguish_from_another(start: Start) -> None:
     pipeline = start()
     execute(
         pipeline,
@@ -126,8 +126,8 @@ def test_a_topic_that_kafka_takes_for_another(start: Start) -> None:
     assert goes_on(pipeline)
 
 
-def test_room_for_topics_comes_back_when_topics_are_deleted(start: Start) -> None:
-    """The steps are those of docs/scaling.md."""
+def test_deleting_topics_makes_room_for_others(start: Start) -> None:
+    """The test follows the steps in docs/scaling.md."""
     pipeline = start({"kafka": {"topics": {"partitions": 1, "max": 1}}})
     daemon = pipeline.daemon
     execute(
@@ -194,7 +194,7 @@ def checked(pipeline: Pipeline) -> tuple[int, list[str]]:
     return done.returncode, [one["detail"] for one in refused]
 
 
-def test_a_dot_in_a_name_is_no_way_into_another_tables_topic(start: Start) -> None:
+def test_a_dot_in_a_name_does_not_lead_to_another_tables_topic(start: Start) -> None:
     pipeline = start({"tables": {"rules": [{"match": "*.orders", "topic": "{prefix}.{schema}.orders"}]}})
     execute(
         pipeline,

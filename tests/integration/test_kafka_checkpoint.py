@@ -1,4 +1,4 @@
-"""Reads the last committed checkpoint, whatever other records the topic has."""
+"""Tests that the last committed checkpoint is found, no matter which other records the topic has."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,7 +80,7 @@ class TestWhatIsThere:
         abort(kafka, topic, record(7))
         assert read(client_options(kafka), topic) == checkpoint(5)
 
-    def test_one_that_a_former_owner_wrote_late_does_not(self, kafka: Kafka, topic: str) -> None:
+    def test_a_late_record_of_a_former_owner_does_not_count(self, kafka: Kafka, topic: str) -> None:
         """In at-least-once mode, a former owner is not fenced."""
         commit(kafka, topic, record(1), record(2), record(3), record(2))
         assert read(client_options(kafka), topic, is_atomic=False) == checkpoint(3)
@@ -88,8 +88,8 @@ class TestWhatIsThere:
         commit(kafka, topic, new_epoch.to_json(), record(3))
         assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
 
-    def test_one_that_a_former_owner_wrote_late_does_not_take_a_refusal_away(self, kafka: Kafka, topic: str) -> None:
-        """The late position can be beyond that of the session that found that the server has another history."""
+    def test_a_late_record_of_a_former_owner_does_not_hide_a_refusal(self, kafka: Kafka, topic: str) -> None:
+        """The late position can be after the position of the session that has refused the server's history."""
         refused = replace(checkpoint(3), refused="The server was restored.")
         commit(kafka, topic, record(2), record(3), refused.to_json(), record(4))
         assert read(client_options(kafka), topic, is_atomic=False) == refused
@@ -97,8 +97,8 @@ class TestWhatIsThere:
         commit(kafka, topic, adopted.to_json())
         assert read(client_options(kafka), topic, is_atomic=False) == adopted
 
-    def test_one_that_is_further_on_does_not_hide_those_that_follow(self, kafka: Kafka, topic: str) -> None:
-        """If transactions are used, records have the order of the history."""
+    def test_a_record_with_a_later_position_does_not_hide_the_following_ones(self, kafka: Kafka, topic: str) -> None:
+        """With transactions, the last record is always the newest, so positions are not compared."""
         forged = replace(checkpoint(40), epoch=7)
         commit(kafka, topic, record(1), forged.to_json(), record(2), record(3))
         assert read(client_options(kafka), topic) == checkpoint(3)
@@ -118,7 +118,7 @@ class TestWhatIsThere:
             assert (line["log_level"], line["topic"]) == ("warning", topic)
             assert "its records are ignored" in line["event"]
 
-    def test_another_pipelines_is_there_for_one_that_has_none_yet(self, kafka: Kafka, topic: str) -> None:
+    def test_a_new_pipeline_finds_the_checkpoint_of_another_one(self, kafka: Kafka, topic: str) -> None:
         """The pipeline must not start to write to the topics of another pipeline."""
         others = replace(checkpoint(9), pipeline="other")
         commit(kafka, topic, others.to_json(), b"no checkpoint", record(3), key=b"other")
@@ -140,26 +140,26 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("behind", [FIRST_WINDOW - 2, FIRST_WINDOW - 1, FIRST_WINDOW, FIRST_WINDOW * WINDOW_FACTOR])
     def test_it_is_found_behind_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
-        """This tests the boundaries of the windows, because a transaction's marker takes an offset as well."""
+        """Test the boundaries of the windows. The marker of a transaction also takes an offset."""
         commit(kafka, topic, record(1))
         commit(kafka, topic, record(2))
         abort(kafka, topic, *[record(3)] * (behind - 1))
         wait_for_end(kafka, topic, 4 + behind)
         assert read(client_options(kafka), topic) == checkpoint(2)
 
-    def test_what_compaction_left(self, own_kafka: Kafka) -> None:
+    def test_after_compaction(self, own_kafka: Kafka) -> None:
         name = f"shop-{uuid4().hex[:8]}.checkpoint"
         create_topic(own_kafka, name, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001")
         cut = 0
         while cut < 5 or read_committed(own_kafka, name)[0].offset() == 0:
             cut += 1
             commit(own_kafka, name, record(cut))
-            time.sleep(0.2)  # a segment ends when a record comes after segment.ms
+            time.sleep(0.2)  # a segment ends when a record arrives after segment.ms
         assert read(client_options(own_kafka), name) == checkpoint(cut)
 
     @pytest.mark.parametrize("value", [b"\x00\x00\x00\x00\x05", b"{}", b"", None])
     def test_a_record_that_is_no_checkpoint(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
-        """Such a record must never be skipped, because an older checkpoint would cause repeated deliveries."""
+        """Such a record must not be skipped, because starting at an older checkpoint would repeat changes."""
         commit(kafka, topic, record(1), value)
         sentence = f"^Record 1 of topic {topic} is not one that this version of pgsluice can read"
         with pytest.raises(HistoryError, match=sentence):
@@ -169,13 +169,13 @@ class TestWhatIsThere:
 class TestOpenTransactions:
     """An open transaction hides the committed records after it from read_committed readers."""
 
-    def test_what_is_hidden_is_waited_for(self, kafka: Kafka, topic: str) -> None:
+    def test_the_reader_waits_for_hidden_records(self, kafka: Kafka, topic: str) -> None:
         commit(kafka, topic, record(1))
         with transaction(kafka, topic, [b"foreign"]) as foreign, ThreadPoolExecutor() as threads:
             with transaction(kafka, topic, [record(2)], f"beside-{topic}") as beside:
                 beside.commit_transaction(PATIENCE_S)
             reading = threads.submit(read, client_options(kafka), topic)
-            time.sleep(1)  # long enough to read everything that can be read
+            time.sleep(1)  # long enough to read all visible records
             assert not reading.done()
             foreign.abort_transaction()
             assert reading.result() == checkpoint(2)
@@ -189,7 +189,7 @@ class TestOpenTransactions:
                 read(client_options(kafka), topic, patience_s=0.5)
             foreign.abort_transaction()
 
-    def test_the_session_may_end_meanwhile(self, kafka: Kafka, topic: str) -> None:
+    def test_the_end_of_the_session_ends_the_wait(self, kafka: Kafka, topic: str) -> None:
         given_up = Event()
         with transaction(kafka, topic, [b"foreign"]) as foreign, ThreadPoolExecutor() as threads:
             reading: Future[object] = threads.submit(
@@ -203,7 +203,7 @@ class TestOpenTransactions:
 
 
 class PausesAfterwards(Topics):
-    """A broker that reports the end of the topic, and then answers nothing more."""
+    """A client whose broker reports the bounds of the topic, and then stops answering."""
 
     def __init__(self, kafka: Kafka, stack: ExitStack) -> None:
         super().__init__(client_options(kafka), Event())
@@ -217,7 +217,7 @@ class PausesAfterwards(Topics):
 
 
 class Outdated(Topics):
-    """A broker that reports an outdated end of the topic."""
+    """A client whose broker reports an outdated end of the topic."""
 
     def __init__(self, kafka: Kafka, topic: str) -> None:
         super().__init__(client_options(kafka), Event())
@@ -228,9 +228,9 @@ class Outdated(Topics):
 
 
 class TestOutdatedBrokers:
-    """A broker that lost its connection to the cluster still answers, but does not know the last checkpoint."""
+    """A broker that has lost its connection to the cluster still answers, but does not have the last checkpoint."""
 
-    def test_the_read_gets_to_the_mark(self, kafka: Kafka, topic: str) -> None:
+    def test_the_reader_reads_up_to_the_probe(self, kafka: Kafka, topic: str) -> None:
         commit(kafka, topic, record(1))
         outdated = Outdated(kafka, topic)
         commit(kafka, topic, record(2))
@@ -244,7 +244,7 @@ class TestOutdatedBrokers:
             assert last_checkpoint(read_checkpoints(tail, "shop", is_atomic=True)) == checkpoint(2)
         outdated.close()
 
-    def test_a_mark_that_no_broker_shows(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_probe_that_no_broker_shows(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(probes, "OUTDATED_S", 1.0)
         monkeypatch.setattr(probes, "LOOK_S", 0.1)
         commit(kafka, topic, record(1))
@@ -253,7 +253,7 @@ class TestOutdatedBrokers:
             Probe(client_options(kafka), Event()).find(b"a probe", [topic], topics)
         topics.close()
 
-    def test_looking_for_it_ends_with_the_session(self, kafka: Kafka, topic: str) -> None:
+    def test_the_search_for_it_ends_with_the_session(self, kafka: Kafka, topic: str) -> None:
         given_up, topics = Event(), Topics(client_options(kafka), Event())
         given_up.set()
         started = time.monotonic()
@@ -262,10 +262,10 @@ class TestOutdatedBrokers:
         assert time.monotonic() - started < probes.OUTDATED_S
         topics.close()
 
-    def test_a_read_that_comes_no_further_goes_on_with_another_consumer(
+    def test_a_reader_without_progress_continues_with_another_consumer(
         self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """If there is no open transaction, the message does not blame one."""
+        """The message must not blame an open transaction, because there is none."""
         monkeypatch.setattr(tails, "RENEW_S", 0.2)
         commit(kafka, topic, record(1))
         topics = Topics(client_options(kafka), Event())
@@ -279,7 +279,7 @@ class TestOutdatedBrokers:
 
 class TestOutages:
     def test_kafka_does_not_answer(self, own_kafka: Kafka) -> None:
-        """If Kafka is away, pgsluice does not stop for good."""
+        """The error must be one after which pgsluice retries."""
         name = f"shop-{uuid4().hex[:8]}.checkpoint"
         create_topic(own_kafka, name)
         commit(own_kafka, name, record(1))
@@ -301,5 +301,5 @@ class TestOutages:
         grant(secured_kafka, name, AclOperation.DESCRIBE)
         with pytest.raises(PermissionDenied, match=f"Reading {name}"):
             read(reader, name)
-        grant(secured_kafka, name, AclOperation.READ)  # the right to read the topic, but no right to any group
+        grant(secured_kafka, name, AclOperation.READ)  # no right to a group is needed
         assert read(reader, name) == checkpoint(1)

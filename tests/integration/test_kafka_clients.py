@@ -1,4 +1,4 @@
-"""Kafka clients have threads of their own. They must end with the session, whatever ended it."""
+"""Tests that the threads of Kafka clients end with the session, no matter why it ends."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from tests.support.sink import Session, insert, policy
 SESSIONS = 3
 
 PATIENCE_S = 180.0
-"""How long the worker threads of a session may take to notice that they are no longer needed."""
+"""How long the threads of a session may take to end."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def threads_of_clients() -> int:
-    """Return the number of threads in the process that Python did not start."""
+    """Return the number of threads in this process that Python has not started."""
     return len([*Path("/proc/self/task").iterdir()]) - threading.active_count()
 
 
@@ -46,7 +46,7 @@ def assert_ended(before: int) -> None:
 
 @pytest.mark.usefixtures("_uncollected")
 class TestThreadsEndWithTheSession:
-    async def test_in_good_order(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_after_an_orderly_end(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         before = threads_of_clients()
         for number in range(SESSIONS):
             async with Session(kafka, prefix) as session:
@@ -64,7 +64,7 @@ class TestThreadsEndWithTheSession:
             assert_ended(before)
 
     async def test_after_a_fatal_error(self, kafka: Kafka, prefix: str) -> None:
-        """The session is fenced. Its error and the cause of the error are still referenced."""
+        """The session is fenced. The test still holds a reference to its error, and so to the error's cause."""
         before, errors = threads_of_clients(), []
         for _ in range(SESSIONS):
             async with Session(kafka, prefix) as first:
@@ -77,7 +77,7 @@ class TestThreadsEndWithTheSession:
         assert len(errors) == SESSIONS
 
     async def test_while_kafka_does_not_answer(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
-        """A transaction has records that have not been sent yet. Nothing waits for them."""
+        """The transaction has records that have not been sent yet. The session must not wait for them."""
         before = threads_of_clients()
         session = Session(own_kafka, prefix)
         await session.start()

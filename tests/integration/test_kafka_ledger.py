@@ -1,4 +1,4 @@
-"""Topics that others change, between sessions and during one, on a real broker. pgsluice notices and reports it."""
+"""Tests that pgsluice detects and reports changes of topics by others, between sessions and during a session."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ INTERFERENCES = pytest.mark.parametrize(
 
 
 async def written(kafka: Kafka, prefix: str, *targets: Target) -> None:
-    """Write to topics in a session of its own."""
+    """Write to topics in a separate session."""
     async with Session(kafka, prefix) as session:
         for target in targets:
             await session.sink.open_topic(policy(target, PARTITIONS), keyed=True)
@@ -98,7 +98,7 @@ async def refuses_to_start(kafka: Kafka, prefix: str, sentence: str) -> None:
 
 
 async def deliver_with(session: Session, described: list[str]) -> None:
-    """Deliver a cut in a session in which only these topics have a schema."""
+    """Deliver a cut in a session in which only the topics in ``described`` have a schema."""
     try:
         await session.sink.prepare()
         await session.sink.fence()
@@ -116,7 +116,7 @@ async def last_cut(kafka: Kafka, prefix: str) -> dict[str, Any]:
 
 class TestBetweenSessions:
     @INTERFERENCES
-    async def test_it_stops_until_it_is_accepted(
+    async def test_it_stops_until_the_change_is_accepted(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target, interference: Interference, sentence: str
     ) -> None:
         await written(kafka, prefix, orders, items)
@@ -148,7 +148,7 @@ class TestBetweenSessions:
         }
 
     async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """This is what an unclean leader election causes. In this test, the cut record claims more than was written."""
+        """An unclean leader election loses records. Here, the cut record claims more records than were written."""
         await written(kafka, prefix, orders)
         cut = await last_cut(kafka, prefix)
         written_to = cut["topics"][0]["offsets"][1]["next"]
@@ -183,10 +183,10 @@ class TestBetweenSessions:
             await session.deliver()
         assert offsets(await last_cut(kafka, prefix)).keys() == {(orders.topic, n) for n in range(PARTITIONS)}
 
-    async def test_schemas_that_are_not_there_any_more(
+    async def test_schemas_that_no_longer_exist(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Once the loss is accepted, a topic is not checked until its next row has registered its schema again."""
+        """After the loss is accepted, a topic is not checked until its next row has registered its schema again."""
         await written(kafka, prefix, orders, items)
         described = [items.topic]
         with pytest.raises(HistoryError, match=f"The schemas of topic {orders.topic} are not registered any more"):
@@ -235,7 +235,7 @@ class TestBetweenSessions:
     async def test_the_partitions_of_a_topic_that_no_full_cut_lists(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """The topic's first cut therefore has to list them all."""
+        """The first cut of the topic must therefore list all its partitions."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -252,7 +252,7 @@ class TestBetweenSessions:
     async def test_a_topic_without_changes_is_in_no_cut(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """The topic's schemas may not be registered yet, so the next start would miss them."""
+        """Its schemas may not be registered yet, so the next start would report that they are missing."""
         async with Session(kafka, prefix) as session:
             await session.sink.prepare_topics([policy(orders, PARTITIONS), policy(items, PARTITIONS)])
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
@@ -267,10 +267,10 @@ class TestBetweenSessions:
 class TestDuringASession:
     @INTERFERENCES
     @pytest.mark.usefixtures("_always_full")
-    async def test_it_is_noticed_without_traffic(
+    async def test_it_is_detected_without_traffic(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
-        """The next full cut detects it."""
+        """The next full cut must detect the change."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -281,7 +281,7 @@ class TestDuringASession:
         await refuses_to_start(kafka, prefix, sentence.format(orders.topic) + REMEDY)
 
     @pytest.mark.usefixtures("_always_full")
-    async def test_if_it_is_accepted_the_next_session_goes_on(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_if_it_is_accepted_the_next_session_continues(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, accept=True) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -294,10 +294,10 @@ class TestDuringASession:
         assert {number for _, number in offsets(await last_cut(kafka, prefix))} == set(range(5))
 
     @INTERFERENCES
-    async def test_it_is_noticed_when_it_is_written_to(
+    async def test_it_is_detected_when_the_topic_is_written_to(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
-        """More partitions do no harm before the next full cut, because records go to the former ones."""
+        """Additional partitions do no harm before the next full cut, because records go to the former partitions."""
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -311,10 +311,10 @@ class TestDuringASession:
         await refuses_to_start(kafka, prefix, sentence.format(orders.topic) + REMEDY)
 
     @pytest.mark.parametrize("opened", [False, True], ids=["its first row", "a table's next version"])
-    async def test_it_is_noticed_when_its_topic_is_opened(
+    async def test_it_is_detected_when_the_topic_is_opened(
         self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, *, opened: bool
     ) -> None:
-        """A topic that was found at the session's start is not created again."""
+        """A topic that existed at the session's start must not be created again."""
         monkeypatch.setattr(topics, "REQUEST_S", 1.0)
         await written(kafka, prefix, orders)
         async with Session(kafka, prefix) as session:
@@ -325,7 +325,7 @@ class TestDuringASession:
                 await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted" + REMEDY)
 
-    async def test_it_is_noticed_while_there_is_no_room_for_more(
+    async def test_it_is_detected_while_the_queue_is_full(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
         async with Session(kafka, prefix, timeout_s=600, queue_bytes=64 * 1024) as session:
@@ -339,7 +339,7 @@ class TestDuringASession:
 
     @pytest.mark.parametrize("topic", ["transactions", "checkpoint"])
     async def test_the_service_topics(self, kafka: Kafka, prefix: str, topic: str) -> None:
-        """If Kafka aborts the transaction before we look at the topics, the next session finds the reason."""
+        """If Kafka aborts the transaction before the topics are examined, the next session must report the reason."""
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.deliver()
             await asyncio.to_thread(delete, kafka, f"{prefix}.{topic}")
@@ -347,7 +347,7 @@ class TestDuringASession:
                 with pytest.raises(SinkUnavailable):
                     await session.deliver()
         if topic == "transactions":
-            # Each start adds a probe to the new topic, which still counts as empty.
+            # Each start adds a probe to the new topic, which is still considered empty.
             for _ in range(2):
                 await refuses_to_start(kafka, prefix, f"Topic {prefix}.transactions is empty, but cut 1 was committed")
         else:
@@ -356,7 +356,7 @@ class TestDuringASession:
 
     @pytest.mark.parametrize("predicted", [True, False])
     async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, predicted: bool) -> None:
-        """This is what an unclean leader election causes. In this test, pgsluice believes that it wrote more."""
+        """An unclean leader election loses records. Here, the ledger claims more records than were written."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -378,7 +378,7 @@ class TestDuringASession:
             await session.deliver(insert(orders, 2))
             await session.deliver()
 
-    async def test_a_broker_that_is_slow_is_no_topic_that_is_gone(
+    async def test_a_slow_broker_is_not_mistaken_for_a_deleted_topic(
         self, own_kafka: Kafka, prefix: str, orders: Target
     ) -> None:
         """The search for the reason of a stall must not end a delivery that would have succeeded."""
@@ -395,8 +395,8 @@ class TestDuringASession:
 class TestPrediction:
     """A cut record contains the end offsets of its cut before Kafka has reported them."""
 
-    async def test_it_is_as_predicted(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
-        """The topics are new or old, and have the markers of earlier transactions."""
+    async def test_the_offsets_are_as_predicted(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
+        """Topics can be new, or have the markers of earlier transactions."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -409,7 +409,7 @@ class TestPrediction:
             assert session.prediction.is_clear
 
     async def test_markers_that_are_still_to_come(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """A full cut without records does not wait for the markers of the previous cut."""
+        """A full cut without records must not wait for the markers of the previous cut."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 50), keyed=True)
             for _ in range(5):
@@ -420,7 +420,7 @@ class TestPrediction:
             assert session.prediction.is_clear
 
     async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
-        """The cut is abandoned. The next session waits for the actual offsets."""
+        """The cut must be abandoned. The next session must wait for the actual offsets."""
         prediction = OffsetPrediction()
         async with Session(kafka, prefix, prediction=prediction) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -442,7 +442,7 @@ class TestPrediction:
         assert [cut["cut"] for cut in records] == [1, 2, 3, 4]
         assert visible[-1].offset() + 1 == offsets(records[-1])[orders.topic, 0][1]
 
-    def test_it_comes_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_prediction_is_used_again_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         prediction = OffsetPrediction()
         prediction.failed()
         assert not prediction.is_clear
@@ -452,7 +452,7 @@ class TestPrediction:
 
 
 class Outdated(Topics):
-    """A client whose broker has had no news from the cluster for a while."""
+    """A client whose broker is out of date, so that it does not know the topics."""
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(client_options(kafka), Event())
@@ -464,7 +464,7 @@ class Outdated(Topics):
 
 
 class Stopped(Topics):
-    """A client whose broker gets no more news after :meth:`stop`. Other clients get correct answers."""
+    """A client whose broker is out of date after :meth:`stop`. Other clients get correct answers."""
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(client_options(kafka), Event())
@@ -483,10 +483,10 @@ class Stopped(Topics):
 
 class TestLedger:
     @pytest.mark.parametrize("full", [False, True])
-    def test_the_marker_of_the_cut_before_does_not_pass_for_a_record(
+    def test_the_previous_cuts_marker_is_not_mistaken_for_a_record(
         self, kafka: Kafka, orders: Target, *, full: bool
     ) -> None:
-        """An outdated broker reports the same end, whether the last record is the marker or our own."""
+        """An outdated broker reports the same end offset after the previous cut's marker as after our own record."""
         topics, place = Stopped(kafka), (orders.topic, 0)
         known = Ledger(topics, Event(), accept=False)
         known.pin({orders.topic: topics.ensure(TopicSpec(orders.topic, 1))[0]})
@@ -502,8 +502,8 @@ class TestLedger:
             assert known.following(cut, full=full) == {place: 3}
             producer.commit_transaction(TIMEOUT_S)
 
-    def test_what_one_broker_says_is_not_believed(self, kafka: Kafka, orders: Target) -> None:
-        """It does not matter how long one broker gives its answer, because another client gets another answer."""
+    def test_the_answer_of_a_single_broker_is_not_trusted(self, kafka: Kafka, orders: Target) -> None:
+        """One broker's answer must not be trusted, however often it is repeated. Another client gets another answer."""
         topics = Outdated(kafka)
         known = Ledger(topics, Event(), accept=False)
         known.watch(orders.topic, *topics.ensure(TopicSpec(orders.topic, 1)))

@@ -1,7 +1,7 @@
-"""The markers that Kafka writes at the end of a transaction: late, repeated, or in the middle of the next one.
+"""Tests transaction markers of Kafka that are late, repeated, or in the middle of the next transaction.
 
-Markers take offsets, so the prediction of a cut's offsets depends on them. Brokers send them to one another, in these
-tests through a proxy. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
+Markers take offsets, so the prediction of a cut's offsets depends on them. Brokers send markers to one another. In
+these tests, a proxy intercepts them. https://cwiki.apache.org/confluence/display/KAFKA/KIP-98 (WriteTxnMarkers)
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.support.kafka_proxy import WRITE_TXN_MARKERS, KafkaProxy, Request
 from tests.support.sink import Partition, Session, cut_records, insert, offsets, policy
 
 BETWEEN = "BETWEEN"
-"""The brokers' own listener, behind the proxy. A broker also uses it to reach itself."""
+"""The listener between brokers, which is behind the proxy. A broker also uses it to reach itself."""
 
 GIVEN_UP = "somebody else has written to it, or Kafka has marked a transaction twice. The cut is aborted"
 
@@ -35,13 +35,13 @@ def proxied() -> Iterator[tuple[Kafka, KafkaProxy]]:
 
 
 async def deliver_to(session: Session, target: Target, last: int) -> None:
-    """Deliver the values, one cut each, from the session's position."""
+    """Deliver the values up to ``last``, each in its own cut, from the session's position on."""
     for number in range(session.checkpoint.cut + 1, last + 1):
         await session.deliver(insert(target, number))
 
 
 def assert_complete(kafka: Kafka, prefix: str, target: Target, last: int) -> None:
-    """Check that every value is there once, at the offset that its cut record gives."""
+    """Check that every value exists once, at the offset in its cut record."""
     messages, records = read_committed(kafka, target.topic), cut_records(kafka, prefix)
     assert [message.value() for message in messages] == [b"value %d" % number for number in range(1, last + 1)]
     assert [record["cut"] for record in records] == list(range(1, last + 1))
@@ -55,10 +55,10 @@ def slowly(request: Request) -> None:
     request.forward()
 
 
-async def test_a_cut_waits_for_the_markers_of_the_one_before(
+async def test_a_cut_waits_for_the_markers_of_the_previous_cut(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
-    """Otherwise, a marker could come after the prediction of the offsets, but before the records."""
+    """Otherwise, a marker could be written after the prediction of the offsets, but before the records."""
     kafka, proxy = proxied
 
     async with Session(kafka, prefix) as session:
@@ -86,7 +86,7 @@ async def test_a_full_cut_may_list_a_partition_before_its_marker_comes(
         proxy.forward()
 
 
-async def test_one_whose_answer_was_lost_comes_twice(
+async def test_a_marker_whose_answer_was_lost_is_written_twice(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
     kafka, proxy = proxied
@@ -108,10 +108,10 @@ async def test_one_whose_answer_was_lost_comes_twice(
 
 
 @pytest.mark.parametrize("moment", ["before the comparison", "after it"])
-async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
+async def test_a_marker_that_is_repeated_in_the_middle_of_the_next_cut(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """The marker makes that cut's records visible, so the cut must not be abandoned: its records would come twice."""
+    """The marker makes the cut's records visible. If the cut were abandoned, its records would come twice."""
     kafka, proxy = proxied
     kept: list[Request] = []
     mismatch = Ledger.mismatch
@@ -149,10 +149,13 @@ async def test_one_that_comes_once_more_in_the_middle_of_the_next_cut(
     await asyncio.to_thread(assert_complete, kafka, prefix, orders, 4)
 
 
-async def test_what_would_be_given_up_is_finished_where_one_shows_its_checkpoint(
+async def test_a_cut_whose_checkpoint_is_visible_is_committed(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the next session would continue after the checkpoint, and the invisible records would be lost."""
+    """A repeated marker has made the checkpoint visible, but not all records. The cut must be committed nevertheless.
+
+    Otherwise, the next session would continue after the checkpoint, and the invisible records would be lost.
+    """
     kafka, proxy = proxied
     kept: list[Request] = []
     items = Target(f"{prefix}.public.items", 11, 12)

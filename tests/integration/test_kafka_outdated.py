@@ -1,6 +1,6 @@
-"""A broker that is cut off from its cluster still answers as the leader, with its outdated state.
+"""Tests a broker that is isolated from its cluster. It still answers as the leader, with its outdated state.
 
-https://kafka.apache.org/documentation/#kraft: the controllers move leaders, and the broker does not learn of it.
+The controllers elect new leaders, but the broker does not learn of it. https://kafka.apache.org/documentation/#kraft
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.support.links import Links
 from tests.support.sink import Session
 
 NODE = 1
-"""The broker that is cut off."""
+"""The broker that is isolated."""
 
 ALONE = "ALONE"
 """A listener whose clients reach only the first broker, because the others advertise an unused address."""
@@ -42,18 +42,18 @@ NOBODY = "127.0.0.1:9"
 LATEST = IsolationLevel.READ_UNCOMMITTED
 
 FORMER, LAST = 1, 4
-"""The checkpoint that the isolated broker knows, and the last one."""
+"""The checkpoint that the isolated broker has, and the last checkpoint."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Three brokers. The first one is isolated within :meth:`outdated`."""
+    """Three brokers. :meth:`outdated` isolates the first one."""
 
     kafka: Kafka
     links: Links
 
     def options(self, *nodes: int) -> ClientOptions:
-        """Return options for a client that first connects to these brokers."""
+        """Return the options of a client that first connects to these brokers."""
         return ClientOptions({"bootstrap.servers": self._addresses(*nodes)}, "pgsluice-test")
 
     def _addresses(self, *nodes: int) -> str:
@@ -61,11 +61,11 @@ class Cluster:
         return ",".join(addresses[node - 1] for node in nodes)
 
     def options_alone(self) -> ClientOptions:
-        """Return options for a client that reaches only the first broker."""
+        """Return the options of a client that reaches only the first broker."""
         return ClientOptions({"bootstrap.servers": self.kafka.addresses(ALONE).split(",")[NODE - 1]}, "pgsluice-test")
 
     def create(self, *topics: str) -> None:
-        """Create topics that the first broker leads. Wait until clients see them."""
+        """Create topics whose leader is the first broker, and wait until clients see them."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         compacted = {"cleanup.policy": "compact"}
         new = [NewTopic(topic, 1, replica_assignment=[[1, 2, 3]], config=compacted) for topic in topics]
@@ -89,7 +89,7 @@ class Cluster:
         raise TimeoutError(f"none of {nodes} leads {topic}")
 
     def wait_for_end(self, topic: str, end: int, *nodes: int) -> None:
-        """Wait until one of ``nodes`` reports this end, because the marker of a transaction comes slightly later."""
+        """Wait until clients of ``nodes`` see this end offset. Transaction markers are written slightly later."""
         deadline, place = time.monotonic() + TIMEOUT_S, (topic, 0)
         with closing(Topics(self.options(*nodes), Event())) as topics:
             while topics.next_offsets([place])[place] < end:
@@ -167,7 +167,7 @@ def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch:
 
 
 @pytest.mark.long
-def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
+def test_records_that_it_does_not_have_were_not_deleted(cluster: Cluster) -> None:
     """Another client gets another answer from a newer leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
     cluster.create(topic)
@@ -178,7 +178,7 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
         cluster.wait_for_end(topic, 4, 2, 3)
         place = topic, 0
         known = Account({topic: TopicState("", 1)}, {place: 4})
-        # The broker cannot be asked about the topic itself, because that request goes to any broker that it knows.
+        # This broker cannot be queried about the topic itself, because the client sends that request to any broker.
         former_end, epoch = Topics(cluster.options_alone(), Event())._answers([place], LATEST)[place]
         former = Account(known.topics, {place: former_end}, {} if epoch is None else {place: epoch})
         now = Topics(cluster.options(2, 3), Event()).account(known)
@@ -197,8 +197,8 @@ def test_what_it_does_not_know_was_not_deleted(cluster: Cluster) -> None:
 
 
 @pytest.mark.long
-async def test_sessions_go_on_behind_the_last_checkpoint(cluster: Cluster) -> None:
-    """Sessions may also end, because the broker that was asked is outdated. They never start before the checkpoint."""
+async def test_sessions_continue_after_the_last_checkpoint(cluster: Cluster) -> None:
+    """Sessions may fail if they query the outdated broker. They must never start before the last checkpoint."""
     prefix = f"shop-{uuid4().hex[:8]}"
     names = f"{prefix}.checkpoint", f"{prefix}.transactions"
     cluster.create(*names)

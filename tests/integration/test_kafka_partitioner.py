@@ -1,4 +1,4 @@
-"""Compares the partitioner with Kafka's own in Java, so that topics co-partition with those of its clients."""
+"""Compares the partitioner with that of Kafka's Java client, so that topics are co-partitioned with its topics."""
 
 import random
 from pathlib import Path
@@ -30,14 +30,14 @@ public class Partitions {
 
 
 def keys() -> list[bytes]:
-    """Return keys of all lengths up to 64, some long ones, and keys that the daemon writes."""
+    """Return keys of all lengths up to 64, several long keys, and keys that the daemon writes."""
     generator = random.Random(20260101)
     lengths = [*range(65), *range(65), *range(65), *(generator.randrange(65, 2000) for _ in range(300))]
     framed = [b"\x00" + generator.randbytes(4) + bytes([2 * n % 128]) for n in range(200)]
     return [*map(generator.randbytes, lengths), *framed, b"\xff" * 64, bytes(64)]
 
 
-def test_hash_and_partition_are_those_of_kafkas_clients(tmp_path: Path) -> None:
+def test_hash_and_partition_equal_those_of_kafkas_client(tmp_path: Path) -> None:
     source = tmp_path / "Partitions.java"
     source.write_text(PROGRAM)
     stdin = "".join(f"{key.hex()}\n" for key in keys())

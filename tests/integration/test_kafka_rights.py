@@ -1,4 +1,4 @@
-"""If only pgsluice has the rights, nobody else can write to its service topics, or fence it."""
+"""Tests that nobody else can write to pgsluice's service topics or fence it, if only pgsluice has the rights."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ SERVICE_TOPICS = ("checkpoint", "transactions", "schemas")
 
 
 def allow_all(kafka: SecuredKafka, prefix: str) -> ClientOptions:
-    """Give the user "pgsluice" every right to its prefix. Return its options for the broker."""
+    """Grant the user "pgsluice" all rights to the prefix. Return the options with which it connects."""
     operations = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS)
     allow(kafka, "pgsluice", ResourceType.TOPIC, f"{prefix}.", *operations, pattern=ResourcePatternType.PREFIXED)
     allow(kafka, "pgsluice", ResourceType.TRANSACTIONAL_ID, f"pgsluice-{prefix}", AclOperation.WRITE)
@@ -38,7 +38,7 @@ def refused(producer: Producer, topic: str) -> int | None:
 
 
 async def test_nobody_else_may_write(secured_kafka: SecuredKafka, prefix: str) -> None:
-    """Other users may read everything."""
+    """Other users have the right to read everything."""
     client = allow_all(secured_kafka, prefix)
     async with Session(secured_kafka, prefix, client=client) as session:
         await session.deliver()
@@ -65,7 +65,7 @@ async def test_nobody_else_may_fence_it(secured_kafka: SecuredKafka, prefix: str
     assert session.checkpoint.cut == 1
 
 
-async def test_the_right_to_one_pipeline_is_none_to_another(secured_kafka: SecuredKafka, prefix: str) -> None:
+async def test_rights_to_one_pipeline_do_not_cover_another(secured_kafka: SecuredKafka, prefix: str) -> None:
     client = allow_all(secured_kafka, prefix)
     with pytest.raises(PermissionDenied, match=f"other-{prefix}"):
         async with Session(secured_kafka, f"other-{prefix}", client=client):

@@ -1,4 +1,4 @@
-"""Delivers cuts to a real broker. An independent read_committed consumer reads them as the contract says."""
+"""Tests the delivery of cuts to a real broker. An independent read_committed consumer reads them by the contract."""
 
 import asyncio
 import time
@@ -29,17 +29,17 @@ from tests.support.sink import Partition, Session, cut_records, insert, offsets,
 SECRET = b"row data"
 
 Content = dict[Partition, list[tuple[bytes | None, bytes | None]]]
-"""Keys and values by topic and partition."""
+"""The keys and values in each partition."""
 
 
 @pytest.fixture
 def logs(prefix: str) -> Target:
-    """A table without a key."""
+    """Provide a table without a key."""
     return Target(f"{prefix}.public.logs", 13, None)
 
 
 def content(kafka: Kafka, cut: dict[str, Any]) -> Content:
-    """Return the content of a cut, found by a consumer that knows only the cut's record."""
+    """Return the content of a cut. A consumer finds it with only the cut record."""
     found = {}
     for (topic, partition), (first, following) in offsets(cut).items():
         messages = read_committed(kafka, topic, partition, end=following)
@@ -56,7 +56,7 @@ def expected(records: Sequence[Record], partitions: int) -> Content:
 
 
 class TestTheNumberOfTopics:
-    """A user who may create tables must not be able to create any number of topics in Kafka."""
+    """A user who may create tables must not be able to create an unlimited number of topics in Kafka."""
 
     async def test_no_more_topics_are_created_than_allowed(self, kafka: Kafka, prefix: str) -> None:
         tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(4)]
@@ -68,10 +68,10 @@ class TestTheNumberOfTopics:
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.sink.open_topic(policy(tables[0]), keyed=True)
             await session.deliver(insert(tables[0], 2))
-        async with Session(kafka, prefix, topics_max=2) as session:  # topics that earlier sessions wrote to count
+        async with Session(kafka, prefix, topics_max=2) as session:  # includes topics of earlier sessions
             with pytest.raises(ConfigError, match="t2 was not created"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
-            create_topic(kafka, tables[3].topic)  # another user has created this one
+            create_topic(kafka, tables[3].topic)  # as another user would
             await session.sink.open_topic(policy(tables[3]), keyed=True)
             await session.deliver(insert(tables[3], 3))
             assert tables[2].topic not in session.sink._topics.describe([table.topic for table in tables])
@@ -79,7 +79,7 @@ class TestTheNumberOfTopics:
             await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.deliver(insert(tables[2], 4))
 
-    async def test_room_is_kept_for_the_tables_that_the_settings_name(self, kafka: Kafka, prefix: str) -> None:
+    async def test_topics_are_reserved_for_the_tables_in_the_settings(self, kafka: Kafka, prefix: str) -> None:
         named, other = Target(f"{prefix}.public.orders", 13, 14), Target(f"{prefix}.public.other", 13, 14)
         async with Session(kafka, prefix, topics_max=1, reserved_topics=frozenset({named.topic})) as session:
             with pytest.raises(ConfigError, match=r"other was not created, .* has 1 topics already or reserved"):
@@ -90,7 +90,7 @@ class TestTheNumberOfTopics:
 class TestPreparedTopics:
     """Topics of many tables are created together. Each of them is opened with the first row of its table."""
 
-    async def test_what_was_prepared_is_ready(self, kafka: Kafka, prefix: str) -> None:
+    async def test_prepared_topics_are_ready(self, kafka: Kafka, prefix: str) -> None:
         tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(3)]
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(tables[0], 2), keyed=True)
@@ -101,7 +101,7 @@ class TestPreparedTopics:
         (cut,) = await asyncio.to_thread(cut_records, kafka, prefix)
         assert set(offsets(cut)) >= {(table.topic, number) for table in tables for number in range(2)}
 
-    async def test_what_was_refused_is_refused_again_with_its_reason(self, kafka: Kafka, prefix: str) -> None:
+    async def test_a_refused_topic_is_refused_again_with_its_reason(self, kafka: Kafka, prefix: str) -> None:
         good, bad = Target(f"{prefix}.public.good", 13, 14), Target(f"{prefix}.public.bad", 13, 14)
         async with Session(kafka, prefix) as session:
             await session.sink.prepare_topics([policy(bad, 0), policy(good)])
@@ -118,7 +118,7 @@ class TestPreparedTopics:
             await session.sink.prepare_topics([policy(table) for table in tables[:2]])
             assert len(session.sink._topics.describe([table.topic for table in tables])) == 2
 
-    async def test_service_topics_of_others_are_left_to_the_one_who_refuses_them(
+    async def test_service_topics_of_others_are_not_created(
         self, kafka: Kafka, prefix: str
     ) -> None:
         theirs = Target(f"{prefix}.public.checkpoint", 13, 14)
@@ -127,13 +127,13 @@ class TestPreparedTopics:
             assert session.sink._topics.describe([theirs.topic]) == {}
 
 
-class TestTheMark:
-    """A session writes a probe after all records, so that it recognizes an outdated answer."""
+class TestTheProbe:
+    """A session writes a probe after all records, so that it can recognise an outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(
         self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """In this test, the broker reports the topics' ends from before the last cuts."""
+        """The broker reports the topics' ends from before the last cuts."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             names = f"{prefix}.checkpoint", f"{prefix}.transactions"
@@ -145,18 +145,18 @@ class TestTheMark:
             assert session.checkpoint.cut == 4
             assert session._recorded.cut == 4
 
-    async def test_no_reader_sees_it(self, kafka: Kafka, prefix: str) -> None:
+    async def test_readers_do_not_see_the_probe(self, kafka: Kafka, prefix: str) -> None:
         async with Session(kafka, prefix) as session:
             await session.deliver()
         async with Session(kafka, prefix):
             pass
         for name in f"{prefix}.checkpoint", f"{prefix}.transactions":
-            assert end_of(kafka, name) == 6  # two marks and a cut, each with its marker
+            assert end_of(kafka, name) == 6  # two probes and a cut, each with its marker
             assert len(await asyncio.to_thread(read_committed, kafka, name)) == 1
 
 
 class TestDelivery:
-    async def test_a_cut_is_where_its_record_says(
+    async def test_a_cut_is_at_the_offsets_in_its_record(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
         first = [*(insert(orders, n) for n in range(20)), *(insert(logs, n) for n in range(3))]
@@ -201,7 +201,7 @@ class TestDelivery:
     async def test_the_first_cut_of_a_session_lists_everything(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It lists what earlier sessions wrote, but no topic that is gone or to which nothing was written."""
+        """It must list the topics of earlier sessions, but no topics that do not exist or have no records."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -215,10 +215,10 @@ class TestDelivery:
         earlier, full = await asyncio.to_thread(cut_records, kafka, prefix)
         ends = {(orders.topic, partition): end_of(kafka, orders.topic, partition) for partition in range(2)}
         assert offsets(full) == {place: (end, end) for place, end in ends.items()}
-        # only the marker came since
+        # Since then, only the marker has been written.
         assert {place: following + 1 for place, (_, following) in offsets(earlier).items()} == ends
 
-    async def test_a_large_transaction_in_pieces(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_large_transaction_in_parts(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 3), keyed=True)
             cut, checkpoint = await session.produce(*(insert(orders, n) for n in range(100)))
@@ -227,7 +227,7 @@ class TestDelivery:
         (record,) = await asyncio.to_thread(cut_records, kafka, prefix)
         assert await asyncio.to_thread(content, kafka, record) == expected([insert(orders, n) for n in range(200)], 3)
 
-    async def test_an_announcement_is_a_checkpoint_alone(self, kafka: Kafka, prefix: str) -> None:
+    async def test_an_announcement_is_only_a_checkpoint(self, kafka: Kafka, prefix: str) -> None:
         async with Session(kafka, prefix) as session:
             await session.sink.announce(session.checkpoint)
             assert last_checkpoint(await session.sink.checkpoints()) == session.checkpoint
@@ -261,10 +261,10 @@ class TestOwners:
         assert [message.value() for message in visible] == [b"value 1", b"value 3"]
 
     @pytest.mark.parametrize("begun", [False, True], ids=["before a transaction", "within a transaction"])
-    async def test_who_hears_of_it_between_two_records_knows_why(
+    async def test_a_former_owner_that_learns_of_it_between_two_records_reports_the_reason(
         self, kafka: Kafka, prefix: str, orders: Target, *, begun: bool
     ) -> None:
-        """librdkafka then accepts no more records, and gives the reason only when asked."""
+        """librdkafka then accepts no more records, and reports the reason only on request."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             if begun:
@@ -280,10 +280,10 @@ class TestOwners:
             with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
                 await asyncio.to_thread(live.send, orders.topic, 0, b"key", b"value")
 
-    async def test_a_former_owner_is_not_told_that_its_topics_were_truncated(
+    async def test_a_former_owner_does_not_report_truncated_topics(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """None of its records arrives any more, so the ends of the topics differ from the expected ones."""
+        """Its records no longer arrive, so the ends of the topics differ from the expected ends."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             await former.deliver(insert(orders, 1))
@@ -291,7 +291,7 @@ class TestOwners:
                 with pytest.raises(Fenced, match=r"Another producer .* has taken over"):
                     await former.deliver(insert(orders, 2))
 
-    async def test_a_former_owner_does_not_take_its_successor_for_somebody_else(
+    async def test_a_former_owner_recognises_its_successor(
         self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The successor aborts the cut in progress, which leaves markers in the topics."""
@@ -331,7 +331,7 @@ class TestOwners:
         assert found is not None
         assert found.refused == "It was restored."
 
-    async def test_what_is_given_up_blocks_no_reader(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_an_abandoned_cut_blocks_no_reader(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, timeout_s=900) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.produce(insert(orders, 1))
@@ -347,7 +347,7 @@ class TestOwners:
                 await session.sink.produce(cut, [insert(orders, 2)])
         assert await asyncio.to_thread(read_committed, kafka, orders.topic) == []
 
-    async def test_the_brokers_deadline_is_not_taken_for_another_owner(
+    async def test_the_brokers_deadline_is_not_mistaken_for_another_owner(
         self, own_kafka: Kafka, prefix: str, orders: Target
     ) -> None:
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
@@ -357,8 +357,8 @@ class TestOwners:
             with pytest.raises(DeadlineMissed):
                 await session.sink.commit(*lost)
 
-    async def test_nor_if_the_client_hears_of_it_first(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
-        """A record is refused, as if there were another owner, before we check the time."""
+    async def test_nor_if_the_client_learns_of_it_first(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
+        """The client refuses a record with the error for another owner, before the deadline is checked."""
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             lost = await session.produce(insert(orders, 1))
@@ -368,7 +368,7 @@ class TestOwners:
                 await session.sink.commit(*lost)
         assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
-    async def test_service_topics_must_be_what_they_are_for(self, kafka: Kafka, prefix: str) -> None:
+    async def test_service_topics_with_wrong_settings_are_refused(self, kafka: Kafka, prefix: str) -> None:
         create_topic(kafka, f"{prefix}-1.transactions", 2)
         with pytest.raises(ConfigError, match=f"Topic {prefix}-1.transactions has 2 partitions, but it is one of"):
             async with Session(kafka, f"{prefix}-1"):
@@ -380,7 +380,7 @@ class TestOwners:
 
 
 def produce_until_refused(producer: Producer, topic: str) -> None:
-    """Raise the error of a client that has already noticed a problem, but was not asked about it."""
+    """Produce records until the client refuses one, because it has noticed a problem. Raise its error."""
     while True:
         producer.produce(topic, b"late", partition=0)
         time.sleep(0.01)
@@ -421,10 +421,10 @@ class TestRefusals:
             with pytest.raises(ConfigError, match=sentence):
                 await session.sink.open_topic(policy(orders, max_message_bytes="2000"), keyed=True)
 
-    async def test_a_topic_known_since_the_start_is_refused_when_its_first_row_comes(
+    async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It is not refused earlier. If its settings change later, it is refused with the table's next version."""
+        """It must not be refused earlier. If its settings change later, the table's next version is refused."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")
@@ -446,7 +446,7 @@ class TestRefusals:
 
 class TestOutages:
     @pytest.mark.parametrize("step", ["prepare", "fence", "deliver"])
-    async def test_giving_up_needs_no_answer(self, own_kafka: Kafka, prefix: str, orders: Target, step: str) -> None:
+    async def test_a_session_can_end_without_an_answer(self, own_kafka: Kafka, prefix: str, orders: Target, step: str) -> None:
         session = Session(own_kafka, prefix, timeout_s=900)
         if step != "prepare":
             await session.sink.prepare()
@@ -463,7 +463,7 @@ class TestOutages:
             with pytest.raises(SinkUnavailable):
                 await working
         if step != "prepare":
-            # Only the probe, and its marker.
+            # There are only the probe and its marker.
             assert end_of(own_kafka, f"{prefix}.transactions") == (2 if step == "deliver" else 0)
 
     async def test_what_cannot_be_aborted_ends_with_its_timeout(
@@ -478,8 +478,8 @@ class TestOutages:
         assert [line["event"] for line in lines] == ["a Kafka transaction stays open until its timeout"]
         assert await asyncio.to_thread(read_committed, own_kafka, orders.topic) == []
 
-    async def test_away_and_back_is_said_once(self, own_kafka: Kafka, prefix: str) -> None:
-        """Either of the two clients may notice it first."""
+    async def test_an_outage_is_logged_once(self, own_kafka: Kafka, prefix: str) -> None:
+        """Either of the two clients may notice the outage first."""
         client = client_options(own_kafka)
         registry = BuiltinRegistry(RegistryOptions(client, timeout_s=2.0), f"{prefix}.schemas")
         await registry.start()
