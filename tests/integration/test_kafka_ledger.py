@@ -183,9 +183,7 @@ class TestBetweenSessions:
             await session.deliver()
         assert offsets(await last_cut(kafka, prefix)).keys() == {(orders.topic, n) for n in range(PARTITIONS)}
 
-    async def test_schemas_that_no_longer_exist(
-        self, kafka: Kafka, prefix: str, orders: Target, items: Target
-    ) -> None:
+    async def test_schemas_that_no_longer_exist(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
         """After the loss is accepted, a topic is not checked until its next row has registered its schema again."""
         await written(kafka, prefix, orders, items)
         described = [items.topic]
@@ -281,7 +279,9 @@ class TestDuringASession:
         await refuses_to_start(kafka, prefix, sentence.format(orders.topic) + REMEDY)
 
     @pytest.mark.usefixtures("_always_full")
-    async def test_if_it_is_accepted_the_next_session_continues(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_if_it_is_accepted_the_next_session_continues(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         async with Session(kafka, prefix, accept=True) as session:
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -325,9 +325,7 @@ class TestDuringASession:
                 await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted" + REMEDY)
 
-    async def test_it_is_detected_while_the_queue_is_full(
-        self, kafka: Kafka, prefix: str, orders: Target
-    ) -> None:
+    async def test_it_is_detected_while_the_queue_is_full(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix, timeout_s=600, queue_bytes=64 * 1024) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))

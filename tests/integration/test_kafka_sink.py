@@ -118,9 +118,7 @@ class TestPreparedTopics:
             await session.sink.prepare_topics([policy(table) for table in tables[:2]])
             assert len(session.sink._topics.describe([table.topic for table in tables])) == 2
 
-    async def test_service_topics_of_others_are_not_created(
-        self, kafka: Kafka, prefix: str
-    ) -> None:
+    async def test_service_topics_of_others_are_not_created(self, kafka: Kafka, prefix: str) -> None:
         theirs = Target(f"{prefix}.public.checkpoint", 13, 14)
         async with Session(kafka, prefix) as session:
             await session.sink.prepare_topics([policy(theirs)])
@@ -446,7 +444,9 @@ class TestRefusals:
 
 class TestOutages:
     @pytest.mark.parametrize("step", ["prepare", "fence", "deliver"])
-    async def test_a_session_can_end_without_an_answer(self, own_kafka: Kafka, prefix: str, orders: Target, step: str) -> None:
+    async def test_a_session_can_end_without_an_answer(
+        self, own_kafka: Kafka, prefix: str, orders: Target, step: str
+    ) -> None:
         session = Session(own_kafka, prefix, timeout_s=900)
         if step != "prepare":
             await session.sink.prepare()
