@@ -1,4 +1,4 @@
-"""Kafka with TLS: who authenticates whom, what pgsluice reports if that fails, and renewed certificates."""
+"""Tests Kafka with TLS: all kinds of authentication, the messages about failures, and renewed certificates."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 SCRAM = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "pgsluice"}
 REFUSED_S = 2.0
-"""How long to wait for a broker that will not answer: a refusal comes at once."""
+"""How long the tests wait for a broker that will not answer. A refusal arrives immediately."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsKafka]:
 def connect(
     broker: TlsKafka, listener: str, properties: dict[str, str], credentials: dict[str, Any] | None = None
 ) -> None:
-    """Ask for the brokers, as the daemon does. Raise PgsluiceError if that fails."""
+    """Request the list of brokers, as the daemon does. Raise PgsluiceError if that fails."""
     servers = {"bootstrap.servers": broker.addresses(listener)}
     options = ClientOptions({**servers, **properties}, "pgsluice-test", credentials=lambda: credentials or {})
     with closing(Topics(options, threading.Event())) as topics:
@@ -136,8 +136,8 @@ class TestTokens:
         assert "Check the credentials under kafka.client" in words
         assert "wrong-secret" not in words
 
-    def test_msk_gives_its_token_to_the_broker(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The broker is not one of Amazon's, so it refuses the token. This shows that it has received one."""
+    def test_the_broker_receives_the_token_of_msk(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The broker is not one of Amazon's, so it refuses the token. This shows that it has received the token."""
         pytest.importorskip("aws_msk_iam_sasl_signer")
         monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
@@ -155,7 +155,7 @@ class TestTokens:
 
 
 def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
-    """Return the properties with which librdkafka itself gets tokens."""
+    """Return the properties with which librdkafka itself requests tokens."""
     return {
         **broker.properties("OAUTH"),
         "sasl.mechanism": "OAUTHBEARER",
@@ -167,10 +167,10 @@ def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_a_password_that_changes_is_asked_for_again(
+def test_a_changed_password_is_read_again(
     broker: TlsKafka, new_database: Callable[..., Database], tmp_path: Path
 ) -> None:
-    """The password is wrong at first."""
+    """The password is wrong when the daemon starts."""
     file = tmp_path / "password"
     file.write_text("wrong-secret\n")
     client = broker.properties("SCRAM", **SCRAM)
@@ -200,7 +200,10 @@ def daemon(
 def test_renewed_certificates_are_used_without_a_restart(
     new_database: Callable[..., Database], broker: TlsKafka
 ) -> None:
-    """Another authority has signed both. The broker gets its certificates first, so pgsluice is refused for a time."""
+    """The broker's certificate is renewed before that of pgsluice. In between, they refuse each other.
+
+    The new certificates are signed by another authority.
+    """
     database, authorities = new_database(), broker.directory / "renewed.crt"
     authorities.write_bytes(broker.authority.certificate.read_bytes())
     client = broker.client(broker.authority, ssl_ca_location=str(authorities))
@@ -211,13 +214,13 @@ def test_renewed_certificates_are_used_without_a_restart(
         broker.renew(broker.other)
         broker.start()
         with database.connect() as connection:
-            connection.execute("ALTER TABLE numbers ADD word text")  # so that the registry writes as well
+            connection.execute("ALTER TABLE numbers ADD word text")  # so that the registry also writes
         pipeline.write()
         wait_until(lambda: "certificate verify failed" in pipeline.daemon.log_text(), "the refusal")
         broker.client(broker.other)
         authorities.write_bytes(broker.other.certificate.read_bytes())
         pipeline.wait_until_confirmed()
-        broker.client(broker.other)  # nothing is wrong, but the new certificate is used
+        broker.client(broker.other)  # the current certificate still works, but the new one must be used
         wait_until(lambda: "A new session begins, which reads them" in pipeline.daemon.log_text(), "the new session")
         pipeline.write()
         pipeline.wait_until_confirmed()

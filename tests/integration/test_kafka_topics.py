@@ -1,4 +1,4 @@
-"""Topics that are created, found or refused, and the findings of ``pgsluice check`` about Kafka."""
+"""Tests topics that are created, found or refused, and the findings of ``pgsluice check`` about Kafka."""
 
 import time
 from collections.abc import Iterable
@@ -57,21 +57,21 @@ class TestEnsure:
         assert client.describe_configs([resource])[resource].result()["retention.ms"].value == "60000"
         assert topics.describe([name])[name].partitions == 3
 
-    def test_an_existing_one_stays_as_it_is(self, topics: Topics, name: str) -> None:
+    def test_an_existing_topic_is_not_changed(self, topics: Topics, name: str) -> None:
         assert topics.ensure(TopicSpec(name, 2))[0].partitions == 2
         assert topics.ensure(TopicSpec(name, 12, 3, {"retention.ms": "1"}))[0].partitions == 2
 
-    def test_several_may_want_to_make_it(self, kafka: Kafka, name: str) -> None:
+    def test_several_clients_create_the_same_topic(self, kafka: Kafka, name: str) -> None:
         several = [Topics(client_options(kafka), Event()) for _ in range(4)]
         with ThreadPoolExecutor(len(several)) as threads:
             found = threads.map(lambda one: one.ensure(TopicSpec(name, 5)), several)
         assert [state.partitions for (state,) in found] == [5] * len(several)
 
-    def test_too_few_brokers_may_become_enough(self, topics: Topics, name: str) -> None:
+    def test_too_few_brokers_are_a_temporary_error(self, topics: Topics, name: str) -> None:
         with pytest.raises(SinkUnavailable, match=rf"Creating topic {name}: .*Fewer brokers are up"):
             topics.ensure(TopicSpec(name, 1, 3))
 
-    def test_a_name_that_kafka_takes_for_another(self, topics: Topics, name: str) -> None:
+    def test_a_name_that_kafka_cannot_distinguish_from_another(self, topics: Topics, name: str) -> None:
         topics.ensure(TopicSpec(f"{name}.a_b", 1))
         with pytest.raises(
             ConfigError, match=r"collides with another topic .* `topic = \"...\"` in a \[\[tables.rules"
@@ -87,7 +87,7 @@ class TestEnsure:
             (TopicSpec("shop.no-partitions", 0), "partitions"),
         ],
     )
-    def test_what_no_broker_would_take(self, topics: Topics, spec: TopicSpec, reason: str) -> None:
+    def test_topics_that_every_broker_refuses(self, topics: Topics, spec: TopicSpec, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason):
             topics.ensure(spec)
 
@@ -103,7 +103,7 @@ class TestEnsure:
 
 
 class TestMake:
-    """Many topics are created at once, as for a session with many new tables."""
+    """Many topics are created at the same time, as for a session with many new tables."""
 
     def test_those_that_do_not_exist_are_created(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
@@ -116,19 +116,19 @@ class TestMake:
         assert topics.describe([spec.name for spec in specs]) == made
         assert topics.make([]) == {}
 
-    def test_somebody_else_makes_them_at_the_same_time(self, kafka: Kafka, name: str) -> None:
+    def test_other_clients_create_them_at_the_same_time(self, kafka: Kafka, name: str) -> None:
         several = [Topics(client_options(kafka), Event()) for _ in range(3)]
         specs = [TopicSpec(f"{name}.{number}", 2) for number in range(5)]
         with ThreadPoolExecutor(len(several)) as threads:
             found = list(threads.map(lambda one: one.make(specs), several))
         assert [sorted(states) for states in found] == [[spec.name for spec in specs]] * 3
 
-    def test_those_that_are_refused_are_left_out(self, topics: Topics, name: str) -> None:
+    def test_refused_topics_are_omitted(self, topics: Topics, name: str) -> None:
         refused = [TopicSpec("no spaces", 1), TopicSpec(f"{name}.none", 0), TopicSpec(f"{name}.many", 1, 3)]
         good = [TopicSpec(f"{name}.{number}", 1) for number in range(2)]
         assert sorted(topics.make([good[0], *refused, good[1]])) == [spec.name for spec in good]
 
-    def test_one_may_not_be_created_and_another_not_be_seen(self, secured_kafka: SecuredKafka, name: str) -> None:
+    def test_topics_without_the_right_to_create_or_describe_them(self, secured_kafka: SecuredKafka, name: str) -> None:
         reader = Topics(ClientOptions(secured_kafka.properties("reader"), "pgsluice-test"), Event())
         hidden, there, denied, mine = (f"{name}.{which}" for which in ("hidden", "there", "denied", "mine"))
         for topic in (hidden, there):
@@ -153,8 +153,8 @@ class TestSettings:
         with pytest.raises(TableRefused, match=f"Topic {name} has cleanup.policy=compact, but rows without key"):
             topics.check(TopicSpec(name, 1, compactable=False), settings)
 
-    def test_where_new_topics_are_compacted_only_those_are_that_can_be(self, own_kafka: Kafka, name: str) -> None:
-        """Otherwise, a new table without a key would have a topic that refuses all its rows."""
+    def test_if_new_topics_are_compacted_topics_without_keys_are_not(self, own_kafka: Kafka, name: str) -> None:
+        """Otherwise, a new table without a key would get a compacted topic, which would refuse all its rows."""
         with closing(Topics(client_options(own_kafka), Event())) as topics:
             (broker,) = topics.brokers()
             configure(
@@ -171,20 +171,20 @@ class TestSettings:
                     own_kafka, ConfigResource(ConfigResource.Type.BROKER, str(broker)), "log.cleanup.policy", "delete"
                 )
 
-    def test_a_new_topic_has_what_was_specified(self, topics: Topics, name: str) -> None:
+    def test_a_new_topic_has_the_specified_settings(self, topics: Topics, name: str) -> None:
         topics.ensure(TopicSpec(name, 1, config={"cleanup.policy": "compact", "max.message.bytes": "1000000"}))
         (settings,) = topics.settings_of(name)
         assert settings == TopicSettings("compact", 1_000_000)
         topics.check(TopicSpec(name, 1), settings)
 
-    def test_a_topic_that_takes_less_than_a_batch(self, topics: Topics) -> None:
+    def test_a_topic_whose_limit_is_smaller_than_a_batch(self, topics: Topics) -> None:
         with pytest.raises(ConfigError, match=r"Topic t takes 999999 bytes at once .*1000000 \(batch.size\)"):
             topics.check(TopicSpec("t", 1), TopicSettings("delete", 999_999))
 
-    def test_of_many_topics_at_once_and_of_none(
+    def test_settings_of_many_topics_and_of_none(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Topics that do not exist are left out."""
+        """Topics that do not exist must be omitted."""
         monkeypatch.setattr(module, "SETTINGS_MAX", 2)
         limits = {f"{name}.{number}": 1_000_000 + number for number in range(5)}
         topics.ensure(*(TopicSpec(one, 1, config={"max.message.bytes": str(limit)}) for one, limit in limits.items()))
@@ -192,7 +192,9 @@ class TestSettings:
         assert found == {one: TopicSettings("delete", limit) for one, limit in limits.items()}
         assert topics.settings([]) == {}
 
-    def test_of_a_topic_that_is_not_there(self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_settings_of_a_topic_that_does_not_exist(
+        self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "REQUEST_S", SOON_S)
         with pytest.raises(SinkUnavailable, match=f"Reading the configuration of {name}: the broker does not know"):
             topics.settings_of(name)
@@ -206,7 +208,7 @@ class TestSettings:
 
 
 class TestQuestions:
-    def test_asking_does_not_make_a_topic(self, topics: Topics, name: str) -> None:
+    def test_a_query_does_not_create_a_topic(self, topics: Topics, name: str) -> None:
         assert topics.describe([]) == {}
         assert topics.describe([name, f"{name}.other"]) == {}
         topics.ensure(TopicSpec(name, 2))
@@ -214,14 +216,14 @@ class TestQuestions:
         assert topics.refusal_to_create(TopicSpec(f"{name}.other", 2)) is None
         assert topics.describe([f"{name}.other"]) == {}
 
-    def test_offsets_are_known_as_soon_as_a_topic_is_there(self, topics: Topics, name: str) -> None:
+    def test_offsets_are_known_as_soon_as_a_topic_exists(self, topics: Topics, name: str) -> None:
         assert topics.next_offsets([]) == {}
         for number in range(5):
             topic = f"{name}.{number}"
             places = [(topic, partition) for partition in range(topics.ensure(TopicSpec(topic, 7))[0].partitions)]
             assert topics.next_offsets(places) == dict.fromkeys(places, 0)
 
-    def test_offsets_count_what_is_not_committed(self, kafka: Kafka, topics: Topics, name: str) -> None:
+    def test_offsets_include_uncommitted_records(self, kafka: Kafka, topics: Topics, name: str) -> None:
         topics.ensure(TopicSpec(name, 2))
         commit(kafka, name, b"1", b"2")
         with transaction(kafka, name, [b"3"]) as foreign:
@@ -233,7 +235,9 @@ class TestQuestions:
         wait_for_end(kafka, name, 5)
         assert topics.bounds(name, 0) == (2, 5)
 
-    def test_offsets_of_a_topic_that_is_gone(self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offsets_of_a_topic_that_does_not_exist(
+        self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "REQUEST_S", SOON_S)
         with pytest.raises(SinkUnavailable, match=f"Listing the offsets of topic {name}: "):
             topics.next_offsets([(name, 0)])
@@ -244,8 +248,8 @@ class TestQuestions:
 
 
 class TestOutages:
-    def test_offsets_are_asked_of_new_leaders(self, own_kafka: Kafka, name: str) -> None:
-        """librdkafka does not look for new leaders by itself here."""
+    def test_offsets_are_requested_from_new_leaders(self, own_kafka: Kafka, name: str) -> None:
+        """librdkafka does not search for new leaders by itself in this case."""
         topics = Topics(client_options(own_kafka), Event())
         topics.ensure(TopicSpec(name, 2))
         places = [(name, 0), (name, 1)]
@@ -255,7 +259,7 @@ class TestOutages:
         assert topics.next_offsets(places) == {(name, 0): 0, (name, 1): 0}
 
     def test_one_of_several_brokers_does_not_answer(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The offsets of its partitions are unknown then. This must not look like a truncated topic."""
+        """The offsets of the broker's partitions are unknown. This must not look like a truncated topic."""
         monkeypatch.setattr(module, "REQUEST_S", SOON_S)
         monkeypatch.setattr(module, "_LEADERS_S", SOON_S)
         with Kafka(brokers=2) as kafka:
@@ -327,7 +331,7 @@ class TestCheck:
         assert "kafka transaction timeout" not in found
         assert "kafka transactional id" not in found
 
-    def test_what_is_wrong_with_topics(self, kafka: Kafka, name: str) -> None:
+    def test_topics_with_wrong_settings(self, kafka: Kafka, name: str) -> None:
         create_topic(kafka, f"{name}.transactions", 3)
         create_topic(kafka, f"{name}.checkpoint", cleanup_policy="delete")
         options = sink_options(client_options(kafka), name)
@@ -337,7 +341,7 @@ class TestCheck:
         assert verdict is Verdict.FAIL
         assert "cleanup.policy=delete" in detail
 
-    def test_what_kafka_would_not_create(self, kafka: Kafka, name: str) -> None:
+    def test_topics_that_kafka_would_not_create(self, kafka: Kafka, name: str) -> None:
         client = client_options(kafka)
         options = SinkOptions(
             ProducerOptions(client, name, 1, 3600.0),

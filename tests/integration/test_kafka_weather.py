@@ -1,4 +1,4 @@
-"""Faults of Kafka under load: which ones are waited out, which ones stop pgsluice, and with which message."""
+"""Tests faults of Kafka under load. pgsluice must wait until some of them end, and stop with a message for others."""
 
 import logging
 import re
@@ -29,15 +29,17 @@ log = logging.getLogger(__name__)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Kafka]:
-    """Give three brokers. A write needs two of them."""
+    """Provide three brokers. A write needs two of them."""
     with Kafka(brokers=3) as kafka:
         yield kafka
 
 
 @pytest.fixture(scope="module")
 def guarded_kafka() -> Iterator[SecuredKafka]:
-    """Provide a broker whose rights and passwords only these tests change. The user "reader" has the rights of a
-    pipeline."""
+    """Provide a broker whose rights and passwords are changed only by these tests.
+
+    The user "reader" has the rights of a pipeline.
+    """
     with SecuredKafka() as kafka:
         allow(kafka, ResourceType.TOPIC, "w", AclOperation.ALL)
         allow(kafka, ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL)
@@ -46,7 +48,7 @@ def guarded_kafka() -> Iterator[SecuredKafka]:
 
 @contextmanager
 def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
-    """Return once everything written in the block is confirmed. The log says how long that took."""
+    """After the block, wait until everything written so far is confirmed, and log how long that took."""
     yield
     began = time.monotonic()
     pipeline.wait_until_confirmed()
@@ -54,7 +56,7 @@ def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
 
 
 def leader(kafka: Kafka, topic: str) -> int:
-    """Return the node that leads the topic's first partition."""
+    """Return the leader of the topic's first partition."""
     found: int = admin(kafka).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions[0].leader
     return found
 
@@ -78,7 +80,7 @@ class TestThreeBrokers:
         assert pipeline.daemon.alive
 
     @pytest.mark.long
-    def test_two_of_them_gone(self, cluster: Kafka, start: Start) -> None:
+    def test_two_of_them_are_down(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -123,7 +125,7 @@ class TestOneBroker:
 
     @pytest.mark.long
     def test_it_comes_back_and_takes_less(self, own_kafka: Kafka, start: Start) -> None:
-        """The rows are small, but the limit applies to their batches as well."""
+        """The rows are small, but the limit also applies to batches of rows."""
         pipeline = start(broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -139,7 +141,7 @@ class TestOneBroker:
 
 @contextmanager
 def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
-    """Restart the broker with another setting. In the end, restart it with the former one."""
+    """Restart the broker with another setting. When the block ends, restart it with the former setting."""
     path = kafka._brokers[1]._properties
     before = path.read_text()
     try:
@@ -154,7 +156,7 @@ def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
 
 
 class TestRights:
-    """Waiting does not bring back a withdrawn right or a changed password."""
+    """Waiting does not help if a right is withdrawn or a password has changed, so pgsluice must stop."""
 
     def test_rights_withdrawn_while_it_runs(self, guarded_kafka: SecuredKafka, start: Start) -> None:
         pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
@@ -215,7 +217,7 @@ def allow(kafka: SecuredKafka, kind: ResourceType, prefix: str, operation: AclOp
 
 @contextmanager
 def denied(kafka: SecuredKafka, kind: ResourceType, name: str, operation: AclOperation) -> Iterator[None]:
-    """Withdraw a right within the block."""
+    """Withdraw a right until the block ends."""
     right, client = binding(kind, name, operation, allow=False), admin(kafka)
     client.create_acls([right])[right].result(TIMEOUT_S)
     try:

@@ -1,6 +1,6 @@
-"""Messages of pg_logical_emit_message on real servers: each arrives once, and in its place among the rows.
+"""Tests messages of pg_logical_emit_message on real servers. Each must arrive once, in its order among the rows.
 
-Every test writes rows (numbers) and messages (bytes), and compares them with what an ordinary consumer reads, cut by
+Every test writes rows (numbers) and messages (bytes), and compares them with the events that a consumer reads, cut by
 cut.
 """
 
@@ -28,13 +28,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SMALL_CUTS: dict[str, dict[str, Any]] = {**SETTINGS, "delivery": {"cut_bytes": "64KiB"}}
 
 Item: TypeAlias = int | bytes
-"""A row's number or a message's content."""
+"""The number of a row, or the content of a message."""
 
 ROW_BYTES = 1000
 
 
 class Writer:
-    """An ordinary session that writes rows and messages."""
+    """Writes rows and messages on an ordinary connection."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self.connection = connection
@@ -57,7 +57,7 @@ class Writer:
 
 
 class Followed:
-    """A pipeline, and what an ordinary consumer has read of it."""
+    """A pipeline, and everything that a consumer has read from its topics."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -69,17 +69,17 @@ class Followed:
         self.topic = f"{self.daemon.name}.messages"
 
     def writer(self) -> Writer:
-        """Open an ordinary session."""
+        """Open a connection for writing."""
         return Writer(self._context.enter_context(closing(self.pipeline.database.connect())))
 
     def close(self) -> None:
-        """End all sessions."""
+        """Close all connections."""
         self._context.close()
 
     def read(self) -> list[Item]:
-        """Return everything written so far, in order. Check everything that the contract says about cuts."""
+        """Return everything that was written so far, in order. Check all rules of the contract about cuts."""
         with self.pipeline.database.connect() as connection:
-            connection.execute("INSERT INTO fences DEFAULT VALUES")  # flushes everything that was written before
+            connection.execute("INSERT INTO fences DEFAULT VALUES")  # flushes all earlier messages
             ((lsn,),) = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchall()
         self.cuts += self.reader.read_until(int(lsn))
         for one in self.cuts:
@@ -92,7 +92,7 @@ class Followed:
 
     @property
     def events(self) -> list[Event]:
-        """Everything that was read, in the order of the cuts, and in the order of positions within a cut."""
+        """All events that were read, in the order of the cuts, and by position within each cut."""
         return [event for cut in self.cuts for event in sorted(cut.events, key=lambda event: event.position)]
 
     @property
@@ -136,7 +136,7 @@ Follow: TypeAlias = Callable[..., Followed]
 
 @pytest.fixture
 def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Follow]:
-    """Start a pipeline with messages, and a consumer of it. It takes the arguments of ``start``."""
+    """Provide a function that starts a pipeline with messages and a consumer. It has the parameters of ``start``."""
     with ExitStack() as stack:
 
         def begin(
@@ -158,14 +158,14 @@ def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Foll
 
 @pytest.fixture
 def own_postgres(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Provide a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that a test can stop. It uses fsync, because it will crash."""
     with Postgres(getattr(request, "param", 17), {"fsync": "on"}) as server:
         yield server
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 class TestOrder:
-    def test_in_their_place_among_the_rows(self, follow: Follow, version: int) -> None:
+    def test_messages_are_in_order_among_the_rows(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
         writer = followed.writer()
         with writer.connection.transaction():
@@ -214,7 +214,7 @@ class TestOrder:
                 lsns.append(writer.alone(b"%d" % number))
         assert followed.read() == [one for number in range(1, 51) for one in (b"%d" % number, number)]
         assert [event["lsn"] for event in followed.messages] == lsns
-        # the commit record follows directly: it has the same LSN, and the message comes first
+        # The commit record follows directly, so it has the same LSN. The message comes first.
         commits = [event["lsn"] for event in followed.events if event["seq"] >= 0]
         assert set(commits) & set(lsns)
 
@@ -244,7 +244,7 @@ class TestOrder:
 
 
 @pytest.mark.parametrize("version", [16, 18])
-def test_of_a_prepared_transaction_they_come_at_its_commit(follow: Follow, version: int) -> None:
+def test_messages_of_a_prepared_transaction_arrive_at_its_commit(follow: Follow, version: int) -> None:
     followed = follow({**SETTINGS, "postgres": {"messages": True, "two_phase": True}}, version=version)
     writer = followed.writer()
     for gid, number in (("kept", 1), ("rolled back", 2)):
@@ -326,7 +326,7 @@ class TestExactlyOnce:
                 write_four(writer, number)
                 expected += four(number)
                 if number % 5 == 0:
-                    writer.row(-number)  # flushes what was written before
+                    writer.row(-number)  # flushes all earlier messages
                     expected.append(-number)
                     unsure.append(b"not flushed %d" % number)
                     writer.alone(b"not flushed %d" % number)
@@ -339,23 +339,23 @@ class TestExactlyOnce:
 
     @pytest.mark.long
     @pytest.mark.parametrize("version", VERSIONS)
-    def test_one_that_is_the_last_thing_before_a_restart(self, follow: Follow, version: int) -> None:
+    def test_a_message_is_the_last_event_before_a_restart(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
         writer = followed.writer()
         expected: list[Item] = []
         for number, again in enumerate((followed.daemon.restart, restart_hard(followed)) * 2):
             content = b"%d" % number
-            lsn = writer.alone(content)  # flushed soon, because this transaction has written something
+            lsn = writer.alone(content)  # flushed soon, because its transaction has written WAL
             wait_until_confirmed(followed, lsn)
             again()
             writer.row(number)
             expected += [content, number]
             assert followed.read() == expected
 
-    def test_delivered_between_it_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
-        """From 17 on, a message can be flushed by itself.
+    def test_a_kill_between_a_message_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
+        """From PostgreSQL 17 on, a message can be flushed before its transaction commits.
 
-        The end of the message is then confirmed, which is the LSN at which the commit begins.
+        Then the end of the message is confirmed. The commit record begins at the same LSN.
         """
         followed = follow()
         writer = followed.writer()
@@ -375,7 +375,7 @@ class TestExactlyOnce:
         assert {event["seq"] for event in same} == {-1}
 
     @pytest.mark.parametrize("version", VERSIONS)
-    def test_one_that_is_flushed_late(self, follow: Follow, version: int) -> None:
+    def test_a_message_that_is_flushed_late(self, follow: Follow, version: int) -> None:
         """If the transaction around a message is rolled back, nothing flushes the message."""
         followed = follow(version=version)
         writer = followed.writer()
@@ -411,7 +411,7 @@ def test_full_cuts_list_their_topic_after_a_restart(follow: Follow) -> None:
     assert full is not next(cut for cut in followed.cuts if message in cut.events)
 
 
-def test_tables_that_are_left_out_leave_the_messages(follow: Follow) -> None:
+def test_messages_arrive_if_all_tables_are_excluded(follow: Follow) -> None:
     followed = follow()
     followed.daemon.settings["tables"]["exclude"] = ["public.*"]
     followed.daemon.restart()
@@ -434,7 +434,7 @@ def write_four(writer: Writer, number: int) -> None:
 
 
 def four(number: int) -> list[Item]:
-    """Return its delivered messages and rows, in order."""
+    """Return the messages and rows of :func:`write_four` in the order of their delivery."""
     return [b"beside %d" % number, number, b"with %d" % number, b"after %d" % number]
 
 
@@ -447,7 +447,7 @@ def restart_hard(followed: Followed) -> Callable[[], None]:
 
 
 def wait_until_confirmed(followed: Followed, lsn: int) -> None:
-    """Wait until the slot has moved to ``lsn`` or beyond."""
+    """Wait until the slot has reached ``lsn``."""
     query = "SELECT confirmed_flush_lsn - '0/0' >= %s FROM pg_replication_slots WHERE slot_name = %s"
     with followed.pipeline.database.connect() as connection:
         arguments = [lsn, followed.pipeline.slot]

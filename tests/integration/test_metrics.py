@@ -1,4 +1,4 @@
-"""The metrics of a running daemon: the documented names, the lag in every situation, and the slot without a stream."""
+"""Tests the metrics of a daemon: the documented names, the lag in many situations, and the slot without a stream."""
 
 import re
 import time
@@ -18,7 +18,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Provide a server that a test may stop."""
+    """Provide a server that a test can stop."""
     with Postgres(17) as server:
         yield server
 
@@ -39,7 +39,7 @@ def assert_growing(daemon: Program) -> None:
     assert lag_seconds(daemon) < before + time.monotonic() - began + 10, "it grows as time passes, and no faster"
 
 
-def test_names_labels_and_the_same_numbers(start: Start) -> None:
+def test_names_labels_and_values(start: Start) -> None:
     pipeline = start()
     daemon = pipeline.daemon
     pipeline.write(7)
@@ -69,14 +69,14 @@ def test_names_labels_and_the_same_numbers(start: Start) -> None:
 
 
 @pytest.mark.parametrize("version", [10, 14, 18])
-def test_an_idle_server_is_no_lag(version: int, start: Start) -> None:
-    """The same is true if its WAL ends at a special position: at the beginning of a segment or of a page."""
+def test_an_idle_server_causes_no_lag(version: int, start: Start) -> None:
+    """The lag must also be zero if the WAL ends at the beginning of a segment or of a page."""
     pipeline = start(version=version)
     pipeline.write()
     with pipeline.database.connect() as admin:
         for statement in ("SELECT pg_switch_wal()", "CHECKPOINT", "CREATE TABLE unpublished ()"):
             admin.execute(statement)
-            time.sleep(2)  # time for a heartbeat and a sample, which would show a lag
+            time.sleep(2)  # enough for a heartbeat and a sample, which would show a lag
             wait_until(lambda: lag_seconds(pipeline.daemon) == 0, statement)
     assert pipeline.daemon.metric("pgsluice_slot_xmin_age_transactions") is not None
     assert (pipeline.daemon.metric("pgsluice_slot_decoded_bytes_total") is None) == (version < 14)
@@ -150,7 +150,7 @@ def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
         wait_until(lambda: lag_seconds(standby) == 0, "no lag")
 
 
-def test_what_was_made_while_the_daemon_was_away_is_as_old_as_its_commits(start: Start) -> None:
+def test_the_lag_of_older_changes_is_measured_from_their_commits(start: Start) -> None:
     pipeline = start({"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB", "heartbeat": "500ms"}})
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -168,14 +168,14 @@ def test_what_was_made_while_the_daemon_was_away_is_as_old_as_its_commits(start:
 
 
 def _status_lag(pipeline: Pipeline) -> float:
-    """Return the current lag. The metric can be a second old."""
+    """Return the current lag from the status, because the metric can be a second old."""
     code, _ = pipeline.daemon._get("/livez")
     return float(pipeline.daemon.status()["lag_seconds"] or 0) if code else 0.0
 
 
 @pytest.mark.long
 def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres: Postgres, start: Start) -> None:
-    """Only the metrics notice it, because no session gets far enough to look at the slot."""
+    """Only the metrics show this, because no session gets far enough to check the slot."""
     own_postgres.create_database("shop")
     pipeline = start(broker=own_kafka, database=Database(own_postgres, "shop"))
     pipeline.daemon.stop()
@@ -190,8 +190,8 @@ def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres:
     own_kafka.start()
 
 
-def test_looking_at_the_slot_takes_no_connection_that_a_session_needs(start: Start) -> None:
-    """The role may have only two connections, which is what a session needs."""
+def test_sampling_the_slot_leaves_enough_connections_for_a_session(start: Start) -> None:
+    """The role may have only two connections, which are just enough for a session."""
     with Postgres(17) as server:
         server.create_database("shop")
         with server.connect() as admin:

@@ -1,4 +1,4 @@
-"""The rights that SECURITY.md lists are enough for everything. If one of them is missing, pgsluice names it."""
+"""Tests that the rights in SECURITY.md are sufficient. If a right is missing, pgsluice must name it."""
 
 import json
 import os
@@ -50,7 +50,7 @@ PASSWORD = re.findall("PASSWORD '(.*?)'", ROLE)[0]
 SECRETS = {"PGSLUICE_POSTGRES__PASSWORD": PASSWORD, "PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD": "right"}
 PARTITIONS = {"partitions": 1}
 ELSEWHERE = {"postgres version", "max_slot_wal_keep_size"}
-"""Findings that have nothing to do with rights."""
+"""The names of findings that are not about rights."""
 
 OLD, NEW = 10, 18
 
@@ -69,12 +69,12 @@ ALTER TABLE customers OWNER TO shopkeeper;
 GRANT USAGE ON SCHEMA public TO shopkeeper;
 REVOKE ALL ON orders, customers FROM public;
 """
-"""By default, nobody has any rights, which is stricter than PostgreSQL's default."""
+"""Creates the tables. Other roles have no rights, which is stricter than PostgreSQL's default."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
-    """Provide a server of a version with the database of SECURITY.md, after running its statements."""
+    """Provide a function that returns a server with the database of SECURITY.md, prepared with its statements."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:
@@ -99,7 +99,7 @@ def _prepare(server: Postgres) -> None:
 
 
 class Scene:
-    """One pipeline, with its own name instead of that in SECURITY.md, and the rights that the commands there grant."""
+    """One pipeline with its own name. ``grant`` gives it the rights of commands in SECURITY.md."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Scene:
         self._set = monkeypatch.setenv
 
     def named(self, text: str) -> str:
-        """Return a text of SECURITY.md with the name of this pipeline."""
+        """Return a text of SECURITY.md in which the name of the pipeline is replaced by this pipeline's name."""
         return text.replace("shop", self.name)
 
     def grant(self, commands: str, *, without: Callable[[Right], bool] = lambda _: False) -> None:
-        """Run the commands of SECURITY.md, but leave out some of the rights."""
+        """Run commands of SECURITY.md, but omit the rights for which ``without`` returns true."""
         allow(self.kafka, *(right for right in rights(self.named(commands)) if not without(right)))
 
     def configure(self, version: int, user: str = "pgsluice", snapshot: str = "never") -> None:
-        """Set the variables from which commands in this process get their settings."""
+        """Set the environment variables with the settings for commands that run in this process."""
         settings = {
             "NAME": self.name,
             "POSTGRES__DSN": as_ours(self.server(version), sslmode="require"),
@@ -138,7 +138,7 @@ class Scene:
 
     @contextmanager
     def daemon(self, version: int = NEW, mode: str = "exactly_once", snapshot: str = "never") -> Iterator[Daemon]:
-        """Run the daemon as a process of its own, and wait until it streams."""
+        """Run the daemon as a separate process, and wait until it streams."""
         self.configure(version)
         client = {**CREDENTIALS, "sasl.username": "pgsluice"}
         settings: dict[str, dict[str, Any]] = {
@@ -176,9 +176,9 @@ class Scene:
             connection.execute("DELETE FROM orders; INSERT INTO orders VALUES (1, 'open', '{open,closed}', 'x')")
 
     def consume(self, content: str) -> Message:
-        """Return the first message with this content that a consumer with the rights of SECURITY.md gets, or its error.
+        """Wait for a message with this content, as a consumer with the rights in SECURITY.md. Return the message.
 
-        Until the topic exists, the consumer may not know about it.
+        It may also be an error of the consumer. Until the topic exists, the consumer may not know about it.
         """
         properties = {"group.id": "reports", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
 
@@ -193,7 +193,7 @@ class Scene:
 
     @contextmanager
     def reading(self, version: int) -> Iterator[None]:
-        """Grant the role the right to read the tables, as SECURITY.md says, and withdraw it after the block."""
+        """Grant the role the right to read the tables with the statement in SECURITY.md. Revoke it after the block."""
         with self.server(version).connect("shop") as connection:
             connection.execute(READING.encode())
             try:
@@ -202,7 +202,7 @@ class Scene:
                 connection.execute(re.sub(r"GRANT (.*) TO", r"REVOKE \1 FROM", READING).encode())
 
     def assert_delivered(self) -> None:
-        """Check that the consumer sees a row with a value of a type that only its owner may use."""
+        """Check that the consumer receives a row with a value of a type that only the type's owner may use."""
         assert self.consume("closed").error() is None
 
 
@@ -214,7 +214,7 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Scene]:
-    """Provide a pipeline without rights in Kafka. The rights that a test gives it are withdrawn after the test."""
+    """Provide a pipeline without rights in Kafka. After the test, revoke the rights that the test has granted."""
     port = ReservedPort.any()
     monkeypatch.setenv("PGSLUICE_HTTP__LISTEN", f"127.0.0.1:{port.number}")
     monkeypatch.setenv("PGSLUICE_BUFFER__SPILL_DIR", str(tmp_path / "spill"))
@@ -251,7 +251,7 @@ class TestEnough:
             assert "transactions cannot be used, and are not needed" in daemon.log_text()
 
     @pytest.mark.parametrize("version", [OLD, NEW])
-    def test_to_read_the_rows_that_tables_have(self, version: int, scene: Scene) -> None:
+    def test_to_load_tables(self, version: int, scene: Scene) -> None:
         for commands in (DELIVERING, CONSUMER):
             scene.grant(commands)
         scene.insert(version)
@@ -273,7 +273,7 @@ class TestEnough:
             assert (code, list(problems)) == (0, ["snapshot rights"])
 
     def test_to_give_commands(self, scene: Scene) -> None:
-        """The daemon's user may give commands, and so may anybody with the rights of an operator."""
+        """The daemon's user and any user with the rights of an operator may give commands."""
         scene.grant(DELIVERING)
         scene.grant(COMMANDING)
         scene.insert()
@@ -286,7 +286,7 @@ class TestEnough:
             assert daemon.alive
 
     def test_where_topics_are_made_before(self, scene: Scene) -> None:
-        """A table without a topic goes into quarantine, so a user who may create tables stops nothing."""
+        """A table without a topic goes into quarantine, so a user who may create tables cannot stop the pipeline."""
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(DELIVERING, without=lambda right: right.operation == "Create")
         scene.grant(LIMITS)
@@ -329,14 +329,14 @@ class TestNeeded:
         assert re.search(MISSING[str(right)].replace("NAME", scene.name), said)
 
     @pytest.mark.parametrize("topic", ["checkpoint", "transactions", "schemas", "snapshots", "commands"])
-    def test_check_sees_what_is_missing_on_topics_that_are_there(self, topic: str, scene: Scene) -> None:
+    def test_check_reports_missing_rights_to_existing_topics(self, topic: str, scene: Scene) -> None:
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(DELIVERING, without=lambda right: str(right) == f"Read {scene.name}.{topic}")
         scene.grant(LIMITS)
         scene.configure(NEW)
         assert scene.problems() == (77, {f"topic {scene.name}.{topic}": "the right to Read is missing"})
 
-    def test_check_sees_what_is_missing_on_the_transactional_id(self, scene: Scene) -> None:
+    def test_check_reports_missing_rights_to_the_transactional_id(self, scene: Scene) -> None:
         scene.grant(DELIVERING, without=lambda right: right.kind == "TRANSACTIONAL_ID")
         scene.grant(LIMITS)
         scene.configure(NEW)
@@ -346,7 +346,7 @@ class TestNeeded:
         allow(scene.kafka, right)
         assert scene.problems() == (77, {"kafka transactional id": f"the right to Write to {name} is missing"})
 
-    def test_check_fences_nobody(self, scene: Scene) -> None:
+    def test_check_does_not_fence_the_owner(self, scene: Scene) -> None:
         for commands in (DELIVERING, LIMITS, CONSUMER):
             scene.grant(commands)
         with scene.daemon() as daemon:
@@ -371,7 +371,7 @@ class TestNeeded:
             assert '"loaded"' not in daemon.log_text()
 
     def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The right is needed from the second start on, because there is something to read then."""
+        """The right is needed from the second start on, because only then is there something to read."""
         scene.grant(DELIVERING)
         with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")
@@ -392,7 +392,7 @@ class TestNeeded:
 
 
 def withdrawals() -> dict[str, tuple[str, str]]:
-    """Return statements that each withdraw one right of SECURITY.md, with the statements that grant it again."""
+    """Return the statements that revoke and grant each right of the role in SECURITY.md, by right."""
     role, attributes = re.findall(r"CREATE ROLE (\w+) (.*) PASSWORD", ROLE)[0]
     found = {one: (f"ALTER ROLE {role} NO{one}", f"ALTER ROLE {role} {one}") for one in attributes.split()}
     for right, role in re.findall(r"GRANT (.*) TO (\w+)", ROLE):
@@ -429,7 +429,7 @@ class TestNeededInPostgresql:
 
 
 def assert_refused(scene: Scene, version: int, words: str) -> None:
-    """Check that the daemon stops with this message, and that ``pgsluice check`` reports the same."""
+    """Check that the daemon stops with a message with these words, and that ``pgsluice check`` reports the same."""
     scene.grant(DELIVERING)
     scene.configure(version)
     code, said = scene.ends("run")

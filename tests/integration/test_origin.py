@@ -1,6 +1,6 @@
-"""Replication origins on real servers: whose changes are published, and which origin the envelope gives.
+"""Tests replication origins on real servers: whose changes are published, and the origin in the envelope.
 
-Sessions that act under an origin stand for a subscription. Their changes are marked as those of another server.
+A session that sets up an origin acts as a subscription does. Its changes are marked as those of another server.
 
 https://www.postgresql.org/docs/current/replication-origins.html
 """
@@ -17,14 +17,14 @@ from tests.support.weather import Pipeline, Start, fails, reading, wait_until
 
 INSERT = "INSERT INTO numbers SELECT generate_series(%s::int, %s)"
 LARGE = 1000
-"""The number of rows that exceeds the lowest logical_decoding_work_mem."""
+"""With this number of rows, a transaction exceeds the lowest logical_decoding_work_mem."""
 
 
 @pytest.fixture
 def abroad(
     new_database: Callable[..., Database],  # noqa: ARG001 - so that the session ends before its database is dropped
 ) -> Iterator[Callable[[Database], psycopg.Connection]]:
-    """Open a session whose changes seem to come from another server. The origin has the name of the database."""
+    """Provide a function that opens a connection with an origin, whose name is the name of the database."""
     with ExitStack() as stack:
         yield lambda database: stack.enter_context(under_origin(database))
 
@@ -68,7 +68,7 @@ def test_the_envelope_names_it(start: Start, abroad: Callable[[Database], psycop
 
 
 @pytest.mark.parametrize("version", [14, 16, 18])
-def test_the_envelope_names_it_of_streamed_transactions(
+def test_the_envelope_names_it_for_streamed_transactions(
     start: Start, abroad: Callable[[Database], psycopg.Connection], new_database: Callable[..., Database], version: int
 ) -> None:
     database = new_database(version)
@@ -90,7 +90,7 @@ def test_the_envelope_names_it_of_streamed_transactions(
 
 
 @pytest.mark.parametrize("version", [16, 18])
-def test_the_envelope_names_it_of_prepared_transactions(
+def test_the_envelope_names_it_for_prepared_transactions(
     start: Start, abroad: Callable[[Database], psycopg.Connection], version: int
 ) -> None:
     pipeline = start({"postgres": {"two_phase": True}}, version=version)
@@ -107,7 +107,7 @@ def test_the_envelope_names_it_of_prepared_transactions(
 
 @pytest.mark.parametrize("streaming", ["off", "on"])
 @pytest.mark.parametrize("version", [16, 18])
-def test_none_leaves_out_what_was_made_elsewhere(
+def test_none_omits_changes_from_other_servers(
     start: Start,
     abroad: Callable[[Database], psycopg.Connection],
     new_database: Callable[..., Database],
@@ -133,7 +133,7 @@ def test_none_leaves_out_what_was_made_elsewhere(
 
 
 @pytest.mark.parametrize("origin", ["any", "none"])
-def test_it_counts_for_messages_as_well(
+def test_it_also_applies_to_messages(
     start: Start, abroad: Callable[[Database], psycopg.Connection], origin: str
 ) -> None:
     pipeline = start({"postgres": {"messages": True, "origin": origin}})
@@ -154,7 +154,7 @@ def test_it_counts_for_messages_as_well(
     )
 
 
-class TestNoneBesidePreparedTransactions:
+class TestNoneWithPreparedTransactions:
     """PostgreSQL can lose track of origins if a PREPARE runs under an origin and its COMMIT PREPARED does not."""
 
     def test_both_settings_are_refused(self, start: Start) -> None:

@@ -1,4 +1,4 @@
-"""User-defined types that are dropped or altered before their rows are read, or that have names with a dot."""
+"""Tests user-defined types that are dropped or altered before their rows are read, or whose names have a dot."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def changes(pipeline: Pipeline, table: str) -> list[dict[str, Any]]:
         return [deserialize(record.value(), context) for record in read_committed(pipeline.kafka, topic)]
 
 
-def test_arrays_whose_types_are_gone_keep_their_fields(start: Start) -> None:
-    """The delimiter of the elements is then unknown. It is a semicolon for boxes, and a comma for all other types."""
+def test_arrays_whose_types_were_dropped_keep_their_fields(start: Start) -> None:
+    """The delimiter of such an array is unknown. It is a semicolon for boxes, and a comma for all other types."""
     pipeline = start()
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE \"my.hstore\" AS (a int, b text)")
@@ -51,7 +51,7 @@ def test_arrays_whose_types_are_gone_keep_their_fields(start: Start) -> None:
 
 
 def test_a_composite_that_gains_an_attribute_of_a_new_type(start: Start) -> None:
-    """In binary format, its values name a type that was unknown when the table was described."""
+    """In binary format, values of the composite refer to a type that was unknown when the table was described."""
     pipeline = start({"postgres": {"binary": True}})
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TYPE pair AS (a int, b text); CREATE TABLE pairs (id int PRIMARY KEY, v pair)")

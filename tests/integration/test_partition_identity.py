@@ -1,4 +1,4 @@
-"""Partitions that are published as their root, but have another replica identity than the root."""
+"""Tests partitions that are published as their root, but have another replica identity than the root."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tests.support.weather import wait_until
 
 VERSIONS = covered([13, 14, 16, 18])
 LARGE = "x" * 9000
-"""A value that is stored out of line, because nothing is compressed."""
+"""A value that is stored out of line, because the column is not compressed."""
 
 SETUP = """
 CREATE TABLE parts (id int PRIMARY KEY, code int NOT NULL, large text) PARTITION BY RANGE (id);
@@ -34,10 +34,10 @@ CREATE PUBLICATION pgsluice FOR TABLE parts WITH (publish_via_partition_root);
 """
 
 LAST = 199
-"""The last row that is read."""
+"""The key of the last row that is read."""
 
 Follow = Callable[[int, str], Any]
-"""Starts a daemon. Takes the server's version, and further statements to run before the start."""
+"""Starts a daemon. The arguments are the server's version, and statements that run before the start."""
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def run(connection: psycopg.Connection, *statements: str) -> None:
 
 
 def events(connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> list[Event]:
-    """Return all events so far, in order and without repetitions."""
+    """Return all events so far in order."""
     row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone()
     assert row is not None, "a query has a row"
     run(connection, f"INSERT INTO parts VALUES ({LAST}, {LAST}, NULL)")
     with closing(Reader(kafka.bootstrap_servers, daemon.url, daemon.name, lambda: None)) as reader:
         found = [event for cut in reader.read_until(int(row[0])) for event in cut.events if event.value is not None]
-    # the last row may be in the last cut or in the one after it
+    # The last row may be in the last cut or in the following one.
     return [
         event for event in sorted(found, key=lambda event: event.position) if (event["after"] or {}).get("id") != LAST
     ]
@@ -85,7 +85,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_root_that_says_full_does_not_make_nulls_of_what_is_not_sent(
+def test_identity_full_of_the_root_does_not_turn_missing_values_into_nulls(
     version: int, follow: Follow, kafka: Kafka
 ) -> None:
     with follow(version, "ALTER TABLE parts REPLICA IDENTITY FULL") as (connection, daemon):
@@ -99,9 +99,7 @@ def test_a_root_that_says_full_does_not_make_nulls_of_what_is_not_sent(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_so_does_not_one_that_is_altered_meanwhile_or_gets_another_partition(
-    version: int, follow: Follow, kafka: Kafka
-) -> None:
+def test_the_same_after_an_alter_or_with_a_new_partition(version: int, follow: Follow, kafka: Kafka) -> None:
     with follow(version, "") as (connection, daemon):
         run(connection, "INSERT INTO parts VALUES (2, 2, 'y'), (101, 1, 'z')")
         run(connection, "ALTER TABLE parts REPLICA IDENTITY FULL", "ALTER TABLE high REPLICA IDENTITY FULL")
@@ -115,7 +113,7 @@ def test_so_does_not_one_that_is_altered_meanwhile_or_gets_another_partition(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_old_rows_are_complete_where_all_partitions_say_so(version: int, follow: Follow, kafka: Kafka) -> None:
+def test_old_rows_are_complete_if_all_partitions_have_identity_full(version: int, follow: Follow, kafka: Kafka) -> None:
     full = "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("parts", "low", "high"))
     with follow(version, full) as (connection, daemon):
         run(connection, *CHANGES)
@@ -147,7 +145,7 @@ def test_partitions_with_different_keys_go_into_quarantine(version: int, follow:
     ],
 )
 @pytest.mark.usefixtures("restored_logging")
-def test_check_names_them_and_warns_where_a_session_refuses(
+def test_check_names_them_and_warns_if_a_session_would_refuse_them(
     more: str,
     named: str,
     *,

@@ -1,4 +1,4 @@
-"""Passwords that change while pgsluice runs. Each connection uses the password that is valid at the time."""
+"""Tests passwords that change while pgsluice runs. Each new connection must use the current password."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.support.replication import replication
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Database]:
-    """Provide a server that asks one role for a password."""
+    """Provide a server that requires a password from one role."""
     with Postgres(17) as server:
         server.write_file(
             "pg_hba.conf", "host all pgsluice 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
@@ -42,7 +42,7 @@ def change(guarded: Database, tmp_path: Path) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("setting", ["password_file", "password_command"])
-async def test_each_connection_asks_for_the_password(
+async def test_each_connection_reads_the_password_again(
     setting: str, guarded: Database, change: Callable[[str], None], tmp_path: Path
 ) -> None:
     change("first")

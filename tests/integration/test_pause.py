@@ -1,4 +1,4 @@
-"""``pgsluice pause`` and ``resume``: changes that are committed during a pause arrive after it, exactly once."""
+"""Tests ``pgsluice pause`` and ``resume``. Changes that are committed during a pause must arrive once, after it."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ QUIET_S = 2.0
 WAL_SENDER_TIMEOUT_S = 2
 
 FAR_MORE = 300, 100_000
-"""The number of rows and their width. This is far more than a connection buffers, and than pgsluice reads at once."""
+"""The number of rows and their width. Connections buffer much less data than this, and pgsluice reads less at once."""
 
 
 def give(daemon: Daemon, *command: str) -> tuple[int, str]:
@@ -65,7 +65,7 @@ def test_it_is_shown_and_lasts_over_restarts_until_resume(mode: str, start: Star
     assert daemon.readiness("active") == HTTPStatus.OK
     assert "the pipeline is paused: nothing is delivered" in daemon.log_text()
     assert give(daemon, "snapshot", "status")[1].splitlines()[0] == "the pipeline is paused, until `pgsluice resume`"
-    daemon.restart()  # it ends with exit code 0
+    daemon.restart()  # checks that the exit code is 0
     pipeline.write()
     assert_nothing_arrives(pipeline)
     assert daemon.status()["paused"] is True
@@ -97,7 +97,7 @@ def test_a_standby_takes_over_the_pause(start: Start) -> None:
         standby.assert_complete()
 
 
-def test_the_connection_outlives_wal_sender_timeout_although_nothing_is_read(start: Start) -> None:
+def test_the_connection_outlives_wal_sender_timeout_without_reads(start: Start) -> None:
     timing: dict[str, Any] = {"wal_sender_timeout": f"{WAL_SENDER_TIMEOUT_S}s", "status_interval": "500ms"}
     pipeline = start({"postgres": timing})
     daemon = pipeline.daemon
@@ -116,7 +116,7 @@ def test_the_connection_outlives_wal_sender_timeout_although_nothing_is_read(sta
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_open_and_prepared_transactions_may_end_during_it(start: Start, *, is_restarted: bool) -> None:
+def test_open_and_prepared_transactions_can_end_during_a_pause(start: Start, *, is_restarted: bool) -> None:
     pipeline = start({"postgres": {"streaming": "on", "two_phase": True}}, version=18)
     daemon = pipeline.daemon
     with pipeline.database.connect() as connection:
@@ -145,7 +145,7 @@ def test_open_and_prepared_transactions_may_end_during_it(start: Start, *, is_re
 
 
 @pytest.mark.long
-def test_a_load_stops_as_well(start: Start) -> None:
+def test_a_load_also_stops(start: Start) -> None:
     pipeline = start({"snapshot": {"chunk_rows": 1, "max_rows_per_second": 20}})
     daemon = pipeline.daemon
     pipeline.write_at_once(100)
@@ -165,7 +165,7 @@ def test_a_load_stops_as_well(start: Start) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    """Provide a server that the test may stop."""
+    """Provide a server that the test can stop."""
     with Postgres(18) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""Changes that Kafka or Avro cannot accept: some stop pgsluice with a message, and some become dead letters."""
+"""Tests changes that Kafka or Avro cannot accept. They stop pgsluice with a message, or become dead letters."""
 
 import random
 import time
@@ -35,7 +35,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 def large() -> str:
-    """Return a text that stays large under any compression."""
+    """Return a text that stays large even if it is compressed."""
     return random.randbytes(LIMIT).hex()
 
 
@@ -53,7 +53,7 @@ def insert(pipeline: Pipeline, *rows: tuple[int, str]) -> None:
 
 
 def read(pipeline: Pipeline, name: str) -> list[tuple[Any, dict[str, Any], Message]]:
-    """Return everything in a topic under the prefix, as keys, values and messages."""
+    """Return the decoded key, the decoded value and the message of each record in the topic ``<prefix>.<name>``."""
     topic = f"{pipeline.daemon.name}.{name}"
     with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
         decode = AvroDeserializer(registry)
@@ -79,7 +79,7 @@ def dead_letters(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def cut_with(pipeline: Pipeline, lsn: int) -> dict[str, Any]:
-    """Return the cut that contains the transaction. If several records have its number, return the last one."""
+    """Return the last cut record whose cut contains the transaction at ``lsn``."""
     found = [value for _, value, _ in read(pipeline, "transactions") if value["first_lsn"] is not None]
     return [value for value in found if value["first_lsn"] <= lsn <= value["last_lsn"]][-1]
 
@@ -89,7 +89,7 @@ def counts(cut: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def configure(pipeline: Pipeline, name: str, setting: str, value: str) -> None:
-    """Change a topic without telling pgsluice."""
+    """Change a setting of a topic while pgsluice runs."""
     entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
     topic = f"{pipeline.daemon.name}.{name}"
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
@@ -149,7 +149,7 @@ class TestARecordTooLarge:
         assert list(dict.fromkeys(numbers(pipeline))) == [n for n in range(1, 32) if n % 5]
         assert [letter["seq"] for letter in dead_letters(pipeline)][-6:] == [4, 9, 14, 19, 24, 29]
 
-    def test_in_the_middle_of_a_transaction_with_a_kafka_transaction_of_its_own(self, start: Start, mode: str) -> None:
+    def test_in_a_large_transaction_with_its_own_kafka_transaction(self, start: Start, mode: str) -> None:
         pipeline = with_texts(start(settings(mode, cut_bytes="64KiB")))
         rows = [(n, large() if n == 1500 else "small" * 10) for n in range(1, 3001)]
         insert(pipeline, *rows)
@@ -174,7 +174,7 @@ class TestARecordTooLarge:
         assert numbers(pipeline) == [2]
         assert [letter["op"] for letter in dead_letters(pipeline)] == ["c", "d"]
 
-    def test_where_small_records_are_refused_in_large_batches_the_setting_is_wrong(self, start: Start) -> None:
+    def test_small_records_refused_in_large_batches_are_a_wrong_setting(self, start: Start) -> None:
         given = settings("exactly_once")
         given["kafka"] = {"topics": SMALL_TOPICS["topics"], "client": {"compression.type": "none"}}
         pipeline = with_texts(start(given))
@@ -206,7 +206,7 @@ def test_a_record_that_brokers_would_close_the_connection_on(start: Start) -> No
         assert "socket.request.max.bytes" in letter["detail"]
 
 
-def test_a_clock_that_the_topic_does_not_accept(start: Start, mode: str) -> None:
+def test_a_timestamp_that_the_topic_does_not_accept(start: Start, mode: str) -> None:
     given = settings(mode)
     given["kafka"] = {**SMALL_TOPICS, "timestamp": "commit"}
     pipeline = with_texts(start(given))
@@ -227,7 +227,7 @@ def test_a_clock_that_the_topic_does_not_accept(start: Start, mode: str) -> None
 
 
 def test_a_table_whose_topic_was_made_compacted_goes_into_quarantine_in_the_next_session(start: Start) -> None:
-    """Every row of the table would be refused. The rows are fine, so the cause is a setting."""
+    """Every row of the table would be refused because of the topic's setting, although the rows are valid."""
     pipeline = start(settings("exactly_once"))
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TABLE keyless (n int)")
@@ -288,14 +288,14 @@ UNFIT = {
     "date[]": ("{2020-01-01}", "{infinity}"),
     "interval": ("1 day", "1 month"),
 }
-"""For each type of a primary key: a value that the Avro key can hold, and a value that it cannot hold."""
+"""Maps each type of a key to a value that an Avro key can represent, and a value that it cannot represent."""
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_every_kind_of_value_that_a_key_cannot_hold(start: Start, *, binary: bool) -> None:
-    """An update from or to such a value is half a dead letter.
+def test_every_kind_of_value_that_a_key_cannot_represent(start: Start, *, binary: bool) -> None:
+    """An update that changes the key from or to such a value has a delete and an insert. One of them is a dead letter.
 
-    An update that leaves it unchanged is a whole dead letter.
+    An update that does not change such a key is itself a dead letter.
     """
     rules = [{"match": f"public.t{len(UNFIT) - 1}", "types": {"k": "interval-micros"}}]
     given = settings("exactly_once") | {"tables": {"rules": rules}, "postgres": {"binary": binary}}
