@@ -1,4 +1,4 @@
-"""The catalog and the checks, used by a role that has only LOGIN and REPLICATION."""
+"""Tests the catalog and the checks with a role that has only LOGIN and REPLICATION."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,7 +20,7 @@ VERSIONS = covered()
 
 @pytest.fixture
 def poor_role(new_database: Callable[..., Database]) -> Iterator[Callable[..., tuple[Database, ConnectionOptions]]]:
-    """Make a database, and options of a role that may connect to it and replicate, but may read no table."""
+    """Provide a function that creates a database, and a role that may connect and replicate, but not read tables."""
     dropped: list[tuple[Database, str]] = []
 
     def make(version: int = 17) -> tuple[Database, ConnectionOptions]:
@@ -38,7 +38,7 @@ def poor_role(new_database: Callable[..., Database]) -> Iterator[Callable[..., t
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_what_the_catalog_says(
+async def test_queries_of_the_catalog(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
     database, options = poor_role(version)
@@ -173,12 +173,12 @@ PARTITIONED = {"public.root", "public.high", "public.low", "public.highest"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_published_relations_are_what_the_view_of_the_server_has(
+async def test_published_relations_equal_the_servers_view(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
-    """The view has columns as well from 16 on. The view of 15 includes generated columns, which are not sent.
+    """From PostgreSQL 16 on, the view also has columns. In 15, they include generated columns, which are not sent.
 
-    Unlike the view, our query does not wait for a table that somebody has locked.
+    Unlike the view, the query of pgsluice must not wait for tables that somebody has locked.
     """
     database, options = poor_role(version)
     columns = "t.attnames::text[]" if version >= 16 else "NULL::text[]"
@@ -215,7 +215,7 @@ async def test_published_relations_are_what_the_view_of_the_server_has(
 
 
 async def columns_of(catalog: Catalog, *publications: str) -> dict[str, list[str]]:
-    """Return the columns of the published tables. The catalog is asked for two tables at a time."""
+    """Return the columns of the published tables. The catalog reads only a few tables at a time."""
     names = await catalog.published_names(publications)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pgsluice.relation.COLUMNS_AT_ONCE", 2 * max((one.columns for one in names), default=0))
@@ -249,7 +249,7 @@ async def test_row_filters_and_column_lists(
             ]
             assert await catalog.differing_columns(["filters", "harmless"]) == []
             assert await catalog.differing_columns(["fine", "filters"]) == [("public", "t")]
-        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):  # as the server reports it
+        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):  # the server agrees
             others = {"fine", "filters", "harmless", "lists"} - {publication}
             admin.execute("BEGIN")
             admin.execute(f"DROP PUBLICATION {', '.join(others)}")
@@ -301,7 +301,7 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
 
 
 async def test_types_that_consist_of_too_many_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who may create types must not be able to make us read types without end."""
+    """A user who may create types must not be able to make pgsluice read an unlimited number of types."""
     monkeypatch.setattr("pgsluice.postgres.catalog.TYPES_AT_ONCE", 2)
     with database.connect() as admin:
         for number in range(5):
@@ -405,7 +405,7 @@ async def test_standbys() -> None:
             assert "SELECT pg_log_standby_snapshot()" in blocker
 
 
-async def test_a_server_that_is_not_there() -> None:
+async def test_a_server_that_does_not_exist() -> None:
     (finding,) = await check(ConnectionOptions({"host": "127.0.0.1", "port": "1"}), SLOT, [PUBLICATION])
     assert finding.verdict is Verdict.FAIL
     assert "Connection refused" in finding.detail

@@ -1,4 +1,4 @@
-"""The replication connection against real servers: session settings, slots, timelines, TLS."""
+"""Tests the replication connection with real servers: session settings, slots, timelines, TLS."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from tests.support.replication import SLOT, options_for, read_inserts, replicati
 from tests.support.tls import make_certificate, tls_postgres
 from tests.support.versions import covered
 
-# versions with different commands, settings or catalogs of the walsender
+# The commands, settings or catalogs of the walsender differ between these versions.
 VERSIONS = covered()
 
 HOSTILE_SETTINGS = {
@@ -39,7 +39,7 @@ HOSTILE_FROM_14 = {"idle_session_timeout": "1234567"}
 HOSTILE_FROM_17 = {"transaction_timeout": "1234567"}
 
 PINNED = {
-    "DateStyle": "ISO, DMY",  # the order applies to reading dates; ISO writes the year first
+    "DateStyle": "ISO, DMY",  # DMY affects only how dates are read; ISO writes the year first
     "IntervalStyle": "iso_8601",
     "TimeZone": "UTC",
     "extra_float_digits": "3",
@@ -65,7 +65,7 @@ def hostile_settings(version: int) -> dict[str, str]:
 
 @pytest.fixture
 def hostile_database(new_database: Callable[..., Database]) -> Callable[[int], tuple[Database, str]]:
-    """Create a database and a role on it. The settings of both would change the text of every value."""
+    """Provide a function that creates a database and a role. The settings of both change the text of all values."""
 
     def make(version: int) -> tuple[Database, str]:
         database = new_database(version)
@@ -87,7 +87,7 @@ async def test_our_settings_win(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     database, role = hostile_database(version)
-    # libpq turns these into parameters, which take precedence over options
+    # libpq turns these variables into parameters, which take precedence over options.
     monkeypatch.setenv("PGTZ", "Asia/Tokyo")
     monkeypatch.setenv("PGDATESTYLE", "Postgres, DMY")
     users = "-c bytea_output=escape -c geqo=off -c TimeZone=Asia/Tokyo"
@@ -120,7 +120,7 @@ async def test_values_have_one_text_form(version: int, hostile_database: Callabl
                 r" '\x00ff', 0.1::float8 + 0.2, 1234.5, 'public.t')"
             )
             (row,) = await read_inserts(stream, 1)
-    assert float(row.pop(4) or b"") == 0.1 + 0.2  # versions up to 11 write more digits than necessary
+    assert float(row.pop(4) or b"") == 0.1 + 0.2  # up to version 11, servers write more digits than necessary
     assert row == [
         b"2020-01-06 12:00:00+00",
         b"2020-01-06",
@@ -195,7 +195,7 @@ async def test_slot_creation_says_which_process_it_waits_for(
 async def create_slot_blocked(
     database: Database, unblock: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> set[str]:
-    """Create a slot, and unblock its creation as soon as a blocker is named. Return all named blockers."""
+    """Create a slot. Unblock its creation as soon as a blocker has been named. Return all named blockers."""
     monkeypatch.setattr(connection_module, "SLOT_CREATION_REPORT_S", 0.02)
     options, named, found = options_for(database), asyncio.Event(), set()
     async with replication(options) as connection, Catalog(options) as catalog:
@@ -210,7 +210,7 @@ async def create_slot_blocked(
         with structlog.testing.capture_logs() as logs:
             creation = asyncio.create_task(connection.create_slot(SLOT, blockers=blockers))
             await named.wait()
-            await asyncio.sleep(0)  # the log line follows
+            await asyncio.sleep(0)  # so that the line is logged
             unblock()
             await creation
     event = {"event": "slot creation waits for running transactions to end", "slot": SLOT, "log_level": "warning"}
@@ -258,7 +258,7 @@ async def test_slot_creation_can_be_cancelled(version: int, new_database: Callab
             assert await connection.slot(SLOT) is None
 
 
-async def test_names_need_no_care(database: Database) -> None:
+async def test_names_with_special_characters(database: Database) -> None:
     names = ['Mixed "quotes"', "it's, with a comma", r"back\slash", "ümläut", "select"]
     with database.connect() as admin:
         for number, name in enumerate(names):
@@ -289,13 +289,13 @@ async def test_a_promotion_makes_a_timeline_with_a_history() -> None:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Make a certificate for ``localhost`` and its key."""
+    """Provide a certificate for ``localhost`` and its key."""
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def tls_server(tls: tuple[Path, Path]) -> Iterator[Database]:
-    """Start a server with the certificate of ``tls``."""
+    """Provide a server with the certificate of ``tls``."""
     with tls_postgres(17, *tls) as server:
         yield Database(server, "postgres")
 
@@ -308,7 +308,7 @@ async def test_tls(tls_server: Database, tls: tuple[Path, Path]) -> None:
         admin.execute("CREATE TABLE t (v text)")
         admin.execute("CREATE PUBLICATION published FOR TABLE t")
         async with streaming(tls_server, options) as stream:
-            sizes = [1, 8_000, 16_384, 20_000, 3_000_000, 5, 100_000]  # sizes around that of a TLS record
+            sizes = [1, 8_000, 16_384, 20_000, 3_000_000, 5, 100_000]  # around the size of a TLS record
             for size in sizes:
                 admin.execute("INSERT INTO t VALUES (repeat('x', %s))", [size])
             rows = await read_inserts(stream, len(sizes))
@@ -323,7 +323,7 @@ async def test_tls(tls_server: Database, tls: tuple[Path, Path]) -> None:
         ({"host": "localhost", "sslrootcert": "system"}, "certificate verify failed"),
     ],
 )
-async def test_a_server_that_does_not_prove_itself_is_refused(
+async def test_a_server_without_a_trusted_certificate_is_refused(
     parameters: dict[str, str], reason: str, tls_server: Database, tls: tuple[Path, Path]
 ) -> None:
     options = options_for(tls_server, **{"sslmode": "verify-full", "sslrootcert": str(tls[0]), **parameters})

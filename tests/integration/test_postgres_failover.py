@@ -1,4 +1,4 @@
-"""Standbys that are promoted while a pipeline follows the primary, and standbys that a pipeline follows itself."""
+"""Tests standbys that are promoted while a pipeline streams from the primary or from the standby itself."""
 
 import re
 import time
@@ -15,12 +15,12 @@ from tests.support.weather import Pipeline, Start, fails, status_if, wait_until
 
 
 def through(proxy: Proxy) -> Callable[[Database], str]:
-    """Return options for reaching the server behind ``proxy``."""
+    """Return a function that returns the connection string for a database behind ``proxy``."""
     return lambda database: database.conninfo(port=proxy.port)
 
 
 def survives_failover(pipeline: Pipeline) -> None:
-    """Let the slot be copied to standbys, as the manual describes."""
+    """Make PostgreSQL copy the slot to standbys, as docs/postgresql.md describes."""
     pipeline.daemon.stop()
     conninfo = pipeline.database.conninfo(replication="database")
     with psycopg.connect(conninfo, autocommit=True) as walsender:
@@ -29,7 +29,7 @@ def survives_failover(pipeline: Pipeline) -> None:
 
 
 def wait_until_copied(pipeline: Pipeline, standby: Standby) -> None:
-    """Return once the standby has a permanent copy of the slot. The daemon advances the original meanwhile."""
+    """Wait until the standby has a permanent copy of the slot. The daemon must advance the original slot for this."""
     with pipeline.database.connect() as primary, standby.connect() as admin:
         sql = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
 
@@ -54,7 +54,7 @@ def promote(standby: Standby) -> None:
 
 @contextmanager
 def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby, Proxy]]:
-    """Provide a pipeline whose slot has a copy on the standby, and the address to which the daemon connects."""
+    """Provide a pipeline whose slot has a copy on a standby, the standby, and the proxy that the daemon connects to."""
     with Postgres(version) as primary, Proxy(primary.host, primary.port) as proxy:
         primary.create_database("shop")
         pipeline = start(database=Database(primary, "shop"), conninfo=through(proxy))
@@ -66,14 +66,14 @@ def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Sta
 
 
 def go_over(pipeline: Pipeline, standby: Standby, proxy: Proxy) -> None:
-    """Redirect the address to the standby."""
+    """Redirect the proxy to the standby."""
     proxy.target = (standby.host, standby.port)
     proxy.cut()
     pipeline.database = Database(standby, pipeline.database.name)
 
 
 def test_a_standby_with_a_copy_of_the_slot_is_promoted(start: Start) -> None:
-    """The copy is older, so delivered transactions are sent again, and pgsluice drops them."""
+    """The copy of the slot is older, so the server sends delivered transactions again, and pgsluice drops them."""
     with followed_primary(start, 17) as (pipeline, standby, proxy):
         pipeline.write(50)
         pipeline.wait_until_confirmed()
@@ -96,8 +96,8 @@ def resent(pipeline: Pipeline) -> float:
 
 
 @pytest.mark.long
-def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> None:
-    """Nothing is ever skipped silently, even if the new primary has already written beyond the delivered position."""
+def test_a_standby_that_lacks_delivered_changes_is_promoted(start: Start) -> None:
+    """Changes must never be skipped silently, even if the new primary's WAL is already past the delivered position."""
     with followed_primary(start, 18) as (pipeline, standby, proxy):
         pipeline.write()
         wait_until_replayed(pipeline.database.server, standby)
@@ -124,14 +124,14 @@ def test_a_standby_that_lacks_what_was_published_is_promoted(start: Start) -> No
 
 
 def ended(changes: list[dict[str, Any]], last: int) -> list[tuple[int, int]]:
-    """Return the epoch and the number of all changes, once the last change has arrived."""
+    """Return the epoch and the number of each change if the change ``last`` has arrived, and otherwise nothing."""
     found = [(change["epoch"], change["after"]["n"]) for change in changes]
     return found if found[-1:] == [(2, last)] else []
 
 
 @contextmanager
 def followed_standby(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby]]:
-    """Provide a pipeline with a slot on the standby. ``pipeline`` writes to the primary."""
+    """Provide a pipeline with a slot on a standby, and the standby. The pipeline's writers use the primary."""
     with Postgres(version) as primary:
         primary.create_database("shop")
         with primary.standby() as standby, following(start, Database(primary, "shop"), standby) as pipeline:
@@ -173,7 +173,7 @@ def test_a_standby_is_followed_and_promoted(version: int, start: Start) -> None:
 
 
 def test_the_server_that_a_standby_follows_is_promoted(start: Start) -> None:
-    """It stays a standby, but from then on it sends another timeline."""
+    """The daemon's server stays a standby, but from then on it is on another timeline."""
     with Postgres(17) as primary:
         primary.create_database("shop")
         with (
@@ -211,10 +211,10 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
 
 
 @pytest.mark.long
-def test_an_idle_standby_is_no_lag(start: Start) -> None:
-    """The same is true if the standby's WAL ends at a special position.
+def test_an_idle_standby_causes_no_lag(start: Start) -> None:
+    """The lag must also be zero if the standby's WAL ends at a special position.
 
-    The WAL that it keeps for the slot is known as well.
+    The metrics must also show how much WAL the standby keeps for the slot.
     """
     with followed_standby(start, 17) as (pipeline, _):
         daemon = pipeline.daemon

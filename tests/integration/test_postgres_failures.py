@@ -1,4 +1,4 @@
-"""Requests that real servers refuse, and how pgsluice handles that."""
+"""Tests how pgsluice handles requests that real servers refuse."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,13 +13,13 @@ from sandbox.postgres import Database, Postgres
 from tests.support.replication import PUBLICATION, SLOT, options_for, replication, streaming
 from tests.support.versions import covered
 
-# the oldest and the newest version; 16 changed the wording of many messages
+# These include the oldest and the newest version. PostgreSQL 16 changed the wording of many messages.
 VERSIONS = covered((10, 15, 16, 18))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Provide a server that asks some roles for passwords, and refuses other roles."""
+    """Provide a server that requires passwords from some roles, and refuses other roles."""
     with Postgres(request.param) as server:
         server.write_file(
             "pg_hba.conf",
@@ -94,7 +94,7 @@ async def test_the_next_host_is_tried(database: Database) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_server_without_room_is_retried(version: int) -> None:
-    """This test has a server of its own, because elsewhere a walsender of the previous test might still run."""
+    """This test has its own server, because on another one, a walsender of the previous test might still run."""
     with Postgres(version, {"max_wal_senders": "3", "max_replication_slots": "2"}) as server:
         options = options_for(Database(server, "postgres"))
         async with replication(options) as connection, replication(options), replication(options):
@@ -106,7 +106,7 @@ async def test_a_server_without_room_is_retried(version: int) -> None:
                 await connection.create_slot("third")
 
 
-async def test_a_slot_has_a_proper_name(database: Database) -> None:
+async def test_a_slot_with_an_invalid_name_is_refused(database: Database) -> None:
     async with replication(options_for(database)) as connection:
         for name in ("Upper", "with-hyphen", ""):
             with pytest.raises(ConfigError, match="1 to 63 of the characters a-z, 0-9 and _"):
@@ -134,7 +134,7 @@ async def test_slots_that_are_not_ours(version: int, new_database: Callable[...,
 
 
 @pytest.mark.parametrize("version", covered([16, 17, 18]))
-async def test_without_foreign_origins_a_two_phase_slot_is_refused_with_the_way_out(
+async def test_with_origin_none_a_two_phase_slot_is_refused_with_a_remedy(
     version: int, new_database: Callable[..., Database]
 ) -> None:
     database = new_database(version)
@@ -149,7 +149,7 @@ async def test_without_foreign_origins_a_two_phase_slot_is_refused_with_the_way_
             await connection.start(SLOT, [PUBLICATION], StreamOptions(origin="none"))
 
 
-async def test_a_slot_that_survives_failovers_takes_no_prepared_transactions_before_18(
+async def test_before_18_a_failover_slot_cannot_use_two_phase(
     new_database: Callable[..., Database],
 ) -> None:
     database = new_database(17)
@@ -170,9 +170,9 @@ async def test_a_server_that_does_not_decode_is_refused(version: int) -> None:
 
 
 async def test_a_standby_is_waited_for() -> None:
-    """Up to 15, a standby cannot decode.
+    """Up to PostgreSQL 15, a standby cannot decode.
 
-    From 17 on, it may have copies of the primary's slots, for use after a failover.
+    From 17 on, a standby may have copies of the primary's slots for use after a failover.
     """
     with Postgres(15) as primary, primary.standby() as standby:
         async with replication(options_for(Database(standby, "postgres"))) as connection:
@@ -205,7 +205,7 @@ def synchronise_slot(primary: Postgres, standby: Postgres) -> None:
     with primary.connect() as source, standby.connect() as target:
         source.execute("CREATE PUBLICATION published FOR ALL TABLES")
         while target.execute("SELECT FROM pg_replication_slots WHERE synced AND NOT temporary").fetchone() is None:
-            # the copy is complete once the original has moved beyond the position that the standby has seen
+            # The copy is complete when the original is past the position that the standby has seen.
             source.execute("SELECT pg_log_standby_snapshot()")
             source.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [SLOT])
             target.execute("SELECT pg_sync_replication_slots()")

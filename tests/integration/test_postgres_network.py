@@ -1,4 +1,4 @@
-"""The network between PostgreSQL and pgsluice: cut or stalled at any byte, slow, or silently dead."""
+"""Tests connections between PostgreSQL and pgsluice that are cut or stalled at any byte, slow, or silent."""
 
 import asyncio
 import random
@@ -47,7 +47,7 @@ def followed(server: Postgres) -> Iterator[Database]:
 
 @pytest.fixture
 def proxy(server: Postgres) -> Iterator[Proxy]:
-    """Provide a proxy before the server."""
+    """Provide a proxy in front of the server."""
     with Proxy(server.host, server.port) as proxy:
         yield proxy
 
@@ -59,7 +59,7 @@ def options_through(proxy: Proxy, database: Database, **parameters: str) -> Conn
 
 
 class Follower:
-    """Reads the stream as a pipeline does: it keeps each whole transaction once, and then confirms it."""
+    """Reads the stream as a pipeline does. It keeps each complete transaction once, and then confirms it."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -102,7 +102,9 @@ class Follower:
 
 
 @pytest.mark.parametrize("sslmode", ["disable", "require"])
-async def test_cut_anywhere_nothing_is_lost_or_doubled(sslmode: str, followed: Database, proxy: Proxy) -> None:
+async def test_connections_cut_at_any_byte_lose_or_repeat_nothing(
+    sslmode: str, followed: Database, proxy: Proxy
+) -> None:
     weather = random.Random(SEED)
     follower = Follower(SourceOptions(options_through(proxy, followed, sslmode=sslmode), "cut", ["published"]))
     await follower.follow(0)
@@ -127,10 +129,10 @@ async def test_cut_anywhere_nothing_is_lost_or_doubled(sslmode: str, followed: D
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-async def test_stalled_anywhere_it_is_noticed(
+async def test_a_stall_at_any_byte_is_detected(
     direction: Direction, followed: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections stay open, and TCP finds no error."""
+    """The connections stay open, and TCP reports no error."""
     monkeypatch.setattr(async_libpq, "ANSWER_TIMEOUT_S", 1.0)
     monkeypatch.setattr(catalog_module, "ANSWER_TIMEOUT_S", 1.0)
     weather = random.Random(SEED)
@@ -154,7 +156,7 @@ async def test_stalled_anywhere_it_is_noticed(
     assert follower.rows == list(range(written))
 
 
-async def test_a_stall_that_passes_is_nothing(followed: Database, proxy: Proxy) -> None:
+async def test_a_short_stall_does_not_end_the_session(followed: Database, proxy: Proxy) -> None:
     follower = Follower(SourceOptions(options_through(proxy, followed), "patient", ["published"]))
     await follower.follow(0)
     with followed.connect() as admin:
@@ -178,7 +180,7 @@ def write(admin: psycopg.Connection, written: int, weather: random.Random) -> in
     return written
 
 
-def test_the_daemon_behind_a_bad_line(followed: Database, proxy: Proxy, start: Start) -> None:
+def test_the_daemon_on_a_bad_network(followed: Database, proxy: Proxy, start: Start) -> None:
     pipeline = start(database=followed, conninfo=lambda database: database.conninfo(port=proxy.port))
     weather = random.Random(SEED)
     with pipeline.busy():
@@ -190,8 +192,10 @@ def test_the_daemon_behind_a_bad_line(followed: Database, proxy: Proxy, start: S
     pipeline.assert_complete()
 
 
-def test_the_walsender_lives_while_kafka_takes_nothing(followed: Database, own_kafka: Kafka, start: Start) -> None:
-    """Nobody reads the stream for several times wal_sender_timeout, but the status updates continue."""
+def test_the_walsender_stays_connected_while_kafka_accepts_nothing(
+    followed: Database, own_kafka: Kafka, start: Start
+) -> None:
+    """The stream is not read for a multiple of wal_sender_timeout, but the status updates must continue."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"wal_sender_timeout": "1s", "status_interval": "300ms"},
         "delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"},
@@ -210,7 +214,7 @@ def test_the_walsender_lives_while_kafka_takes_nothing(followed: Database, own_k
 
 
 def walsender_if_free(database: Database) -> psycopg.Connection | None:
-    """Open a replication connection. Return None while the server has no free walsender."""
+    """Open a replication connection. Return None if the server has no free walsender."""
     try:
         return psycopg.connect(database.conninfo(replication="database"), autocommit=True)
     except psycopg.OperationalError:

@@ -1,4 +1,4 @@
-"""The publication changes, is dropped, or fails for a row: what continues, what stops, and that the remedy works."""
+"""Tests publications that change, are dropped, or fail for a row. The remedies in the messages must work."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def numbers(changes: list[dict[str, Any]], epoch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("version", [14, 18])
-def test_tables_come_and_go_while_it_streams(version: int, start: Start) -> None:
+def test_tables_are_added_and_dropped_while_it_streams(version: int, start: Start) -> None:
     pipeline = start(version=version)
     execute(
         pipeline,
@@ -53,11 +53,11 @@ def test_a_row_filter_changes_while_it_streams(start: Start) -> None:
 
 @pytest.mark.parametrize("version", covered([14, 17, 18]))
 def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> None:
-    """PostgreSQL up to 17 refuses to continue. From 18 on, it would only warn, and leave the changes out."""
+    """PostgreSQL up to 17 refuses to continue. From 18 on, it would only warn, and omit the changes."""
     pipeline = start(version=version)
     pipeline.write(3)
     execute(pipeline, "DROP PUBLICATION pgsluice")
-    pipeline.write(3)  # lost, because no publication contains them
+    pipeline.write(3)  # lost, because no publication includes the table
     assert pipeline.daemon.wait() == 78
     assert 'publication "pgsluice"' in pipeline.daemon.why_it_stopped()
     code, log = fails(pipeline)
@@ -75,7 +75,7 @@ def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> N
 
 
 def test_a_row_that_the_server_cannot_send(start: Start) -> None:
-    """Everything committed before it is delivered. The documented way out skips only its transaction."""
+    """All earlier transactions must be delivered. The documented remedy must skip only the row's transaction."""
     pipeline = start(version=17)
     execute(
         pipeline,
@@ -102,6 +102,6 @@ def test_a_row_that_the_server_cannot_send(start: Start) -> None:
 
 
 def way_out(slot: str, change: str) -> str:
-    """Return the statement that the manual gives."""
+    """Return the statement in docs/postgresql.md that skips a change."""
     (statement,) = re.findall(r"SELECT pg_replication_slot_advance[^;]*;", MANUAL.read_text())
     return str(statement).replace("pgsluice_shop", slot).replace("0/1500028", change)

@@ -1,6 +1,7 @@
-"""Rights that are withdrawn while pgsluice streams.
+"""Tests rights that are withdrawn while pgsluice streams.
 
-The session continues, as sessions of PostgreSQL do. The next session reports the missing right.
+The session continues, because PostgreSQL checks these rights only when a session begins. The next session must report
+the missing right.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ WITHDRAWN = {
 
 @pytest.fixture(scope="module", params=[10, 18])
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Provide a server that asks the role for its password."""
+    """Provide a server that requires a password from the role."""
     with Postgres(request.param) as server:
         server.write_file("pg_hba.conf", HBA + OURS)
         server.restart()
@@ -42,7 +43,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
 
 @pytest.fixture
 def guarded(server: Postgres) -> Iterator[Database]:
-    """Provide a database that the role can follow, until a test withdraws a right."""
+    """Provide a database from which the role can stream, until a test withdraws a right."""
     with server.database() as database, server.connect() as admin:
         admin.execute(f"CREATE ROLE {ROLE} LOGIN REPLICATION PASSWORD '{PASSWORD}'")
         yield database
@@ -56,7 +57,9 @@ def allow(server: Postgres, admin: Connection, rules: str) -> None:
 
 
 @pytest.mark.parametrize("withdrawal", WITHDRAWN)
-async def test_the_stream_goes_on_and_the_next_says_what_is_missing(withdrawal: str, guarded: Database) -> None:
+async def test_the_stream_continues_and_the_next_session_reports_the_missing_right(
+    withdrawal: str, guarded: Database
+) -> None:
     connection = ConnectionOptions({"dsn": guarded.conninfo(user=ROLE, password=PASSWORD)}, status_interval_s=0.1)
     options = SourceOptions(connection, "rights", ["published"])
     with guarded.connect() as admin:

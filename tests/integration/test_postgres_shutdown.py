@@ -1,4 +1,4 @@
-"""PostgreSQL stops, restarts and crashes. We never delay it, and nothing is lost or repeated."""
+"""Tests stops, restarts and crashes of PostgreSQL. pgsluice must not delay them, or lose or repeat changes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,15 +14,16 @@ from tests.support.weather import Start
 MODES: Sequence[StopMode] = ("fast", "immediate")
 
 UNREAD = {10: [500] * 8, 18: [4000]}
-"""The sizes of the waiting transactions, by server version: whole ones, or the rest of a partly received one."""
+"""The numbers of rows of the transactions that wait when the server stops, by server version. On one version, the
+server has not sent whole transactions, and on the other, the rest of a large one."""
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
-"""Small limits, so that the rest of the stream is not read while Kafka accepts nothing."""
+"""Small limits, so that pgsluice does not read the rest of the stream while Kafka accepts nothing."""
 
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Provide a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that a test can stop. It uses fsync, because it will crash."""
     with Postgres(request.param, {"fsync": "on"}) as server:
         yield server
 
@@ -61,9 +62,7 @@ def test_while_a_prepared_transaction_holds_the_slot(server: Postgres, start: St
 
 @pytest.mark.long
 @pytest.mark.parametrize("server", UNREAD, indirect=True)
-def test_while_kafka_takes_nothing_and_more_is_waiting_than_is_read(
-    server: Postgres, own_kafka: Kafka, start: Start
-) -> None:
+def test_while_kafka_accepts_nothing_and_changes_are_unread(server: Postgres, own_kafka: Kafka, start: Start) -> None:
     pipeline = start(TIGHT, server=server, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -79,7 +78,7 @@ def test_while_kafka_takes_nothing_and_more_is_waiting_than_is_read(
 
 @pytest.mark.parametrize("server", [14, 18], indirect=True)
 def test_a_crash_in_the_middle_of_large_transactions(server: Postgres, start: Start) -> None:
-    """The server may forget what was confirmed since its last checkpoint, and send those transactions again."""
+    """The server may lose confirmed positions since its last checkpoint, and send transactions again."""
     pipeline = start(TIGHT, server=server)
     pipeline.write()
     pipeline.wait_until_confirmed()

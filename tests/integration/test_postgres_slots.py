@@ -1,4 +1,7 @@
-"""The slot is invalidated, dropped or replaced by somebody else. There is never an endless loop or a silent gap."""
+"""Tests slots that are invalidated, dropped or replaced by somebody else.
+
+The daemon must never retry forever, and never skip changes silently.
+"""
 
 import re
 import time
@@ -18,13 +21,13 @@ TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight
 
 @pytest.fixture(scope="module", params=covered((13, 14, 18)))
 def limited(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Provide a server that keeps little WAL for slots. This is possible from PostgreSQL 13 on."""
+    """Provide a server that keeps little WAL for slots, which is possible from PostgreSQL 13 on."""
     with Postgres(request.param, {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"}) as server:
         yield server
 
 
 def remove_wal(connection: Connection) -> None:
-    """Fill some WAL segments, and let the server remove those that it keeps only for slots."""
+    """Fill several WAL segments, and make the server remove the segments that it keeps only for slots."""
     for _ in range(4):
         connection.execute("CREATE TABLE filler (); DROP TABLE filler")
         connection.execute("SELECT pg_switch_wal()")
@@ -32,7 +35,7 @@ def remove_wal(connection: Connection) -> None:
 
 
 def assert_stops_until_adopted(pipeline: Pipeline, reason: str) -> None:
-    """Check that the daemon stops each time, until somebody follows the remedy in its message."""
+    """Check that the daemon stops with this reason, and that it streams after the remedy in its message."""
     code, log = fails(pipeline)
     assert code == 65, log
     assert re.search(rf"PostgreSQL has invalidated replication slot '{pipeline.slot}' \({reason}\)", log), log
@@ -42,7 +45,7 @@ def assert_stops_until_adopted(pipeline: Pipeline, reason: str) -> None:
     pipeline.wait_for(state="streaming", epoch=2)
 
 
-def test_invalidated_while_we_were_away(limited: Postgres, start: Start) -> None:
+def test_invalidated_while_the_daemon_was_stopped(limited: Postgres, start: Start) -> None:
     pipeline = start(server=limited)
     pipeline.write(5)
     pipeline.wait_until_confirmed()
@@ -55,7 +58,7 @@ def test_invalidated_while_we_were_away(limited: Postgres, start: Start) -> None
 
 
 def test_invalidated_while_we_lag_behind(limited: Postgres, own_kafka: Kafka, start: Start) -> None:
-    """The server ends the session with "terminating connection" only. The next session learns the reason."""
+    """The server ends the session without the reason. The next session must report it."""
     pipeline = start(TIGHT, server=limited, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -75,7 +78,7 @@ def state_of(connection: Connection, slot: str) -> str:
     return str(state)
 
 
-def test_invalidated_because_we_were_away_for_too_long(start: Start) -> None:
+def test_invalidated_because_the_daemon_was_stopped_for_too_long(start: Start) -> None:
     with Postgres(18, {"idle_replication_slot_timeout": "1s"}) as server:
         server.create_database("shop")
         pipeline = start(database=Database(server, "shop"))
@@ -89,10 +92,10 @@ def test_invalidated_because_we_were_away_for_too_long(start: Start) -> None:
 
 
 @pytest.mark.parametrize("version", [10, 14, 18])
-class TestMadeAnew:
-    """A new slot of the same name begins at its creation. Earlier changes would be lost silently."""
+class TestRecreated:
+    """A new slot with the same name begins at the position of its creation. Earlier changes would be lost silently."""
 
-    def test_while_we_were_away(self, version: int, start: Start) -> None:
+    def test_while_the_daemon_is_stopped(self, version: int, start: Start) -> None:
         pipeline = start(version=version)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -104,18 +107,18 @@ class TestMadeAnew:
         code, log = fails(pipeline)
         assert (code, "Somebody else advanced or re-created the slot" in log) == (65, True), log
 
-    def test_while_we_run(self, version: int, start: Start) -> None:
+    def test_while_the_daemon_runs(self, version: int, start: Start) -> None:
         pipeline = start(version=version)
         pipeline.write()
         pipeline.wait_until_confirmed()
         with pipeline.database.connect() as admin:
-            make_anew(admin, pipeline)
+            recreate(admin, pipeline)
         assert pipeline.daemon.wait() == 65, pipeline.daemon.log_text()
         assert re.search("re-created the slot|does not exist on this server", pipeline.daemon.log_text())
 
 
-def make_anew(admin: Connection, pipeline: Pipeline) -> None:
-    """Replace the slot before the daemon comes back, if possible."""
+def recreate(admin: Connection, pipeline: Pipeline) -> None:
+    """End the session, and replace the slot before the daemon reconnects, if possible."""
     admin.execute(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [pipeline.slot]
     )

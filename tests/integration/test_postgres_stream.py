@@ -1,4 +1,4 @@
-"""The replication stream of real servers: reading, reporting, and every way in which it ends."""
+"""Tests the replication stream of real servers: reads, reports of positions, and all ways in which a stream ends."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def publish(database: Database) -> Database:
 
 @pytest.fixture
 def own_server() -> Iterator[Database]:
-    """Provide such a database on a server that the test may stop."""
+    """Provide a database with an empty published table on a server that the test can stop."""
     with Postgres(17) as server:
         yield publish(Database(server, "postgres"))
 
@@ -106,13 +106,13 @@ async def test_a_cancelled_read_loses_nothing(published: Database) -> None:
                 await asyncio.sleep(0)
                 admin.execute("INSERT INTO t VALUES (%s)", [number])
                 reading.cancel()
-                with suppress(asyncio.CancelledError):  # unless a keepalive came
+                with suppress(asyncio.CancelledError):  # not raised if a keepalive has arrived
                     await reading
                 rows += await read_inserts(stream, 1)
     assert [row[0] for row in rows] == [str(number).encode() for number in range(20)]
 
 
-async def test_whoever_does_not_read_holds_the_server_back_and_stays_connected(published: Database) -> None:
+async def test_a_client_that_does_not_read_stays_connected(published: Database) -> None:
     options = ConnectionOptions({"dsn": published.conninfo()}, wal_sender_timeout_ms=2000)
     with published.connect() as admin:
         async with streaming(published, options) as stream:
@@ -127,7 +127,7 @@ async def test_whoever_does_not_read_holds_the_server_back_and_stays_connected(p
             assert len(await read_inserts(stream, 20000)) == 20000
 
 
-async def test_reports_move_the_slot_forwards_only(published: Database) -> None:
+async def test_reports_move_the_slot_only_forwards(published: Database) -> None:
     with published.connect() as admin:
         async with streaming(published) as stream:
             start = confirmed(admin)
@@ -137,7 +137,7 @@ async def test_reports_move_the_slot_forwards_only(published: Database) -> None:
             stream.report(commit.end_lsn, commit.end_lsn)
             await until_confirmed(admin, commit.end_lsn)
             stream.report(start, start)
-            await asyncio.sleep(0.3)  # time for some status updates
+            await asyncio.sleep(0.3)  # enough for several status updates
             assert confirmed(admin) == commit.end_lsn
 
 
@@ -205,7 +205,7 @@ async def test_a_server_that_shuts_down_can_be_released_without_a_report(own_ser
 
 
 async def release(stream: ReplicationStream) -> None:
-    """Answer as the pipeline does if a reply is requested again, and there is nothing new to deliver."""
+    """Answer requests for a reply as the pipeline does when it has nothing new to deliver."""
     last = INVALID_LSN
     while True:
         for frame in await stream.read():
@@ -216,9 +216,9 @@ async def release(stream: ReplicationStream) -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_the_end_of_the_server_is_noticed(reads: bool, own_server: Database) -> None:  # noqa: FBT001 - a parameter
+async def test_the_end_of_the_server_is_detected(reads: bool, own_server: Database) -> None:  # noqa: FBT001 - a parameter
     async with streaming(own_server) as stream:
-        reading = asyncio.create_task(read_for_ever(stream)) if reads else None
+        reading = asyncio.create_task(read_forever(stream)) if reads else None
         own_server.server.kill()
         await stream.ended.wait()
         assert isinstance(stream.failure, SourceUnavailable)
@@ -226,7 +226,7 @@ async def test_the_end_of_the_server_is_noticed(reads: bool, own_server: Databas
             await (reading or stream.read())
 
 
-async def read_for_ever(stream: ReplicationStream) -> None:
+async def read_forever(stream: ReplicationStream) -> None:
     while True:
         await stream.read()
 
@@ -236,12 +236,12 @@ async def test_a_terminated_walsender_is_retried(published: Database) -> None:
         async with streaming(published) as stream:
             admin.execute("SELECT pg_terminate_backend(%s)", [walsender(admin)])
             with pytest.raises(SourceUnavailable, match="terminating connection due to administrator command"):
-                await read_for_ever(stream)
+                await read_forever(stream)
             with pytest.raises(SourceUnavailable, match="terminating connection due to administrator command"):
                 await stream.read()
 
 
-async def test_a_silent_server_is_given_up(published: Database) -> None:
+async def test_a_silent_server_ends_the_stream(published: Database) -> None:
     with published.connect() as admin:
         async with streaming(published) as stream:
             stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, alone_after_s=60, give_up_after_s=0.5)
@@ -249,17 +249,17 @@ async def test_a_silent_server_is_given_up(published: Database) -> None:
             os.kill(pid, signal.SIGSTOP)
             try:
                 with pytest.raises(SourceUnavailable, match="sent nothing for"):
-                    await read_for_ever(stream)
+                    await read_forever(stream)
             finally:
                 os.kill(pid, signal.SIGCONT)
 
 
-async def test_a_silent_server_that_answers_is_not_given_up(published: Database) -> None:
+async def test_a_silent_server_that_answers_probes_does_not_end_the_stream(published: Database) -> None:
     async with streaming(published) as stream:
-        # This is far longer than an answer takes, even on a busy machine.
+        # The limit is much longer than an answer takes, even on a busy machine.
         stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, alone_after_s=60, give_up_after_s=4)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(read_for_ever(stream), 5)
+            await asyncio.wait_for(read_forever(stream), 5)
 
 
 @pytest.mark.parametrize("version", covered())
@@ -270,7 +270,7 @@ async def test_a_missing_publication_stops(version: int, new_database: Callable[
             admin.execute("INSERT INTO t VALUES (1)")
             admin.execute("CREATE PUBLICATION too_late")  # at a later position
             with pytest.raises(ConfigError, match=r'"too_late".*create the publication with CREATE PUBLICATION'):
-                await read_for_ever(stream)
+                await read_forever(stream)
 
 
 async def test_publications_that_disagree_about_columns_stop(published: Database) -> None:
@@ -279,16 +279,16 @@ async def test_publications_that_disagree_about_columns_stop(published: Database
         async with streaming(published, publications=[PUBLICATION, "narrow"]) as stream:
             admin.execute("INSERT INTO t VALUES (1)")
             with pytest.raises(ConfigError, match=r"0A000.*agree about each table's columns"):
-                await read_for_ever(stream)
+                await read_forever(stream)
 
 
-async def test_a_row_filter_that_fails_is_poison_and_its_row_is_not_told(published: Database) -> None:
+async def test_a_row_filter_that_fails_is_poison_and_the_message_hides_the_row(published: Database) -> None:
     with published.connect() as admin:
         admin.execute("CREATE PUBLICATION filtered FOR TABLE t WHERE (1 / id > 0) WITH (publish = 'insert')")
         async with streaming(published, publications=["filtered"]) as stream:
             admin.execute("INSERT INTO t VALUES (0, 'secret')")
             with pytest.raises(PoisonError, match=r"at [0-9A-F]+/[0-9A-F]+ .*DivisionByZero") as caught:
-                await read_for_ever(stream)
+                await read_forever(stream)
     assert "secret" not in str(caught.value)
 
 
@@ -302,7 +302,7 @@ async def test_text_that_is_not_utf8_is_poison(postgres_server: Callable[..., Po
             async with streaming(database) as stream:
                 admin.execute(r"INSERT INTO t VALUES (1, E'\xff')")
                 with pytest.raises(PoisonError, match="not valid in the database's encoding"):
-                    await read_for_ever(stream)
+                    await read_forever(stream)
     finally:
         server.drop_database("ascii")
 

@@ -1,4 +1,4 @@
-"""PostgreSQL with TLS: who authenticates whom, what pgsluice reports if that fails, and renewed certificates."""
+"""Tests PostgreSQL with TLS: all kinds of authentication, the messages about failures, and renewed certificates."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ host all postgres 127.0.0.1/32 trust
 
 
 class Scene:
-    """A server with a certificate for ``localhost``, which asks its clients for a certificate."""
+    """A server with a certificate for ``localhost``, which requests certificates from its clients."""
 
     def __init__(self, server: Postgres, authority: Authority, other: Authority) -> None:
         self.database = Database(server, "postgres")
@@ -49,7 +49,7 @@ class Scene:
 
     @contextmanager
     def shown(self, certificate: Path, key: Path) -> Iterator[None]:
-        """Let the server present another certificate within the block, without a restart."""
+        """Make the server present another certificate until the block ends, without a restart."""
         before = [(self.server.data_directory / name).read_text() for name in ("server.crt", "server.key")]
         self._show(certificate.read_text(), key.read_text())
         try:
@@ -94,7 +94,7 @@ class TestAccepted:
         await assert_connected(scene, scene.parameters(sslnegotiation="direct"))
 
     async def test_a_client_certificate_that_was_renewed(self, scene: Scene) -> None:
-        """The options are the same, but the files have changed."""
+        """The connection options are the same, but the content of the files has changed."""
         parameters = scene.client(scene.authority, is_expired=True)
         with pytest.raises(PermissionDenied, match="certificate"):
             await ReplicationConnection.open(options_for(scene.database, **parameters))
@@ -102,7 +102,7 @@ class TestAccepted:
         await assert_connected(scene, parameters)
 
     async def test_a_server_certificate_that_was_renewed(self, scene: Scene) -> None:
-        """The file of authorities changes as well, because another authority has signed the new certificate."""
+        """The file of trusted authorities also changes, because another authority has signed the new certificate."""
         authorities = scene.authority.certificate.with_name("renewed.crt")
         authorities.write_text(scene.authority.certificate.read_text())
         parameters = scene.parameters(sslrootcert=str(authorities))
@@ -176,7 +176,7 @@ class TestRefused:
         assert "correct require_auth or channel_binding" in words
 
     async def test_direct_negotiation_with_a_server_that_is_too_old(self, scene: Scene) -> None:
-        """The server seems to have just stopped, so pgsluice tries again."""
+        """The server seems to have stopped, so pgsluice retries."""
         with tls_postgres(16, *scene.authority.issue("old", ["localhost"])) as server:
             old = Scene(server, scene.authority, scene.other)
             words = await refused(old, old.parameters(sslnegotiation="direct"), SourceUnavailable)
@@ -184,7 +184,7 @@ class TestRefused:
 
 
 async def refused(scene: Scene, parameters: dict[str, str], kind: type[PgsluiceError]) -> str:
-    """Return the message of a failed connection. It is one line, and says what to do."""
+    """Return the message of a failed connection. Check that it is one line and says what to do."""
     options = options_for(scene.database, **parameters)
     with pytest.raises(PgsluiceError) as caught:
         await ReplicationConnection.open(options)

@@ -1,4 +1,4 @@
-"""Tests of the proxy with which other tests cause network faults."""
+"""Tests the proxy with which other tests cause network faults."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ SILENCE_S = 0.2
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """Give the port of a server that sends back all that it receives."""
+    """Provide the port of a server that sends back all data that it receives."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve(connection: socket.socket) -> None:
@@ -65,7 +65,7 @@ def is_silent(connection: socket.socket) -> bool:
         connection.settimeout(TIMEOUT_S)
 
 
-def test_everything_passes_and_an_end_is_an_end(proxy: Proxy) -> None:
+def test_data_and_the_end_of_a_connection_are_forwarded(proxy: Proxy) -> None:
     with connected(proxy) as client:
         data = bytes(5_000_000)
         threading.Thread(target=client.sendall, args=(data,), daemon=True).start()
@@ -75,7 +75,7 @@ def test_everything_passes_and_an_end_is_an_end(proxy: Proxy) -> None:
         assert client.recv(1) == b""
 
 
-def test_a_cut_resets_what_is_open_and_new_connections_pass(proxy: Proxy) -> None:
+def test_a_cut_resets_open_connections_and_new_ones_are_accepted(proxy: Proxy) -> None:
     with connected(proxy) as client, connected(proxy) as other:
         assert proxy.connections == 2
         proxy.cut()
@@ -105,7 +105,7 @@ def test_a_stall_at_a_byte(proxy: Proxy) -> None:
         assert received(client, 3) == b"def"
 
 
-def test_what_is_stalled_arrives_later(proxy: Proxy) -> None:
+def test_stalled_data_arrives_later(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.stall("to_client")
         client.sendall(b"later")
@@ -115,7 +115,7 @@ def test_what_is_stalled_arrives_later(proxy: Proxy) -> None:
         assert received(client, 5) == b"later"
 
 
-def test_what_is_stalled_can_be_cut(proxy: Proxy) -> None:
+def test_a_stalled_connection_can_be_cut(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.stall()
         client.sendall(b"never")
@@ -125,7 +125,7 @@ def test_what_is_stalled_can_be_cut(proxy: Proxy) -> None:
             client.recv(1)
 
 
-def test_what_is_dropped_never_arrives_nor_does_the_end_of_a_connection(proxy: Proxy) -> None:
+def test_dropped_data_and_ends_of_connections_never_arrive(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.drop("to_server")
         client.sendall(b"lost")
@@ -147,15 +147,15 @@ def test_new_connections_are_refused_and_old_ones_stay(proxy: Proxy) -> None:
         connected(proxy).close()
 
 
-def test_a_server_that_is_not_there_resets_the_client(proxy: Proxy) -> None:
+def test_an_unreachable_server_resets_the_client(proxy: Proxy) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # but does not listen
         proxy.target = ("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(ConnectionResetError):  # at the first read at the latest
+        with pytest.raises(ConnectionResetError):  # no later than at the first read
             connected(proxy)
 
 
-def test_it_can_listen_at_an_address_that_it_is_told(echo: int) -> None:
+def test_it_can_listen_on_a_given_address(echo: int) -> None:
     with Proxy("127.0.0.1", echo, at=("127.77.0.1", echo)) as proxy:
         assert proxy.address == f"127.77.0.1:{echo}"
         with socket.create_connection(("127.77.0.1", echo), TIMEOUT_S) as connection:

@@ -1,4 +1,4 @@
-"""The built-in registry and its followers on a real broker, and Confluent's own client with the server."""
+"""Tests the built-in registry and its followers with a real broker, and its server with Confluent's own client."""
 
 import asyncio
 import io
@@ -84,7 +84,7 @@ def write(kafka: Kafka, topic: str, *records: tuple[bytes | None, bytes | None])
 
 
 def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
-    """Read the current content of ``topic`` with a separate client."""
+    """Return the current content of ``topic``, which a separate client reads."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test"})
     end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -107,7 +107,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def persist(operation: Callable[[], Awaitable[T]]) -> T:
-    """Try again after errors, as callers do."""
+    """Retry after errors, as callers do."""
     while True:
         try:
             return await operation()
@@ -129,7 +129,7 @@ class TestBuiltin:
             assert await registry.register("shop.public.orders-key", "long") == key
         assert len(read(kafka, topic)) == 4
 
-    async def test_former_versions_tell_names_and_keys(self, kafka: Kafka, topic: str) -> None:
+    async def test_earlier_versions_have_names_and_keys(self, kafka: Kafka, topic: str) -> None:
         row = {"type": "record", "name": "Value", "fields": [{"name": "n", "type": ["null", "long"], "default": None}]}
         value = {**record_schema(0, "Envelope"), "fields": [{"name": "before", "type": ["null", row], "default": None}]}
         key = {**record_schema(0, "Key"), "fields": [{"name": "n", "type": "long"}]}
@@ -150,7 +150,7 @@ class TestBuiltin:
             async with open_registry(options(kafka, count_version=lambda: counted.append(1)), topic) as registry:
                 for n in (0, 1, 1, 2, 3, 0):
                     await registry.register(SUBJECT, record_schema(n), {"typmod": n})
-                await registry.register(SUBJECT, record_schema(0), {"typmod": 9})  # this only adds a record
+                await registry.register(SUBJECT, record_schema(0), {"typmod": 9})  # adds a record, but no version
         assert len(counted) == 4
         assert [entry["subject"] for entry in logs if entry["log_level"] == "warning"] == [SUBJECT]
 
@@ -165,7 +165,7 @@ class TestBuiltin:
                 )
                 assert registry.store.version(SUBJECT, n + 1) == expected
 
-    async def test_facts_beside_a_schema_are_written_again_when_they_change(self, kafka: Kafka, topic: str) -> None:
+    async def test_properties_of_a_schema_are_written_again_when_they_change(self, kafka: Kafka, topic: str) -> None:
         async with open_registry(options(kafka), topic) as registry:
             for postgres in ({"typmod": 24}, None, {"typmod": 24}, {"typmod": 54}):
                 await registry.register(SUBJECT, record_schema(0), postgres)
@@ -181,7 +181,7 @@ class TestBuiltin:
         assert sorted(record.version for record in records) == list(range(1, 21))
 
     async def test_several_writers_lose_nothing_and_agree(self, kafka: Kafka, topic: str) -> None:
-        """They have to notice that a version was taken, because none of them waits for the others."""
+        """Writers do not wait for each other, so they must notice if another writer has used a version number."""
         writers = 4
         async with AsyncExitStack() as stack:
             registries = [await stack.enter_async_context(open_registry(options(kafka), topic)) for _ in range(writers)]
@@ -223,7 +223,7 @@ class TestBuiltin:
             assert await registry.register(SUBJECT, other) == number
 
     async def test_a_topic_that_was_compacted(self, own_kafka: Kafka, topic: str) -> None:
-        """The schemas at its end may have been registered first."""
+        """After compaction, schemas that were registered first may be at the end of the topic."""
         config = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
         wanted = options(own_kafka, topic_config=config)
         async with open_registry(wanted, topic) as registry:
@@ -247,7 +247,7 @@ class TestBuiltin:
             await other.start()
             assert [entry.id for entry in other.store.versions(SUBJECT)] == [identifier]
 
-    async def test_the_topic_is_made_as_it_must_be(self, kafka: Kafka, topic: str) -> None:
+    async def test_the_topic_is_created_with_the_required_settings(self, kafka: Kafka, topic: str) -> None:
         wanted = options(kafka, topic_config={"min.compaction.lag.ms": "1000", "cleanup.policy": "delete"})
         async with open_registry(wanted, topic), open_registry(wanted, topic):
             pass
@@ -270,7 +270,7 @@ class TestBuiltin:
             async with open_registry(options(kafka), topic):
                 pass
 
-    async def test_a_topic_that_cannot_be_made_is_tried_until_time_is_up(self, kafka: Kafka, topic: str) -> None:
+    async def test_creating_the_topic_is_retried_until_the_timeout(self, kafka: Kafka, topic: str) -> None:
         wanted = options(kafka, replication_factor=3, timeout_s=1.5)
         with pytest.raises(SinkUnavailable, match=f"Preparing topic {topic}: .*INVALID_REPLICATION_FACTOR"):
             async with open_registry(wanted, topic):
@@ -293,8 +293,8 @@ class TestBuiltin:
             with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or created again"):
                 await following
 
-    async def test_start_sees_that_the_topic_is_another_one(self, kafka: Kafka, topic: str) -> None:
-        """Kafka no longer has the schema that is in memory, so another registration must write it again."""
+    async def test_start_detects_that_the_topic_was_replaced(self, kafka: Kafka, topic: str) -> None:
+        """The new topic lacks the schemas that are in memory, so the registry must not continue with them."""
         async with open_registry(options(kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             client = admin(kafka)
@@ -302,7 +302,7 @@ class TestBuiltin:
             with pytest.raises(HistoryError, match=f"Topic {topic} was deleted, or created again"):
                 await registry.start()
 
-    async def test_cancelling_a_registration_harms_no_later_one(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_cancelled_registration_does_not_affect_later_ones(self, kafka: Kafka, topic: str) -> None:
         async with open_registry(options(kafka), topic) as registry:
             for n in range(10):
                 registering = asyncio.create_task(registry.register(SUBJECT, record_schema(n)))
@@ -355,7 +355,7 @@ class TestFollower:
         assert second in admin(kafka).list_topics().topics
 
     async def test_an_id_that_stands_for_two_schemas(self, kafka: Kafka, topic: str) -> None:
-        """An id may have two schemas in two topics, but never in the same topic."""
+        """An id may stand for two schemas in two topics, but not in the same topic."""
         first, second = f"a-{topic}", f"b-{topic}"
         for name in (first, second):
             create_topic(kafka, name, cleanup_policy="compact")
@@ -369,13 +369,13 @@ class TestFollower:
             async with open_follower(options(kafka), first):
                 pass
 
-    async def test_looking_for_a_topic_does_not_make_it(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_search_for_a_topic_does_not_create_it(self, kafka: Kafka, topic: str) -> None:
         async with open_follower(options(kafka), topic) as follower:
             assert follower.store.subjects() == []
         assert topic not in admin(kafka).list_topics().topics
 
     async def test_reads_what_compaction_left(self, kafka: Kafka, topic: str) -> None:
-        """The last offsets may be missing as well. The end is reached nevertheless."""
+        """Even the last offsets may be missing. The follower must still reach the end."""
         create_topic(kafka, topic, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001")
         known = Registered(SUBJECT, 1, 5, '"long"')
         for _ in range(3):
@@ -418,7 +418,7 @@ class TestOutages:
         await registry.close()
         await follower.close()
 
-    async def test_kafka_comes_late(self, own_kafka: Kafka, topic: str) -> None:
+    async def test_kafka_starts_late(self, own_kafka: Kafka, topic: str) -> None:
         own_kafka.stop()
         registry = BuiltinRegistry(options(own_kafka, timeout_s=1.0), topic)
         with pytest.raises(SinkUnavailable):
@@ -440,10 +440,8 @@ class TestOutages:
         versions = {record.id: record.version for _, record in read(own_kafka, topic)}
         assert versions == {first: 1, second: 2}
 
-    async def test_an_end_that_nobody_tells(
-        self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """If the end is unknown, it must not look as if everything had been read."""
+    async def test_an_unknown_end_offset(self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the end is unknown, the registry must not assume that it has read everything."""
         create_topic(own_kafka, topic)
         admin = TopicAdmin(client_options(own_kafka))
         assert await admin.end(topic) == 0
@@ -474,7 +472,7 @@ class TestRights:
         async with open_registry(options(secured_kafka), topic) as registry:
             assert await registry.register(SUBJECT, record_schema(0)) > 0
 
-    async def test_a_wrong_password_is_no_matter_of_waiting(self, secured_kafka: SecuredKafka, topic: str) -> None:
+    async def test_a_wrong_password_is_not_retried(self, secured_kafka: SecuredKafka, topic: str) -> None:
         wrong = logged_in(secured_kafka, "admin", "wrong")
         with pytest.raises(PermissionDenied, match=r"Authentication failed.* Check the credentials"):
             async with open_registry(wrong, topic):
@@ -504,7 +502,7 @@ class TestRights:
     async def test_a_user_who_may_not_write(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """The producer fails before anything is registered.
 
-        Once the user has the right, another producer replaces it.
+        After the user has been granted the right, another producer must replace it.
         """
         create_topic(secured_kafka, topic, cleanup_policy="compact")
         for operation in (AclOperation.READ, AclOperation.DESCRIBE_CONFIGS):
@@ -517,11 +515,13 @@ class TestRights:
             grant(secured_kafka, topic, AclOperation.WRITE)
             async with asyncio.timeout(PATIENCE_S):
                 while not registry.subjects():
-                    with suppress(PermissionDenied):  # the next producer may have asked earlier
+                    with suppress(PermissionDenied):  # the next producer may have started before the right was granted
                         await registry.register(SUBJECT, record_schema(0))
 
-    async def test_reading_takes_the_right_to_read_one_topic(self, secured_kafka: SecuredKafka, topic: str) -> None:
-        """It needs no right to a group or to another topic, and no right to write."""
+    async def test_reading_needs_only_the_right_to_read_one_topic(
+        self, secured_kafka: SecuredKafka, topic: str
+    ) -> None:
+        """The follower needs no right to a group or another topic, and no right to write."""
         async with open_registry(options(secured_kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
         grant(secured_kafka, topic, AclOperation.READ)
@@ -563,7 +563,7 @@ async def serving(store: SchemaStore) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def client(kafka: Kafka, topic: str) -> AsyncIterator[SchemaRegistryClient]:
-    """Provide an unmodified client of Confluent, with a registry that contains schemas."""
+    """Provide Confluent's unmodified client for a registry that contains schemas."""
     async with open_registry(options(kafka), topic) as registry:
         await registry.register(SUBJECT, {"type": "string"})
         await registry.register(SUBJECT, VALUE, {"typmods": {}})

@@ -1,4 +1,4 @@
-"""Schemas in a registry server, with a real broker, a daemon, and consumers that ask the server."""
+"""Tests schemas in a registry server, with a real broker, a daemon, and consumers that query the server."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -78,7 +78,7 @@ async def registry(kafka: Kafka, topic: str, url: str, **other: Any) -> AsyncIte
 
 
 class TestIds:
-    async def test_the_server_gives_them_and_the_topic_keeps_them(
+    async def test_the_server_assigns_ids_and_the_topic_has_them(
         self, kafka: Kafka, topic: str, apicurio: Apicurio
     ) -> None:
         subject = f"{topic}-key"
@@ -93,7 +93,7 @@ class TestIds:
             assert again.store.versions(subject)[0].postgres == described("id")
             assert await again.register(subject, record("Key", "id")) == identifier
 
-    async def test_the_server_is_asked_once_until_its_word_is_old(
+    async def test_the_server_is_queried_again_only_after_a_while(
         self, kafka: Kafka, topic: str, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with registry(kafka, topic, server.url) as one:
@@ -106,7 +106,7 @@ class TestIds:
             await one.register(KEY, record("Key", "id"))
             assert server.requests[2:] == [f"POST /subjects/{KEY}"]
 
-    async def test_what_the_server_said_longest_ago_is_asked_for_again(
+    async def test_the_oldest_answer_is_dropped_from_the_cache(
         self, kafka: Kafka, topic: str, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(confluent, "IDS_MAX", 2)
@@ -136,7 +136,7 @@ class TestIds:
             ("topic-record", {"shop.public.orders-shop.public.orders.Key", "shop.transactions-key"}),
         ],
     )
-    async def test_other_strategies_name_subjects_at_the_server_only(
+    async def test_other_strategies_change_subjects_only_on_the_server(
         self, kafka: Kafka, topic: str, server: RegistryServer, strategy: str, subjects: set[str]
     ) -> None:
         async with registry(kafka, topic, server.url, strategy=strategy) as one:
@@ -146,7 +146,7 @@ class TestIds:
             assert one.subjects() == [KEY, "shop.transactions-key"]
 
     async def test_a_server_that_was_emptied_is_noticed(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
-        """Messages contain the ids of the server. With another schema under an id, they would be read wrongly."""
+        """Messages contain the ids of the server. If an id stood for another schema, they would be read wrongly."""
         async with registry(kafka, topic, server.url) as one:
             assert await one.register(KEY, record("Key", "id")) == 1
         server.reset()
@@ -154,9 +154,7 @@ class TestIds:
             with pytest.raises(HistoryError, match=f"gives id 1 to a schema of subject {VALUE}, but"):
                 await one.register(VALUE, record("Value", "id"))
 
-    async def test_a_server_that_does_not_look_at_properties(
-        self, kafka: Kafka, topic: str, server: RegistryServer
-    ) -> None:
+    async def test_a_server_that_ignores_properties(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
         server.ignores_properties = True
         async with registry(kafka, topic, server.url) as one:
             for kind in ("varchar", "text"):
@@ -179,7 +177,7 @@ class TestIds:
         assert await builtin.register(KEY, record("Key", "id")) == 1
         await builtin.close()
 
-    async def test_what_is_not_there_now(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
+    async def test_a_server_that_is_unavailable(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
         server.faults = [Fault(status=503, times=1)]
         async with registry(kafka, topic, server.url) as one:
             with pytest.raises(RegistryUnavailable, match="HTTP 503"):
@@ -197,7 +195,7 @@ class TestIds:
         assert await one.register(KEY, record("Key", "id")) == 1
         await one.close()
 
-    async def test_a_token_that_expired_is_read_again_before_anything_ends(
+    async def test_an_expired_token_is_read_again_within_the_session(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:
         server.authorization = "Bearer old"
@@ -211,7 +209,7 @@ class TestIds:
         await one.close()
 
 
-async def test_a_server_that_gives_ids_of_its_own_is_no_place_to_export_to(topic: str, apicurio: Apicurio) -> None:
+async def test_export_to_a_server_that_assigns_its_own_ids_fails(topic: str, apicurio: Apicurio) -> None:
     store = SchemaStore()
     store.add(Registered(f"{topic}-key", 1, 2_000_000_000, '"string"'))
     with pytest.raises(UnavailableError, match="it does not import schemas with their ids"):
@@ -220,11 +218,11 @@ async def test_a_server_that_gives_ids_of_its_own_is_no_place_to_export_to(topic
 
 class TestIncompatible:
     async def grow(self, one: ConfluentRegistry, subject: str = KEY) -> int:
-        """Register a key, then the key with one more column."""
+        """Register a key, and then the key with an additional column."""
         await one.register(subject, record("Key", "id"), described("id"))
         return await one.register(subject, record("Key", "id", "tenant"), described("id", "tenant"))
 
-    async def test_stop_names_the_alter_and_the_way_out(self, kafka: Kafka, topic: str, apicurio: Apicurio) -> None:
+    async def test_stop_reports_the_alter_and_the_remedy(self, kafka: Kafka, topic: str, apicurio: Apicurio) -> None:
         subject = f"{topic}-key"
         async with registry(kafka, topic, apicurio.url) as one:
             with pytest.raises(IncompatibleSchema) as caught:
@@ -249,7 +247,7 @@ class TestIncompatible:
                 await one.register(subject, record("Key", "other"), described("other"))
 
     @pytest.mark.parametrize("level", [None, "FULL"])
-    async def test_force_leaves_the_level_as_it_was(
+    async def test_force_restores_the_level(
         self, kafka: Kafka, topic: str, server: RegistryServer, level: str | None
     ) -> None:
         async with registry(kafka, topic, server.url, on_incompatible="force") as one:
@@ -258,10 +256,10 @@ class TestIncompatible:
             assert await self.grow(one) == 2
             assert server.subjects[KEY].level == level
 
-    async def test_a_server_that_refuses_what_its_level_allows_is_asked_again(
+    async def test_a_refusal_that_the_level_does_not_explain_is_retried(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:
-        """One of several servers may do this if it has not heard of the new level yet."""
+        """One of several servers may do this if it does not know the new level yet."""
         async with registry(kafka, topic, server.url, on_incompatible="force") as one:
             refusal = {"error_code": 409, "message": "in its words"}
             server.faults = [Fault("POST /subjects/.*/versions", status=409, body=refusal, times=2)]
@@ -288,9 +286,9 @@ class TestIncompatible:
 
 class TestDaemon:
     def test_on_a_real_server(self, start: Start, apicurio: Apicurio) -> None:
-        """A dead letter makes pgsluice examine a refusal. A key that gains a column stops it at first, but not later.
+        """A record that Kafka refuses becomes a dead letter. Later, a key that gains a column stops the daemon.
 
-        The start after the stop has to read the cuts before it.
+        After the setting allows incompatible schemas, the daemon starts, and must read the earlier cuts.
         """
         small = {"topics": {"partitions": 1, "config": {"max.message.bytes": "20000"}}, "client": {"batch.size": 20000}}
         pipeline = start({**at(apicurio.url), "delivery": {"poison": "dead_letter"}, "kafka": small})
@@ -318,8 +316,8 @@ class TestDaemon:
             found = AvroDeserializer(client)(letter.value(), SerializationContext(topic, MessageField.VALUE))
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
 
-    def test_tenants_in_one_topic_with_a_subject_each(self, start: Start, apicurio: Apicurio) -> None:
-        """The columns of a tenant's table, and an ALTER TABLE of it, do not affect other tenants."""
+    def test_tenants_in_one_topic_with_separate_subjects(self, start: Start, apicurio: Apicurio) -> None:
+        """The columns of a tenant's table, and an ALTER TABLE of it, must not affect other tenants."""
         rules = [{"match": "tenant_*.*", "topic": "{prefix}.{table}"}]
         settings = at(apicurio.url)
         settings["schema_registry"]["subject_name_strategy"] = "topic-record"
@@ -348,7 +346,7 @@ class TestDaemon:
     def test_a_server_takes_over(
         self, start: Start, server: RegistryServer, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Ids stay the same, so readers with the server's schemas can also read earlier records."""
+        """The ids must stay the same, so that readers with the server's schemas can also read earlier records."""
         pipeline = start()
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -373,7 +371,7 @@ class TestDaemon:
         assert "it knows our schemas" in capsys.readouterr().out
 
     def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
-        """The server is away at the start and later, then slower than PostgreSQL's time-out.
+        """The server is unavailable at the start and later, and then slower than PostgreSQL's timeout.
 
         Finally, the daemon is killed while it waits for the server.
         """

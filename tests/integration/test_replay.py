@@ -1,6 +1,6 @@
-"""Whatever happens in PostgreSQL, a consumer that replays the topics gets the same tables, on every version.
+"""Tests that a consumer that replays the topics gets the same tables as PostgreSQL, on every version.
 
-The scenarios are in ``scenarios``. All scenarios of a server version run at once, with one daemon.
+The scenarios are in ``scenarios``. All scenarios of a server version run at the same time, with one daemon.
 """
 
 import json
@@ -40,10 +40,10 @@ OPTIONS: Mapping[int, Mapping[str, Any]] = {
     17: {"two_phase": True, "streaming": "off"},
     18: {"two_phase": True},
 }
-"""Options that change how the server sends changes, but not what consumers see."""
+"""Settings that change how the server sends changes, but not what consumers see."""
 
 AT_ONCE = 2
-"""How many versions run at once. They spend more time waiting for each other's Kafka and PostgreSQL than computing."""
+"""The number of versions that run at the same time. They spend most of their time waiting for the servers."""
 
 SCENARIOS: list[Scenario] = [
     *rows.SCENARIOS,
@@ -57,7 +57,7 @@ SCENARIOS: list[Scenario] = [
     *settings.SCENARIOS,
     *storm.SCENARIOS,
 ]
-"""The scenarios of one database. Those of ``whole`` have a second database."""
+"""The scenarios in the first database. The scenarios in ``whole`` have a second database."""
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a version waits for all of its scenarios
 
@@ -146,7 +146,7 @@ def test_java_reads_them_too_and_finds_the_schemas_compatible(outcomes: Mapping[
     assert java_problems([pair for outcome in outcomes.values() for pair in outcome.result().pairs]) == []
 
 
-def test_log_tells_no_values(outcome: Outcome) -> None:
+def test_log_contains_no_values(outcome: Outcome) -> None:
     lines = [json.loads(line) for line in outcome.log.splitlines()]
     assert {line["level"] for line in lines} <= {"info", "warning"}
     assert limits.A_VALUE not in outcome.log
