@@ -1,4 +1,4 @@
-"""Every message of the runbook is produced on real servers, or a list here says where else it is tested, and why."""
+"""Checks that each message of the runbook is produced on real servers, or is in a list here with the reason why not."""
 # ruff: noqa: E501 - messages are not broken
 
 import ast
@@ -14,7 +14,7 @@ from tests.support.runbook import ANYTHING, rows
 
 TESTS = Path(__file__).parents[1]
 SCENARIOS = ("changes", "history", "settings", "topics")
-"""The modules ``test_runbook_*`` with scenarios."""
+"""The suffixes of the modules ``test_runbook_*`` that have scenarios."""
 
 FOLLOWED: Mapping[str, str] = {
     "The checkpoint belongs to the PostgreSQL cluster with system identifier …": "start_rules::another_cluster",
@@ -54,7 +54,7 @@ FOLLOWED: Mapping[str, str] = {
     "slot … does not exist": "cli::check_and_slot",
     "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until …": "pause::it_is_shown_and_lasts_over_restarts_until_resume",
 }
-"""Other tests on real servers that produce a message and follow its advice, by file and by the beginning of their name."""
+"""Other tests on real servers that produce a message and follow its advice, as file and beginning of their name."""
 
 PRODUCED: Mapping[str, str] = {
     "raise max_wal_senders or max_connections, or end sessions that nobody needs": "postgres_network::a_server_that_is_full_is_waited_for",
@@ -101,7 +101,7 @@ PRODUCED: Mapping[str, str] = {
     "The types of a table's columns consist of more than … others": "postgres_catalog::",
     "Replication slot … exists already": "cli::check_and_slot",
 }
-"""Other tests on real servers that produce a message, but do not follow its advice, by file and beginning of their name."""
+"""Like FOLLOWED, for tests that produce a message but do not follow its advice."""
 
 NO_SERVER: Mapping[str, str] = {
     "a slot's name has 1 to 63 of the characters a-z, 0-9 and _": "the settings are refused before a server is asked",
@@ -125,7 +125,7 @@ NO_SERVER: Mapping[str, str] = {
     "Table … has had more than … columns": "a table needs 50,000 columns for it, over many ALTER TABLE",
     "Position …, recorded as delivered, lies inside the commit record …": "no server at hand has such a position",
 }
-"""Messages that no real server produces in these tests, and the reasons. Unit tests produce them."""
+"""Messages that no real server produces in these tests, with the reasons. Unit tests produce them."""
 
 ONLY_IN_UNIT_TESTS = frozenset(
     {
@@ -186,13 +186,13 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "It can never take this schema",
     }
 )
-"""Messages that could come from real servers, but that only unit tests produce."""
+"""Messages that real servers could cause, but that only unit tests produce."""
 
 SHORT = 8
-"""Pieces of a message that are shorter than this appear in many places."""
+"""Parts of a message that are shorter than this occur in too many places to be useful."""
 
 WINDOW = 15
-"""At least this many characters of a message have to be in the source of the test that produces it."""
+"""The source of the test that produces a message must contain at least this many consecutive characters of it."""
 
 
 def scenarios() -> Iterator[str]:
@@ -206,7 +206,7 @@ def scenarios() -> Iterator[str]:
 
 @cache
 def functions(file: str) -> Mapping[str, str]:
-    """Return the source of each test of a file by its name, with that of the constants and fixtures around them."""
+    """Return the source of each test of a file by the test's name. The empty name has the source of the whole file."""
     text = (TESTS / "integration" / f"test_{file}.py").read_text()
     parts = {
         node.name.removeprefix("test_"): ast.get_source_segment(text, node) or ""
@@ -226,7 +226,7 @@ def source(test: str) -> str:
 
 
 def is_quoted(message: str, text: str) -> bool:
-    """Return whether the source of a test has a part of the message."""
+    """Return whether the source of a test contains a part of the message."""
     text = re.sub(r'\\|"\s*\n\s*f?r?"', "", text)
     pieces = [piece.strip() for piece in message.split(ANYTHING)]
     longest = max(map(len, pieces))

@@ -1,4 +1,4 @@
-"""Produces the messages of the runbook about changes that cannot be delivered, and tables that cannot be published."""
+"""Tests the runbook's advice about changes that cannot be delivered, and about tables that cannot be published."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,11 +12,11 @@ from tests.support.runbook import Scenario, Scene, Stage
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 NOISE = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 1000) AS i)"
-"""A text of 32 kB that stays large under any compression."""
+"""An SQL expression for a text of 32 kB that remains large under any compression."""
 
 
 def limit(scene: Scene, topic: str, setting: str, value: str) -> None:
-    """Change a topic, as ``kafka-configs --alter`` does."""
+    """Change a setting of a topic, as ``kafka-configs --alter`` does."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, scene.topic(topic))
     configure(scene.pipeline.kafka, resource, setting, value)
 
@@ -26,7 +26,7 @@ def insert_large(scene: Scene) -> None:
 
 
 def start_with(scene: Scene, **settings: Mapping[str, object]) -> None:
-    """Start again with other settings. None removes a setting."""
+    """Start the daemon with changed settings. None removes a setting."""
     for section, keys in settings.items():
         scene.daemon.settings[section] = {**scene.daemon.settings.get(section, {}), **keys}
     scene.daemon.start()
@@ -71,7 +71,7 @@ def refuse_a_dead_letter(scene: Scene) -> None:
 
 
 def raise_the_limit_of_dead_letters(scene: Scene) -> None:
-    """Raise the limit, so that a dead letter replaces the row. Raise that of the table's topic, and load the row."""
+    """Raise the limit so that a dead letter replaces the row. Then raise the table topic's limit and load the row."""
     limit(scene, "dead_letters", "max.message.bytes", "1048588")
     scene.daemon.start()
     scene.pipeline.wait_until_confirmed()
@@ -95,7 +95,7 @@ def correct_the_topic_setting(scene: Scene) -> None:
 
 
 def keyed(columns: str, key: str, *statements: str) -> Callable[[Scene], None]:
-    """Return a cause: a table for which a rule chooses a key that Kafka cannot have."""
+    """Return a function that creates a table for which a rule chooses a key that Kafka cannot use."""
 
     def cause(scene: Scene) -> None:
         tables = {"rules": [{"match": "public.keyed", "keys": [key]}]}

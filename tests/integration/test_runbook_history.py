@@ -1,4 +1,4 @@
-"""Produces each message in the runbook about the slot, the checkpoint and the topics, and follows its advice."""
+"""Tests the runbook's advice about the slot, the checkpoint and the topics."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def replace_checkpoints(scene: Scene, which: Callable[[list[bytes]], bytes]) -> None:
-    """Leave only one record in the topic of checkpoints, as if the others had been lost."""
+    """Leave only one record in the checkpoint topic, as if the others had been lost."""
     topic = scene.topic("checkpoint")
     found = [one.value() for one in read_committed(scene.pipeline.kafka, topic)]
     kept = which([one for one in found if one is not None])
@@ -24,7 +24,7 @@ def replace_checkpoints(scene: Scene, which: Callable[[list[bytes]], bytes]) -> 
 
 
 def write_checkpoint(scene: Scene, value: bytes) -> None:
-    """Write a checkpoint under the key of the pipeline, as another program might."""
+    """Write a checkpoint with the pipeline's key, as another program might."""
     commit(scene.pipeline.kafka, scene.topic("checkpoint"), value, key=scene.daemon.name.encode())
 
 
@@ -40,12 +40,12 @@ def drop_slot(scene: Scene) -> None:
 
 
 def create_slot(scene: Scene, plugin: str = "pgoutput") -> None:
-    """Create the slot without pgsluice, as another program would."""
+    """Create the slot without pgsluice, as another program might."""
     scene.execute(f"SELECT pg_create_logical_replication_slot('{scene.pipeline.slot}', '{plugin}')")
 
 
 def lose_checkpoints_and_slot(scene: Scene) -> None:
-    """Only the announcement of the slot is left in Kafka."""
+    """Leave only the announcement of the slot in Kafka, and replace the slot."""
     with scene.stopped():
         replace_checkpoints(scene, lambda found: found[0])
         drop_slot(scene)
@@ -66,7 +66,7 @@ def write_former_checkpoint(scene: Scene) -> None:
 
 
 def write_enormous_numbers(scene: Scene) -> None:
-    """Retention has deleted the cut records, so nothing contradicts what another program writes."""
+    """Write a very large cut number, after the cut records that would contradict it have been deleted."""
     with scene.stopped():
         delete_records(scene.pipeline.kafka, scene.topic("transactions"))
         write_checkpoint(scene, json.dumps({**last_checkpoint(scene), "cut": CUT_MAX}).encode())
@@ -78,7 +78,7 @@ def write_no_checkpoint(scene: Scene) -> None:
 
 
 def choose_another_prefix(scene: Scene) -> None:
-    """Consumers of the new topics know nothing yet, so the tables have to be loaded."""
+    """Choose a prefix whose topics are still empty, and load the tables into them."""
     scene.daemon.settings["kafka"]["topic_prefix"] = f"{scene.daemon.name}-new"
     scene.adopt_and_load()
 
@@ -106,7 +106,7 @@ def drop_slot_while_stopped(scene: Scene) -> None:
 
 
 def forbid_creation(scene: Scene) -> None:
-    """Only a pipeline that has delivered nothing yet may create its slot."""
+    """Forbid creating the slot. The setting allows it only for a pipeline that has not delivered anything yet."""
     with scene.stopped():
         drop_slot(scene)
         scene.daemon.settings["postgres"]["create_slot"] = False

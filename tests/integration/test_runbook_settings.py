@@ -1,6 +1,6 @@
-"""The messages of the runbook about settings: pgsluice refuses wrong settings, and streams with the right ones.
+"""Tests the runbook's messages about settings: pgsluice refuses wrong settings, and streams with correct ones.
 
-Every start uses real servers, because pgsluice checks some settings only there.
+Every start uses real servers, because some settings are checked only there.
 """
 
 import socket
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("restored_logging")
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Settings with which a start is refused, and the exit code. A path that begins with ``@`` is one of the test's."""
+    """Settings that prevent a start, and the exit code. A path that begins with ``@`` is in the test's directory."""
 
     message: str
     code: int
@@ -86,7 +86,7 @@ WRONG = (
 
 @pytest.fixture(scope="module")
 def scene(stage: Stage) -> Scene:
-    """Provide a pipeline that is stopped. Its slot and its topics exist."""
+    """Provide a stopped pipeline whose slot and topics exist."""
     scene = stage.scene()
     scene.deliver()
     scene.daemon.stop_well()
@@ -96,7 +96,7 @@ def scene(stage: Stage) -> Scene:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a directory with a certificate, its key, and the key of another one."""
+    """Provide a directory with a certificate, its key, and the key of another certificate."""
     directory = tmp_path_factory.mktemp("files")
     other = tmp_path_factory.mktemp("other")
     make_certificate(directory)
@@ -110,7 +110,7 @@ def placed(value: object, files: Path) -> object:
 
 @contextmanager
 def changed(scene: Scene, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Add settings for the block."""
+    """Add settings until the block ends."""
     before = scene.daemon.settings
     sections = {**before, **{name: {**before.get(name, {}), **keys} for name, keys in settings.items()}}
     scene.daemon.settings = sections
@@ -157,7 +157,7 @@ REGISTRY_FAULTS: Mapping[str, tuple[int, Fault]] = {
 
 @pytest.mark.parametrize("message", REGISTRY_FAULTS)
 def test_a_registry_refuses(message: str, scene: Scene) -> None:
-    """A test server answers like a registry or a proxy that is not set up for pgsluice."""
+    """Use a test server that answers like a registry or proxy that is not set up for pgsluice."""
     code, fault = REGISTRY_FAULTS[message]
     with RegistryServer() as server:
         server.faults = [fault]
@@ -187,7 +187,7 @@ def test_a_registry_with_tls(message: str, scene: Scene, files: Path) -> None:
 
 
 def test_a_start_with_the_right_settings_streams_and_nothing_was_lost(scene: Scene) -> None:
-    """This test runs last: after all refusals, the pipeline continues where it was."""
+    """Check, after all refusals, that the pipeline continues where it was. This test must run last."""
     scene.daemon.start()
     scene.pipeline.write(3)
     scene.assert_nothing_is_lost()

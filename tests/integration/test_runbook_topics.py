@@ -1,4 +1,4 @@
-"""Produces each message in the runbook about topics that others have changed, and follows its advice."""
+"""Tests the runbook's advice about topics that other programs have changed."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def make_the_topic_anew(scene: Scene) -> None:
 
 
 def accept_and_load(scene: Scene) -> None:
-    """Follow the advice of the runbook, including the later start without the setting."""
+    """Follow the runbook's advice. The last start is without the setting again."""
     scene.accept()
     scene.load()
     scene.daemon.restart()
@@ -36,19 +36,19 @@ def write_no_cut_record(scene: Scene) -> None:
 
 
 def delete_the_checkpoint(scene: Scene) -> None:
-    """Delete the topic. The session ends, and the next one finds that the topic was really deleted."""
+    """Delete the checkpoint topic and write a row. The next session finds that the topic is missing."""
     delete_topic(scene.pipeline.kafka, scene.topic("checkpoint"))
     scene.pipeline.write()
 
 
 def write_to_the_topic(scene: Scene) -> None:
-    """Write a tombstone, as another program might. Consumers skip it."""
+    """Write a tombstone, as another program might. Consumers ignore it."""
     commit(scene.pipeline.kafka, scene.topic("public.numbers"), None)
     scene.pipeline.write()
 
 
 def misuse_service_topics(scene: Scene) -> None:
-    """Create topics with the names that pgsluice uses, before its first start with this prefix."""
+    """Create topics with the names that pgsluice uses, before the first start with this prefix."""
     with scene.stopped():
         scene.daemon.settings["kafka"]["topic_prefix"] = f"{scene.daemon.name}-new"
         create_topic(scene.pipeline.kafka, scene.topic("checkpoint"), 2)
@@ -61,7 +61,7 @@ def policy(scene: Scene, name: str, value: str) -> None:
 
 
 def repair_service_topics(scene: Scene) -> None:
-    """Follow the messages one after the other. Each topic has two faults."""
+    """Follow the messages one after another. Each topic has two faults."""
     for name in ("schemas", "checkpoint"):
         delete_topic(scene.pipeline.kafka, scene.topic(name))
         create_topic(scene.pipeline.kafka, scene.topic(name), cleanup_policy="delete")
@@ -72,7 +72,7 @@ def repair_service_topics(scene: Scene) -> None:
 
 
 def nothing(_: Scene) -> None:
-    """Do nothing, as the runbook says."""
+    """Do nothing. This is the runbook's advice."""
 
 
 def then(*steps: Callable[[Scene], object]) -> Callable[[Scene], None]:

@@ -1,4 +1,4 @@
-"""The sandbox with its real servers: every version of PostgreSQL, Kafka alone and as a cluster, Spark's jars."""
+"""Tests the sandbox with real servers: every version of PostgreSQL, a Kafka broker and a cluster, and Spark's jars."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ def one(connection: psycopg.Connection, query: str) -> object:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    for _ in count():  # at the latest, pytest-timeout ends the loop
+    for _ in count():  # pytest-timeout ends this loop if the condition never becomes true
         if condition():
             return
         time.sleep(0.05)
@@ -76,7 +76,7 @@ def test_stop_modes(mode: StopMode) -> None:
         assert ("was not properly shut down" in server.log_text()) == (mode == "immediate")
 
 
-def test_settings_override_and_count_from_the_next_start() -> None:
+def test_settings_override_defaults_from_the_next_start_on() -> None:
     with Postgres(settings={"fsync": "on", "application_name": "it's"}) as server:
         with server.connect() as connection:
             assert one(connection, "SHOW fsync") == "on"
@@ -87,14 +87,14 @@ def test_settings_override_and_count_from_the_next_start() -> None:
             assert one(connection, "SHOW wal_level") == "replica"
 
 
-def test_a_server_that_does_not_start_is_told_with_its_log_and_leaves_nothing() -> None:
+def test_the_error_of_a_server_that_does_not_start_has_its_log_and_nothing_is_left() -> None:
     server = Postgres(settings={"no_such_setting": "1"})
     with pytest.raises(ServerError, match=r'(?s)ended while starting.*unrecognized.*"no_such_setting"'), server:
         pass
     assert not server.data_directory.parent.exists()
 
 
-def test_servers_of_a_version_share_an_identifier_unless_told_otherwise() -> None:
+def test_servers_of_a_version_share_an_identifier_by_default() -> None:
     def identifier(server: Postgres) -> object:
         with server.connect() as connection:
             return one(connection, "SELECT system_identifier FROM pg_control_system()")
@@ -103,7 +103,7 @@ def test_servers_of_a_version_share_an_identifier_unless_told_otherwise() -> Non
         assert identifier(first) == identifier(second) != identifier(third)
 
 
-def test_a_database_is_dropped_whatever_holds_on_to_it(postgres_server: Callable[..., Postgres]) -> None:
+def test_a_database_is_dropped_even_if_it_is_in_use(postgres_server: Callable[..., Postgres]) -> None:
     server = postgres_server()
     with server.database() as database, server.connect() as elsewhere:
         connection = database.connect()
@@ -123,7 +123,7 @@ def test_a_database_is_dropped_whatever_holds_on_to_it(postgres_server: Callable
         assert one(connection, "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'held'") == 0
 
 
-def test_fixtures_give_a_fresh_database_each(database: Database, new_database: Callable[..., Database]) -> None:
+def test_each_fixture_provides_its_own_database(database: Database, new_database: Callable[..., Database]) -> None:
     others = [new_database(), new_database(10)]
     assert len({database.name, *(other.name for other in others)}) == 3
     assert others[0].server is database.server
@@ -140,7 +140,7 @@ def test_a_standby_follows_and_takes_over_with_its_failover_slot() -> None:
             assert one(following, "SELECT pg_is_in_recovery()") is True
 
             def is_synchronised() -> bool:
-                # the position of a slot that does not move may be older than the WAL that the standby still has
+                # a slot that is not used may have a position that is older than the WAL that the standby still has
                 connection.execute("SELECT pg_log_standby_snapshot()")
                 connection.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
                 return one(following, "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary") == 1
@@ -152,7 +152,7 @@ def test_a_standby_follows_and_takes_over_with_its_failover_slot() -> None:
             connection.execute("INSERT INTO copied VALUES (2)")
 
 
-def test_a_server_that_is_restored_from_a_snapshot_gives_out_the_same_positions_again() -> None:
+def test_a_server_that_is_restored_from_a_snapshot_reuses_positions() -> None:
     with Postgres() as server:
         with server.connect() as connection:
             connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
@@ -230,18 +230,18 @@ def test_records_survive_stop_and_kill() -> None:
         assert kafka.log_text().count("Kafka Server started") == 3
 
 
-def test_a_broker_starts_with_its_classes_from_the_archive(kafka: Kafka) -> None:
+def test_a_broker_uses_the_class_archive(kafka: Kafka) -> None:
     assert str(class_archive()) in Path(f"/proc/{kafka.pid()}/maps").read_text()
 
 
-def test_a_topic_may_take_records_of_50_mb(kafka: Kafka) -> None:
+def test_a_topic_can_hold_records_of_50_mb(kafka: Kafka) -> None:
     topic = create_topic(kafka, max_message_bytes=str(60 * MIB))
     value = os.urandom(50 * MIB)
     produce(kafka, topic, value, **{"message.max.bytes": 60 * MIB})
     assert consume(kafka, topic, 1) == [value]
 
 
-def test_a_transaction_is_read_once_committed(kafka: Kafka, topic: str) -> None:
+def test_only_committed_transactions_are_read(kafka: Kafka, topic: str) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic})
     producer.init_transactions(WAIT_S)
     for value, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
@@ -252,7 +252,7 @@ def test_a_transaction_is_read_once_committed(kafka: Kafka, topic: str) -> None:
     assert consume(kafka, topic, 1) == [b"committed"]
 
 
-def test_a_paused_broker_answers_nothing_until_it_is_resumed() -> None:
+def test_a_paused_broker_does_not_answer_until_it_is_resumed() -> None:
     with Kafka() as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         admin.list_topics(timeout=WAIT_S)
@@ -264,7 +264,7 @@ def test_a_paused_broker_answers_nothing_until_it_is_resumed() -> None:
 
 
 @pytest.mark.long
-def test_a_cluster_of_three_goes_on_without_one() -> None:
+def test_a_cluster_of_three_brokers_works_without_one_of_them() -> None:
     with Kafka(brokers=3) as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         topic = create_topic(kafka)
@@ -272,7 +272,7 @@ def test_a_cluster_of_three_goes_on_without_one() -> None:
         def partition() -> PartitionMetadata:
             return admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions[0]
 
-        # a broker learns slightly later that another one has created a topic
+        # a broker may learn of a topic slightly later than the broker that created it
         wait_until(lambda: admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions)
         assert len(partition().replicas) == 3
         leader = partition().leader
@@ -286,7 +286,7 @@ def test_a_cluster_of_three_goes_on_without_one() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("silently", [False, True])
-def test_an_isolated_broker_goes_on_as_leader_beside_the_new_ones(silently: bool) -> None:  # noqa: FBT001
+def test_an_isolated_broker_remains_leader_beside_the_new_leaders(silently: bool) -> None:  # noqa: FBT001
     links = Links()
     notices_soon = {"broker.heartbeat.interval.ms": "500", "broker.session.timeout.ms": "2000"}
     with Kafka(brokers=3, settings=notices_soon, forward=links.forward) as kafka:
@@ -334,7 +334,7 @@ public class Murmur2 {
 def test_java_programs_run_against_the_jars_of_kafka(tmp_path: Path) -> None:
     source = tmp_path / "Murmur2.java"
     source.write_text(MURMUR2)
-    # the values in the UtilsTest of Kafka
+    # the expected values are those of Kafka's UtilsTest
     assert run_program(source, fetch("kafka"), ["21", "foobar"]).split() == ["-973932308", "-790332482"]
 
 
@@ -342,14 +342,14 @@ def test_java_programs_run_against_the_jars_of_kafka(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [spark.NEWEST, spark.FLOOR])
-def test_jars_of_spark_bring_the_source_avro_and_delta(version: str) -> None:
+def test_jars_of_spark_contain_the_kafka_source_avro_and_delta(version: str) -> None:
     names = {artifact(jar.name) for jar in spark.jars(version)}
     assert {"kafka-clients", "commons-pool2", "delta-storage", "spark-avro_2.13"} <= names
     assert {"spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13"} <= names
     assert any(name.startswith("delta-spark_") for name in names)
 
 
-def test_jars_of_spark_are_none_that_pyspark_has() -> None:
+def test_jars_of_spark_exclude_those_of_pyspark() -> None:
     wheel = importlib.util.find_spec("pyspark")
     if wheel is None or wheel.origin is None:
         pytest.skip("PySpark is not installed")
@@ -358,7 +358,7 @@ def test_jars_of_spark_are_none_that_pyspark_has() -> None:
 
 
 def artifact(jar: str) -> str:
-    """Return the name of a jar without its version."""
+    """Return the name of a jar without its version and suffix."""
     return re.sub(r"-\d+(\.\d+)+[-.\w]*\.jar$", "", jar)
 
 
@@ -376,7 +376,7 @@ OWNER = """if True:
 """
 
 
-def test_nothing_is_left_of_the_servers_of_a_process_that_was_killed() -> None:
+def test_the_servers_of_a_killed_process_leave_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         directory, postmaster = owner.stdout.readline().split()
@@ -401,7 +401,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a sandbox of our own, in case somebody is running one, but with the files that were fetched for that one."""
+    """Use a separate sandbox, in case one is already running, but share its downloaded files."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():
@@ -435,7 +435,7 @@ def test_up_status_psql_down() -> None:
     assert command_line("status") == "nothing is running\n"
 
 
-def test_fetch_prints_where_things_are() -> None:
+def test_fetch_prints_the_paths() -> None:
     installed, jars = command_line("fetch", "postgres-17", "kafka").splitlines()
     assert (Path(installed) / "bin" / "postgres").exists()
     assert Path(jars) == fetch("kafka")
@@ -449,7 +449,7 @@ def test_statements_without_psql(database: Database, capsys: pytest.CaptureFixtu
     assert lines[4].startswith("syntax error")
 
 
-def test_statements_are_typed_up_to_their_semicolon(
+def test_a_typed_statement_ends_with_a_semicolon(
     database: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = iter(["SELECT", "  41 + 1 AS answer;", "SELECT 'unfinished'"])

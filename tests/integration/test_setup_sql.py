@@ -1,4 +1,4 @@
-"""``pgsluice setup-sql``: after running only the statements that it prints, the pipeline starts and delivers."""
+"""Tests that a pipeline starts and delivers after running only the statements that ``pgsluice setup-sql`` prints."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +62,7 @@ def sql(file: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_what_it_prints_is_enough(
+def test_the_printed_statements_suffice(
     database: Database, kafka: Kafka, role: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = sql(file, capsys)
@@ -92,7 +92,9 @@ def loaded(daemon: Daemon) -> int:
     return 0 if snapshot is None else int(snapshot["tables"]["loaded"])
 
 
-def test_only_what_is_missing(database: Database, role: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_missing_things_are_printed(
+    database: Database, role: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with database.connect() as admin:
         admin.execute(f'CREATE ROLE "{role}" LOGIN; GRANT CONNECT ON DATABASE "{database.name}" TO "{role}"'.encode())
         admin.execute('CREATE PUBLICATION "its changes" FOR TABLE parts')
@@ -128,7 +130,7 @@ def test_before_version_13_the_publication_names_the_partitions(
         assert capsys.readouterr().out == "-- Nothing is missing.\n"
 
 
-def test_without_asking(file: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offline(file: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = sql(file, capsys, "--offline")
     assert "because of --offline" in found
     assert f'CREATE ROLE "{role}" LOGIN REPLICATION;' in found

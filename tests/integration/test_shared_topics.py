@@ -1,4 +1,4 @@
-"""Tables of tenants that share a topic by a rule. Their rows, keys, truncates and schemas stay separate."""
+"""Tests tables of several tenants that share a topic. Their rows, keys, truncates and schemas must stay separate."""
 
 from collections import defaultdict
 from typing import Any
@@ -29,17 +29,17 @@ def execute(pipeline: Pipeline, *statements: str) -> None:
 
 
 class Topic:
-    """The content of a topic, as a reader without knowledge of pgsluice finds it."""
+    """The content of a topic, as a reader without special knowledge of pgsluice sees it."""
 
     def __init__(self, pipeline: Pipeline, table: str) -> None:
         pipeline.wait_until_confirmed()
         topic = f"{pipeline.daemon.name}.{table}"
         context = SerializationContext(topic, MessageField.VALUE)
         self.keys: dict[bytes, set[str]] = defaultdict(set)
-        """The PostgreSQL schemas that have records under each key."""
+        """The PostgreSQL schemas that have records with each key."""
         self.tombstones: list[bytes] = []
         self.events: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        """The events of each PostgreSQL schema, in the order of their positions."""
+        """The events of each PostgreSQL schema, ordered by position."""
         with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
             read = AvroDeserializer(registry)
             for message in read_committed(pipeline.kafka, topic):
@@ -55,7 +55,7 @@ class Topic:
             events.sort(key=lambda event: (event["lsn"], event["seq"]))
 
     def rows(self, tenant: str) -> dict[int, Any]:
-        """Return a tenant's rows, computed from its own events only."""
+        """Return a tenant's rows, computed only from its own events."""
         found: dict[int, Any] = {}
         for event in self.events[tenant]:
             if event["op"] == "t":
@@ -68,7 +68,7 @@ class Topic:
 
 
 def tenant(name: str) -> list[str]:
-    """Return statements that create a tenant. All tenants insert the same rows, and delete one of them."""
+    """Return statements that create a tenant. Each tenant inserts the same rows and deletes one of them."""
     return [
         f"CREATE SCHEMA {name}",
         f"CREATE TABLE {name}.orders (id int PRIMARY KEY, amount int)",
@@ -77,7 +77,7 @@ def tenant(name: str) -> list[str]:
     ]
 
 
-def test_a_hundred_tenants_that_come_while_it_runs(start: Start) -> None:
+def test_a_hundred_tenants_created_while_it_runs(start: Start) -> None:
     pipeline = start(RULES)
     execute(pipeline, *(line for number in range(TENANTS) for line in tenant(f"tenant_{number}")))
     execute(pipeline, "TRUNCATE tenant_7.orders", "INSERT INTO tenant_7.orders VALUES (2, 20)")
@@ -87,15 +87,15 @@ def test_a_hundred_tenants_that_come_while_it_runs(start: Start) -> None:
     for number in range(TENANTS):
         assert topic.rows(f"tenant_{number}") == (expected if number != 7 else {2: {"id": 2, "amount": 20}})
     assert pipeline.daemon.status()["quarantined"] == []
-    # Compaction keeps the last record of each key, so no two tables may share a key.
+    # Compaction keeps only the last record of each key, so two tables must not share a key.
     assert len(topic.keys) == 3 * TENANTS
     assert [tenants for tenants in topic.keys.values() if len(tenants) > 1] == []
     assert sorted(topic.tombstones) == sorted({key for key in topic.tombstones if key in topic.keys})
     assert len(topic.tombstones) == TENANTS
 
 
-def test_tenants_whose_columns_have_other_types(start: Start) -> None:
-    """The fields of each table depend only on its own history, before and after a restart."""
+def test_tenants_whose_columns_have_different_types(start: Start) -> None:
+    """Check that the fields of each table depend only on its own history, before and after a restart."""
     pipeline = start(RULES)
     execute(
         pipeline,

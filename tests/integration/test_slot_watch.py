@@ -1,4 +1,4 @@
-"""The slot is watched beside the sessions: on every version, on a standby, on a server that hangs or lost the slot."""
+"""Tests the watching of the slot: on every version, on a standby, and when the server hangs or has lost the slot."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def poor_role() -> Iterator[Callable[[Database], ConnectionOptions]]:
-    """Create a role that has LOGIN and REPLICATION and nothing else."""
+    """Provide a function that creates a role with only LOGIN and REPLICATION, and returns options to connect as it."""
     made: list[tuple[Database, str]] = []
 
     def make(database: Database) -> ConnectionOptions:
@@ -46,7 +46,7 @@ def poor_role() -> Iterator[Callable[[Database], ConnectionOptions]]:
 
 @asynccontextmanager
 async def watching(options: ConnectionOptions, server: Postgres | Proxy) -> AsyncIterator[SlotWatch]:
-    """Watch a slot within the block."""
+    """Watch a slot until the block ends."""
     watch = SlotWatch(SLOT, lambda: options)
     watch.follow(Address(server.host, "", server.port))
     task = asyncio.create_task(watch.run(lambda: True, lambda: True))
@@ -59,7 +59,7 @@ async def watching(options: ConnectionOptions, server: Postgres | Proxy) -> Asyn
 
 
 async def next_sample(watch: SlotWatch) -> SlotSample:
-    """Return the next sample that is taken from now on."""
+    """Return the next sample that is taken after this call."""
     now = time.monotonic()
     async with asyncio.timeout(180):
         while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - nobody tells
@@ -68,7 +68,7 @@ async def next_sample(watch: SlotWatch) -> SlotSample:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_it_is_seen_with_the_least_rights(
+async def test_the_slot_is_watched_with_minimal_rights(
     version: int, new_database: Callable[..., Database], poor_role: Callable[[Database], ConnectionOptions]
 ) -> None:
     database = new_database(version)
@@ -89,7 +89,7 @@ async def test_it_is_seen_with_the_least_rights(
             ((wal_end,),) = admin.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchall()
             async with asyncio.timeout(180):
                 while (sample := await next_sample(watch)).slot is None or sample.slot.active_pid is not None:
-                    pass  # wait until the server notices that the walsender's client is gone
+                    pass  # the server has not noticed yet that the walsender's client is gone
             assert before is not None
             assert sample.retained_bytes is not None
             assert sample.retained_bytes > before
@@ -101,7 +101,7 @@ async def test_it_is_seen_with_the_least_rights(
         assert (sample.slot, sample.retained_bytes) == (None, None)
 
 
-async def test_on_a_standby_server() -> None:
+async def test_a_slot_on_a_standby() -> None:
     with Postgres(17) as primary:
         primary.create_database("shop")
         with primary.connect() as admin:
@@ -122,7 +122,7 @@ async def test_on_a_standby_server() -> None:
 
 
 def _create_slot(primary: Postgres, at_standby: Database) -> None:
-    """Create a slot on the standby. This waits until the primary logs its running transactions."""
+    """Create a slot on the standby. The command waits until the primary logs its running transactions."""
     sql = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
     with ThreadPoolExecutor(1) as beside, at_standby.connect() as connection, primary.connect() as admin:
         created = beside.submit(connection.execute, sql, [SLOT])
@@ -132,7 +132,7 @@ def _create_slot(primary: Postgres, at_standby: Database) -> None:
         created.result()
 
 
-async def test_one_with_a_limit_and_one_that_is_lost() -> None:
+async def test_a_slot_with_a_limit_and_a_lost_slot() -> None:
     with (
         Postgres(18, {"max_slot_wal_keep_size": "32MB", "max_wal_size": "32MB"}) as server,
         server.database() as database,
@@ -165,7 +165,7 @@ class TestAServerThatHangs:
         with database.connect() as admin:
             admin.execute("SELECT pg_drop_replication_slot(%s)", [SLOT])
 
-    async def test_it_is_seen_again_when_it_answers(
+    async def test_watching_continues_when_the_server_answers(
         self, database: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "DEADLINE_S", 0.5)
@@ -199,7 +199,7 @@ class TestAServerThatHangs:
             began = time.monotonic()
         assert time.monotonic() - began < 20
 
-    async def test_one_that_is_gone(self, database: Database, proxy: Proxy) -> None:
+    async def test_a_server_that_cannot_be_reached(self, database: Database, proxy: Proxy) -> None:
         async with watching(options_for(database), proxy) as watch:
             await next_sample(watch)
             proxy.cut()
@@ -210,8 +210,8 @@ class TestAServerThatHangs:
             assert await next_sample(watch) is not seen
 
 
-async def test_only_while_it_is_wanted(database: Database) -> None:
-    """A standby leaves the watch to the owner, and keeps no connection. Nor does a daemon that waits for a session."""
+async def test_the_slot_is_watched_only_when_necessary(database: Database) -> None:
+    """Check that no connection is kept when the slot is not to be watched, or when no session is streaming."""
     is_wanted = is_streaming = True
     watch = SlotWatch(SLOT, lambda: options_for(database))
     task = asyncio.create_task(watch.run(lambda: is_wanted, lambda: is_streaming))
@@ -233,7 +233,7 @@ async def test_only_while_it_is_wanted(database: Database) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_it_follows_to_another_server(database: Database, new_database: Callable[..., Database]) -> None:
+async def test_the_watch_moves_to_another_server(database: Database, new_database: Callable[..., Database]) -> None:
     other = new_database(18)
     with other.connect() as admin:
         admin.execute("SELECT pg_create_logical_replication_slot('elsewhere', 'pgoutput')")
@@ -251,7 +251,7 @@ async def test_it_follows_to_another_server(database: Database, new_database: Ca
         admin.execute("SELECT pg_drop_replication_slot('elsewhere')")
 
 
-async def test_a_password_file_that_cannot_be_read_stops_nothing(database: Database) -> None:
+async def test_an_unreadable_password_file_does_not_end_the_watch(database: Database) -> None:
     fails = True
 
     def options() -> ConnectionOptions:

@@ -1,6 +1,6 @@
-"""Tables that are altered after their load.
+"""Tests tables that are altered after they were loaded.
 
-DDL can change their rows, and the stream does not contain these changes.
+DDL can change existing rows, and the stream does not contain these changes.
 """
 
 import json
@@ -44,12 +44,12 @@ Row = dict[str, str | None]
 
 
 class Case(NamedTuple):
-    """A change of a table, and whether the table has to be loaded again because of it."""
+    """A statement that alters a table, and whether the table has to be loaded again because of it."""
 
     sql: str
     is_loaded_again: bool
     renamed: tuple[str, str] = ("", "")
-    """The names of a column, before and after."""
+    """A column's names before and after the statement."""
 
 
 CASES = {
@@ -87,7 +87,7 @@ def write(connection: psycopg.Connection, name: str) -> None:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start a daemon on a database, and stop it after the test."""
+    """Provide a function that starts a daemon on a database. The daemon stops after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, **settings: dict[str, Any]) -> Daemon:
@@ -100,7 +100,7 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
 
 @pytest.fixture
 def items(database: Database) -> Database:
-    """Provide a database with a published table that has rows."""
+    """Provide a database with a published table that contains rows."""
     with database.connect() as connection:
         make(connection, "items")
         connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
@@ -116,7 +116,7 @@ def marks(cuts: list[Cut], table: str) -> list[dict[str, Any]]:
 
 
 def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
-    """Return the rows of a mirrored table, with column names and the latest value of each column."""
+    """Return the rows of a mirrored table, with the names of the columns and their latest values."""
     rows: dict[int, tuple[tuple[int, int, int], Row]] = {}
     events = [event for cut in cuts for event in cut.events if event.topic.endswith(f".{table}")]
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events]
@@ -137,7 +137,7 @@ def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
 
 
 def column_of(field: str) -> str:
-    """Return the name of the column. If a column has several fields, their names end with a number."""
+    """Return the name of the column of a field. If a column has several fields, their names end with a number."""
     return re.sub(r"__\d+$", "", field)
 
 
@@ -146,7 +146,7 @@ def text(value: object) -> str | None:
 
 
 def assert_same(found: dict[int, Row], connection: psycopg.Connection, table: str, case: Case) -> None:
-    """Compare a mirror with the table, in the current columns of the table."""
+    """Compare a mirror with the table, using the table's current columns."""
     cursor = connection.execute(f"SELECT * FROM {table}")
     names = [column.name for column in cursor.description or ()]
     expected = {row[0]: {name: text(value) for name, value in zip(names, row, strict=True)} for row in cursor}
@@ -158,7 +158,7 @@ def assert_same(found: dict[int, Row], connection: psycopg.Connection, table: st
 
 
 def attnums(daemon: Daemon, kafka: Kafka, table: str) -> dict[str, int]:
-    """Return the column numbers in the last record of the table's schemas."""
+    """Return the column numbers from the last record about the table's schemas."""
     records = [json.loads(one.value() or b"{}") for one in read_committed(kafka, f"{daemon.name}.schemas")]
     *_, last = [one for one in records if one["subject"].endswith(f".{table}-value")]
     return {column["name"]: column["attnum"] for column in last["postgres"]["columns"]}
@@ -173,7 +173,7 @@ def alter(connection: psycopg.Connection, sql: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_mirror_has_what_ddl_has_made_of_the_rows(
+def test_a_mirror_contains_the_rows_that_ddl_changed(
     version: int, new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
     """Test every case both with and without rows that are written afterwards."""
@@ -191,7 +191,7 @@ def test_a_mirror_has_what_ddl_has_made_of_the_rows(
             if name.endswith("_written"):
                 write(connection, name)
         wait_until_loaded(daemon, len(tables) + 1 + len(again))
-        # Once a later change was noticed, all tables that have to be loaded again are known.
+        # When this later change has been noticed, all tables that have to be loaded again are known.
         connection.execute("ALTER TABLE sentinel ADD COLUMN w int DEFAULT 1")
         wait_until_loaded(daemon, len(tables) + 1 + len(again) + 1)
         cuts = read(daemon, kafka, database)
@@ -205,10 +205,8 @@ def test_a_mirror_has_what_ddl_has_made_of_the_rows(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_columns_of_the_moment_when_the_table_is_locked(
-    version: int, new_database: Callable[..., Database]
-) -> None:
-    """A column that nobody has queried before is read. A column that is added between two chunks is noticed."""
+async def test_columns_are_those_when_the_table_is_locked(version: int, new_database: Callable[..., Database]) -> None:
+    """Check that a column added before the load is read, and that a column added between two chunks is noticed."""
     database = new_database(version)
     with database.connect() as connection:
         make(connection, "items")
@@ -278,8 +276,8 @@ def test_altered_while_the_pipeline_is_stopped(follow: Follow, kafka: Kafka, ite
 
 
 @pytest.mark.long
-def test_a_name_that_a_column_had_long_ago(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """A mirror may still have the values of the earlier column of this name."""
+def test_a_name_that_a_former_column_had(follow: Follow, kafka: Kafka, items: Database) -> None:
+    """Check that a new column with a former column's name causes a load, because mirrors may still have old values."""
     daemon = follow(items)
     wait_until_loaded(daemon)
     with items.connect() as connection:
@@ -329,7 +327,7 @@ def test_a_table_with_partitions(
         "ALTER PUBLICATION pgsluice SET TABLE items (id) WHERE (id < 50)",
     ],
 )
-def test_a_publication_that_lets_more_through(
+def test_a_publication_that_is_extended(
     sql: str, new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
     database = new_database(18)
@@ -348,7 +346,7 @@ def test_a_publication_that_lets_more_through(
 def test_a_table_that_leaves_the_publication_and_comes_back(
     new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
-    """Changes in the meantime are not sent, so only another load makes the copy equal to the table."""
+    """Check that the table is loaded again, because changes in the meantime were not sent."""
     database = new_database(16)
     with database.connect() as connection:
         make(connection, "items")
@@ -369,7 +367,7 @@ def test_a_table_that_leaves_the_publication_and_comes_back(
         assert_same(mirror(cuts, "items"), connection, "items", CASES["nullable"])
 
 
-class TestASettingThatKeepsTablesFromBeingLoadedAgain:
+class TestASettingThatPreventsAnotherLoad:
     @pytest.fixture(params=[{"mode": "initial", "on_alter": "warn"}, {"mode": "never"}], ids=["warn", "never"])
     def daemon(self, request: pytest.FixtureRequest, follow: Follow, items: Database) -> Daemon:
         daemon = follow(items, snapshot={"mode": "initial"})
@@ -380,7 +378,7 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
         return daemon
 
     @pytest.mark.long
-    def test_the_log_and_the_status_say_so_until_a_command_loads_it(
+    def test_the_log_and_the_status_report_it_until_a_command_loads_the_table(
         self, daemon: Daemon, kafka: Kafka, items: Database
     ) -> None:
         with items.connect() as connection:
@@ -401,13 +399,13 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
 
 
 def stale_in(daemon: Daemon) -> list[str]:
-    """Return the tables that are stale according to the status."""
+    """Return the tables that the status reports as stale."""
     status = daemon.status()["snapshot"]
     return [] if status is None else [one["table"] for one in status["not_loaded"] if one["is_stale"]]
 
 
 def command(daemon: Daemon, action: str, *arguments: str) -> str:
-    """Run ``pgsluice snapshot``. Return its output."""
+    """Run ``pgsluice snapshot`` and return its output."""
     line = [sys.executable, "-m", "pgsluice", "snapshot", action, "-c", str(daemon.config_file), *arguments]
     done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
@@ -415,6 +413,6 @@ def command(daemon: Daemon, action: str, *arguments: str) -> str:
 
 
 def snapshots(daemon: Daemon, kafka: Kafka) -> str:
-    """Return the last record of the table in ``<prefix>.snapshots``."""
+    """Return the table's last record in ``<prefix>.snapshots``."""
     values = [one.value() or b"" for one in read_committed(kafka, f"{daemon.name}.snapshots")]
     return values[-1].decode() if values else ""

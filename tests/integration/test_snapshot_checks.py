@@ -1,4 +1,4 @@
-"""The findings of ``pgsluice check`` about loading, with a role that lacks a right, on real servers."""
+"""Tests what ``pgsluice check`` reports about loading, on real servers and with a role that lacks a right."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ READABLE = "good, keyless, hidden, skipped, root"
 
 @pytest.fixture
 def reader_role(new_database: Callable[..., Database]) -> Iterator[Callable[[int], tuple[Database, str]]]:
-    """Create a database with tables. A role may read some of them."""
+    """Provide a function that creates a database with tables, and a role that can read only some of them."""
     made: list[tuple[Database, str]] = []
 
     def make(version: int) -> tuple[Database, str]:
@@ -77,7 +77,7 @@ async def found(database: Database, role: str) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_each_problem_is_found_and_the_remedy_ends_it(
+async def test_each_problem_is_found_and_the_remedy_solves_it(
     version: int, reader_role: Callable[[int], tuple[Database, str]]
 ) -> None:
     database, role = reader_role(version)
@@ -99,7 +99,7 @@ async def test_each_problem_is_found_and_the_remedy_ends_it(
     assert "snapshot row security" not in again
 
 
-async def test_tables_of_owners_whom_nobody_trusts_until_they_are_named(
+async def test_tables_of_untrusted_owners_until_they_are_named(
     reader_role: Callable[[int], tuple[Database, str]],
 ) -> None:
     database, role = reader_role(18)
@@ -114,7 +114,7 @@ async def test_tables_of_owners_whom_nobody_trusts_until_they_are_named(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_what_it_says_of_rights_is_what_a_lock_needs(
+async def test_the_reported_rights_are_those_that_a_lock_needs(
     version: int, reader_role: Callable[[int], tuple[Database, str]]
 ) -> None:
     database, role = reader_role(version)
@@ -133,7 +133,7 @@ async def test_what_it_says_of_rights_is_what_a_lock_needs(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_keys_and_owners_are_those_that_reading_finds(
+async def test_keys_and_owners_are_the_same_as_when_reading(
     version: int, reader_role: Callable[[int], tuple[Database, str]]
 ) -> None:
     database, role = reader_role(version)
@@ -161,13 +161,13 @@ async def test_keys_and_owners_are_those_that_reading_finds(
 
 
 def without_key(relation: Relation) -> Relation:
-    """Return the relation as the catalog alone describes it, without the key."""
+    """Return the relation without its key, as the catalog alone describes it."""
     return replace(relation, columns=tuple(replace(column, is_key=False) for column in relation.columns))
 
 
 @pytest.mark.parametrize("version", [10, 18])
 async def test_sizes(version: int, reader_role: Callable[[int], tuple[Database, str]]) -> None:
-    """This includes a table that somebody has locked."""
+    """Check the reported sizes, including that of a locked table."""
     database, role = reader_role(version)
     with database.connect() as admin:
         admin.execute("INSERT INTO leaf SELECT generate_series(1, 500)")
@@ -206,8 +206,10 @@ async def test_a_standby() -> None:
     assert "standby" in finding.detail
 
 
-def test_check_tells_it(database: Database, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A thousand tables are reported in one line."""
+def test_the_report_of_check(
+    database: Database, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check that problems with a thousand tables are reported in one line."""
     with database.connect() as admin:
         for number in range(1000):
             admin.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""``pgsluice snapshot``: a running daemon carries out each command exactly once, and the command reports the result."""
+"""Tests ``pgsluice snapshot``: the daemon carries out each command exactly once, and the command reports the result."""
 
 import json
 import re
@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Scene:
-    """A database, a daemon on it, and the command line beside it."""
+    """A database, a daemon on it, and the command line with the daemon's settings."""
 
     def __init__(self, database: Database, kafka: Kafka, daemon: Daemon) -> None:
         self.database = database
@@ -39,7 +39,7 @@ class Scene:
         self.daemon = daemon
 
     def snapshot(self, *arguments: str) -> tuple[int, str]:
-        """Run ``pgsluice snapshot``. Return its exit code and its output."""
+        """Run ``pgsluice snapshot`` and return its exit code and output."""
         done = self.beginning(*arguments)
         try:
             said, _ = done.communicate(timeout=TIMEOUT_S)
@@ -50,26 +50,26 @@ class Scene:
         return done.returncode, said
 
     def beginning(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Start ``pgsluice snapshot``."""
+        """Start ``pgsluice snapshot`` without waiting for its end."""
         action, *others = arguments
         command = [sys.executable, "-m", "pgsluice", "snapshot", action, "-c", str(self.daemon.config_file), *others]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def send(self, *values: bytes | None) -> None:
-        """Write any records to the topic of commands."""
+        """Write arbitrary records to the topic of commands."""
         producer = Producer(properties(self.kafka))
         for value in values:
             producer.produce(f"{self.daemon.name}.commands", value, partition=0)
         assert producer.flush(TIMEOUT_S) == 0
 
     def answers(self, identifier: str) -> list[dict[str, Any]]:
-        """Return the answers to a command so far."""
+        """Return all answers to a command so far."""
         values = [json.loads(one.value() or b"{}") for one in self._records()]
         found = [value["answer"] for value in values if isinstance(value, dict) and "answer" in value]
         return [one for one in found if one["id"] == identifier]
 
     def takes_commands(self) -> bool:
-        """Return whether the checkpoint has the position from which commands are read."""
+        """Return whether the checkpoint contains the position from which commands are read."""
         records = read_committed(self.kafka, f"{self.daemon.name}.checkpoint")
         return bool(records and json.loads(records[-1].value() or b"")["commands"]["topic_id"])
 
@@ -77,7 +77,7 @@ class Scene:
         return [one for one in read_committed(self.kafka, f"{self.daemon.name}.commands") if _is_json(one.value())]
 
     def read(self) -> list[Cut]:
-        """Return all cuts, up to one after everything that was committed."""
+        """Return all cuts up to one that follows everything committed so far."""
         with self.database.connect() as connection:
             connection.execute("INSERT INTO items (id) VALUES (-1) ON CONFLICT (id) DO UPDATE SET v = 'again'")
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -102,7 +102,7 @@ Follow = Callable[..., Scene]
 
 @pytest.fixture
 def follow(kafka: Kafka, database: Database) -> Iterator[Follow]:
-    """Start a daemon on a database with a table that has rows, and stop it after the test."""
+    """Provide a function that starts a daemon on a database whose table has rows. The daemon stops after the test."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int PRIMARY KEY, v text)")
         connection.execute("INSERT INTO items SELECT n, n FROM generate_series(1, %s) n", [ROWS])
@@ -136,7 +136,7 @@ def command(verb: str, *tables: str, seconds: float = 60.0, where: str = "") -> 
 
 
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
-def test_a_table_is_loaded_by_a_command_and_again_by_another(mode: str, follow: Follow) -> None:
+def test_a_table_is_loaded_by_one_command_and_again_by_another(mode: str, follow: Follow) -> None:
     scene = follow(delivery={"mode": mode, "heartbeat": "500ms"})
     for _ in range(2):
         code, said = scene.snapshot("start", "public.items")
@@ -152,7 +152,7 @@ def test_a_table_is_loaded_by_a_command_and_again_by_another(mode: str, follow: 
 
 
 def test_only_some_rows_are_loaded(follow: Follow) -> None:
-    """The load replaces no rows, and the table does not count as loaded."""
+    """Check that such a load replaces no rows, and that the table does not count as loaded afterwards."""
     scene = follow()
     code, said = scene.snapshot("start", "public.items", "--where", "id % 10 = 0 -- of all")
     assert (code, said.splitlines()[-1]) == (0, f"public.items: loaded, {ROWS // 10} rows")
@@ -175,7 +175,7 @@ def test_only_some_rows_are_loaded(follow: Follow) -> None:
         (["public.items", "--where", "x" * (WHERE_MAX + 1)], f"more than {WHERE_MAX} characters"),
     ],
 )
-def test_what_cannot_be_done_is_refused(arguments: list[str], complaint: str, follow: Follow) -> None:
+def test_impossible_commands_are_refused(arguments: list[str], complaint: str, follow: Follow) -> None:
     scene = follow()
     code, said = scene.snapshot("start", *arguments)
     assert code == 65
@@ -207,7 +207,7 @@ def test_a_load_is_cancelled_and_not_begun_again(follow: Follow) -> None:
 
 
 @pytest.mark.long
-def test_a_first_load_that_was_cancelled_stays_so(follow: Follow) -> None:
+def test_a_cancelled_first_load_remains_cancelled(follow: Follow) -> None:
     scene = follow()
     scene.daemon.settings["snapshot"] = {"mode": "initial", "chunk_rows": 1}
     assert scene.snapshot("pause")[0] == 0
@@ -227,7 +227,7 @@ def test_a_first_load_that_was_cancelled_stays_so(follow: Follow) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
-def test_a_pause_lasts_over_restarts(mode: str, follow: Follow) -> None:
+def test_a_pause_survives_restarts(mode: str, follow: Follow) -> None:
     slow = {"mode": "never", "chunk_rows": 1, "max_rows_per_second": 20}
     scene = follow(delivery={"mode": mode, "heartbeat": "500ms"}, snapshot=slow)
     loading = scene.beginning("start", "public.items")
@@ -272,7 +272,7 @@ def test_a_command_is_carried_out_once_whenever_the_daemon_is_killed(mode: str, 
     assert len({mark["id"] for mark in marks(cuts, "end")}) == 1
 
 
-def test_a_command_that_came_too_late_is_refused(follow: Follow) -> None:
+def test_a_late_command_is_refused(follow: Follow) -> None:
     scene = follow()
     late = command("start", "public.items", seconds=-1)
     scene.send(late.to_json())

@@ -1,4 +1,4 @@
-"""Tables of a user who may only create tables. Loading them runs none of the user's code."""
+"""Tests tables of a user whose only right is to create tables. Loading them must not run any of the user's code."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,11 +25,11 @@ $$ BEGIN PERFORM pg_create_physical_replication_slot('{slot}'); RETURN n; EXCEPT
 CREATE INDEX ON {schema}.{table} ((id + {schema}.{table}_ran(0)));
 GRANT SELECT ON {schema}.{table} TO public
 """
-"""A table that tries to create a replication slot with the reader's rights, in a function that the planner runs."""
+"""A table with a function that the planner runs. It tries to create a replication slot with the reader's rights."""
 
 
 @pytest.mark.parametrize("version", [10, 18])
-def test_reading_runs_no_function_of_somebody_who_may_only_make_tables(
+def test_reading_runs_no_functions_of_users_who_can_only_create_tables(
     version: int, new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
     database = new_database(version)
@@ -56,10 +56,10 @@ def test_reading_runs_no_function_of_somebody_who_may_only_make_tables(
 
 @pytest.mark.parametrize(("member", "is_trusted"), [("ALL TABLES", False), ("TABLE whole", True), ("TABLE part", True)])
 @pytest.mark.parametrize("owner", ["somebody", "the database's owner"])
-def test_whose_tables_are_read(
+def test_tables_of_which_owners_are_read(
     member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
 ) -> None:
-    """The rule includes partitions whose root is published."""
+    """Check also partitions whose root is published."""
     role = f"owner{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:
@@ -76,8 +76,10 @@ def test_whose_tables_are_read(
     assert shape.is_trusted == (is_trusted or owner != "somebody")
 
 
-def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database: Callable[..., Database]) -> None:
-    """The partitions of a root are planned with it, and a schema can be renamed between two commands."""
+def test_a_table_is_untrusted_if_another_user_owns_a_partition_or_the_schema(
+    new_database: Callable[..., Database],
+) -> None:
+    """Check that owners of partitions and of the schema count, except for tables that the publication names."""
     role = f"tenant{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:
@@ -92,7 +94,7 @@ def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database
         connection.execute(f"ALTER TABLE child OWNER TO {role}")
     for owned in ("TABLE part", "TABLE upper", "SCHEMA public"):
         assert asyncio.run(shape_of(database, "root")).is_trusted
-        assert asyncio.run(shape_of(database, "parent")).is_trusted  # tables that inherit from it are not read
+        assert asyncio.run(shape_of(database, "parent")).is_trusted  # its child is not read with it
         with database.connect() as connection:
             connection.execute(f"ALTER {owned} OWNER TO {role}".encode())
         assert not asyncio.run(shape_of(database, "root")).is_trusted
@@ -101,10 +103,10 @@ def test_a_partition_or_a_schema_of_somebody_else_makes_a_table_his(new_database
             connection.execute(f"ALTER {owned} OWNER TO CURRENT_USER".encode())
 
 
-def test_no_column_of_a_stranger_keeps_other_tables_from_being_loaded(
+def test_hostile_columns_do_not_prevent_loading_other_tables(
     new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
-    """PostgreSQL takes more than ten seconds to resolve these domains."""
+    """Check that nothing waits for these domains, which PostgreSQL needs more than ten seconds to resolve."""
     database = new_database(17)
     owner = f"hostile{uuid4().hex[:8]}"
     with database.connect() as connection:
@@ -129,8 +131,8 @@ def test_no_column_of_a_stranger_keeps_other_tables_from_being_loaded(
         assert "tables cannot be read now" not in daemon.log_text()
 
 
-def test_a_stranger_who_locks_his_table_keeps_no_other_from_being_read(new_database: Callable[..., Database]) -> None:
-    """pg_publication_tables would wait for the lock."""
+def test_a_locked_table_does_not_prevent_reading_others(new_database: Callable[..., Database]) -> None:
+    """Check that nothing waits for the lock, as a query of pg_publication_tables would."""
     database = new_database(17)
     with database.connect() as connection, database.connect(autocommit=False) as stranger:
         connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")
@@ -141,7 +143,7 @@ def test_a_stranger_who_locks_his_table_keeps_no_other_from_being_read(new_datab
 
 
 async def shape_of(database: Database, table: str, publication: str = "pgsluice") -> Shape:
-    """Return the table in the form in which it is read."""
+    """Return the table in the form that is used for reading it."""
     with database.connect() as connection:
         found = connection.execute("SELECT %s::regclass::oid", [table]).fetchone()
     assert found is not None
@@ -186,9 +188,7 @@ def test_a_key_in_binary_format_is_read_without_the_casts_of_its_type(new_databa
         "CREATE EXTENSION citext; CREATE DOMAIN t AS citext",
     ],
 )
-def test_values_of_some_types_cannot_be_compared_so_they_are_no_key(
-    type_: str, new_database: Callable[..., Database]
-) -> None:
+def test_types_whose_values_cannot_be_compared_are_not_keys(type_: str, new_database: Callable[..., Database]) -> None:
     database = new_database(17)
     with database.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('good', 'bad')")

@@ -1,4 +1,4 @@
-"""The progress of loads, as an operator sees it: in the status, the page, the metrics and the log of a real daemon."""
+"""Tests the progress of loads in the status, on the status page, in the metrics and in the log of a real daemon."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def loading(
     request: pytest.FixtureRequest, new_database: Callable[..., Database], kafka: Kafka
 ) -> Iterator[tuple[Daemon, Callable[[], None]]]:
-    """Provide a daemon that loads tables but may not read all of them, and a function that grants it the right."""
+    """Provide a daemon that loads tables but cannot read all of them, and a function that grants the missing right."""
     database = new_database(request.param)
     role = f"loader_{database.name}"
     with database.connect() as admin:
@@ -69,7 +69,7 @@ def logged(daemon: Daemon, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-def test_everything_tells_how_far_it_has_come(
+def test_progress_is_reported_everywhere(
     loading: tuple[Daemon, Callable[[], None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon, allow = loading
@@ -103,7 +103,7 @@ def test_everything_tells_how_far_it_has_come(
     assert order.index("public.small") < order.index("public.large")
 
 
-def test_without_snapshots_there_is_nothing_to_tell(database: Database, kafka: Kafka) -> None:
+def test_without_snapshots_nothing_is_reported(database: Database, kafka: Kafka) -> None:
     with database.connect() as admin:
         admin.execute(TABLES.encode())
     with Daemon(f"l{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers) as daemon:

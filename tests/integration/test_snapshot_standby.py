@@ -1,4 +1,4 @@
-"""A pipeline that streams from a standby, and loads tables from the primary."""
+"""Tests a pipeline that streams from a standby and loads tables from the primary."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ ROLE = "follower"
 
 @contextmanager
 def standby_of(version: int) -> Iterator[tuple[Database, Standby]]:
-    """Provide a database with the table, and a standby of its server. A role has the necessary rights there."""
+    """Provide a database with the table, and a standby of its server. A role has the necessary rights on both."""
     with Postgres(version) as primary:
         primary.create_database("shop")
         shop = prepared(Database(primary, "shop"))
@@ -45,7 +45,7 @@ def standby_of(version: int) -> Iterator[tuple[Database, Standby]]:
 
 @contextmanager
 def following(shop: Database, standby: Standby, kafka: Kafka, primary: str | None) -> Iterator[Pipeline]:
-    """Stream from the standby. The writers use the primary."""
+    """Stream from the standby until the block ends. Rows are written on the primary."""
     settings: dict[str, dict[str, Any]] = {**SETTINGS, "snapshot": {**SETTINGS["snapshot"], "primary": primary}}
     conninfo = standby.conninfo("shop", user=ROLE)
     with Daemon(f"f{uuid4().hex[:10]}", conninfo, kafka.bootstrap_servers, settings, at_once=False) as daemon:
@@ -62,7 +62,7 @@ def following(shop: Database, standby: Standby, kafka: Kafka, primary: str | Non
 
 
 def blocked(pipeline: Pipeline) -> str:
-    """Return the reason why the table cannot be read."""
+    """Wait until the table cannot be read, and return the reason."""
 
     def reason() -> str | None:
         status = status_if(pipeline.daemon, {"state": "streaming"}) or {}
@@ -73,7 +73,7 @@ def blocked(pipeline: Pipeline) -> str:
 
 
 def delivers(pipeline: Pipeline, server: Postgres) -> bool:
-    """Write to the server. Return whether exactly these changes are delivered."""
+    """Write to the server, and return whether exactly these changes are delivered."""
     with server.connect("shop") as admin:
         admin.execute("INSERT INTO items VALUES (-2, 0, 'alone')")
         row = admin.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -98,8 +98,8 @@ def test_rows_are_read_on_the_primary_and_changes_on_its_standby(version: int, k
                 assert end["rows"] == sum(event["op"] == "r" for event in events_of(cuts)) > 0
 
 
-def test_it_goes_on_when_its_standby_is_promoted(kafka: Kafka) -> None:
-    """New tables are not loaded then, because the settings name the former primary."""
+def test_it_continues_when_its_standby_is_promoted(kafka: Kafka) -> None:
+    """Check that new tables are not loaded afterwards, because the settings name the former primary."""
     with standby_of(18) as (shop, standby):
         address = f"host={shop.server.host} port={shop.server.port}"
         with following(shop, standby, kafka, address) as pipeline:
@@ -120,7 +120,7 @@ def test_it_goes_on_when_its_standby_is_promoted(kafka: Kafka) -> None:
 
 
 def test_a_setting_that_names_another_server(kafka: Kafka, capsys: pytest.CaptureFixture[str]) -> None:
-    """Meanwhile, changes are delivered. ``pgsluice check`` and commands report the same error."""
+    """Check that changes are still delivered, and that ``pgsluice check`` and commands report the same error."""
     with standby_of(17) as (shop, standby), Postgres(16) as other:
         for primary, reason, finding in (
             (None, "Tables cannot be loaded from a standby.", "the server is a standby"),

@@ -1,4 +1,4 @@
-"""Tables of every kind that already have rows: what arrives is equal to PostgreSQL's content."""
+"""Tests loading tables of every kind: what is delivered must equal PostgreSQL's content."""
 
 import time
 from collections.abc import Callable
@@ -21,9 +21,9 @@ PATIENCE_S = 180
 
 @dataclass(frozen=True)
 class Kind:
-    """A table, its rows before the pipeline starts, and the rows that have to arrive.
+    """A table, its rows before the pipeline starts, and the rows that must be delivered.
 
-    ``member``: its entry in the publication.
+    ``member`` is its entry in the publication.
     """
 
     name: str
@@ -159,7 +159,7 @@ def wait_until_loaded(daemon: Daemon, tables: int) -> None:
 
 
 def read(daemon: Daemon, kafka: Kafka, database: Database) -> tuple[list[Cut], Replay]:
-    """Return all cuts, and the tables according to them."""
+    """Return all cuts, and the tables that result from them."""
     with database.connect() as connection:
         connection.execute("INSERT INTO last VALUES (1)")
         row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -176,7 +176,7 @@ def read(daemon: Daemon, kafka: Kafka, database: Database) -> tuple[list[Cut], R
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_arrives_is_what_is_there(
+def test_what_is_delivered_equals_the_table(
     version: int, *, binary: bool, new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
     if binary and version < 14:
@@ -211,10 +211,8 @@ def test_what_arrives_is_what_is_there(
     assert sum(ended.values()) == sum(len(replay.table(f"public.{kind.name}").rows) for kind in kinds)
 
 
-def test_the_keys_of_rows_that_are_read_are_those_of_changes(
-    new_database: Callable[..., Database], kafka: Kafka
-) -> None:
-    """A column that an index only includes is not part of the key."""
+def test_loaded_rows_have_the_same_keys_as_changes(new_database: Callable[..., Database], kafka: Kafka) -> None:
+    """Check that a column that an index only includes is not part of the key."""
     database = new_database(16)
     with database.connect() as connection:
         connection.execute("CREATE TABLE covering (id int, n int, PRIMARY KEY (id) INCLUDE (n))")

@@ -1,4 +1,4 @@
-"""Which tables are loaded by default: all tables of a new pipeline, but none that an earlier version has delivered."""
+"""Tests what is loaded by default: all tables of a new pipeline, but none that an earlier version has delivered."""
 
 import json
 import time
@@ -19,12 +19,12 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 ROWS = 10
-"""The number of rows before the pipeline exists. The same number of rows is written later, as changes."""
+"""The number of rows that exist before the pipeline. The same number is written later, as changes."""
 
 
 @pytest.fixture
 def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipeline]:
-    """Provide a pipeline that was never started, on a table that has rows."""
+    """Provide a pipeline that has never been started, on a table that has rows."""
     database = new_database(DEFAULT_VERSION)
     prepare(database)
     daemon = Daemon(f"u{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, at_once=False)
@@ -36,7 +36,7 @@ def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipe
 
 @pytest.fixture
 def former(filled: Pipeline) -> Pipeline:
-    """Provide a stopped pipeline whose changes an earlier version delivered. That version loaded nothing by default."""
+    """Provide a stopped pipeline whose changes were delivered by an earlier version, which loads nothing by default."""
     daemon = filled.daemon
     choose(filled, "never")
     daemon.start()
@@ -65,7 +65,7 @@ def states(pipeline: Pipeline) -> dict[str, int]:
 
 
 def ops(pipeline: Pipeline, count: int) -> dict[str, list[int]]:
-    """Return the numbers, grouped by op."""
+    """Return the numbers, grouped by the operation of their events."""
     found: dict[str, list[int]] = {}
     for change in pipeline.changes(count):
         found.setdefault(change["op"], []).append(change["after"]["n"])
@@ -85,7 +85,9 @@ def test_a_new_pipeline_loads_its_tables(filled: Pipeline) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("records", [1, 2])
-def test_also_if_its_first_start_crashes_after_its_first_records(filled: Pipeline, records: int) -> None:
+def test_tables_are_loaded_even_if_the_first_start_crashes_after_its_first_records(
+    filled: Pipeline, records: int
+) -> None:
     choose(filled, None)
     filled.daemon.start(wait=False)
     wait_until(lambda: has_checkpoints(filled, records), "the checkpoint")
@@ -107,7 +109,7 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
     former: Pipeline, delivery: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choose(former, None, delivery)
-    for delay_s in (0.2, 0.5, 0.8, 1.1):  # at some moment during its start, or after it
+    for delay_s in (0.2, 0.5, 0.8, 1.1):  # kill it several times, during its start and afterwards
         former.daemon.start(wait=False)
         time.sleep(delay_s)
         former.daemon.kill()
@@ -130,8 +132,8 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
 
 @pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["filled", "former"])
-def test_a_mode_that_is_chosen_holds(pipeline: str, request: pytest.FixtureRequest) -> None:
-    """With "never", no table is loaded or counts as loaded, so a later "initial" loads the tables."""
+def test_a_chosen_mode_is_obeyed(pipeline: str, request: pytest.FixtureRequest) -> None:
+    """Check that "never" neither loads a table nor counts it as loaded, and that a later "initial" loads the tables."""
     found: Pipeline = request.getfixturevalue(pipeline)
     choose(found, "never")
     found.daemon.start()

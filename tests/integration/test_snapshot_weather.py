@@ -1,4 +1,4 @@
-"""What can happen to a table or to the server while rows are loaded. Nothing is lost, and nothing comes twice."""
+"""Tests what can happen to a table or to the server during a load. Nothing must be lost or delivered twice."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ Follow = Callable[..., Daemon]
 
 @pytest.fixture
 def items(database: Database) -> Database:
-    """Provide a database with a published table that has rows."""
+    """Provide a database with a published table that contains rows."""
     with database.connect() as connection:
         make_items(connection)
         connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
@@ -42,7 +42,7 @@ def make_items(connection: psycopg.Connection) -> None:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start a daemon on a database, and stop it after the test."""
+    """Provide a function that starts a daemon on a database. The daemon stops after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, **settings: dict[str, Any]) -> Daemon:
@@ -62,7 +62,7 @@ def events_of(cuts: list[Cut]) -> list[Event]:
 
 
 def mirror(cuts: list[Cut]) -> dict[int, Any]:
-    """Return the rows of a mirror. When a load ends, the mirror deletes the rows that are older than its ``begin``."""
+    """Return the rows of a mirror. When a load ends, it deletes rows that are older than the load's beginning."""
     rows: dict[int, tuple[tuple[int, int, int], Any]] = {}
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events_of(cuts)]
     begins: dict[str, tuple[int, int, int]] = {}
@@ -89,7 +89,7 @@ def held(database: Database) -> dict[int, Any]:
         return dict(connection.execute("SELECT id, v FROM items").fetchall())
 
 
-def test_a_table_that_joins_the_publication_is_loaded(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_table_that_is_added_to_the_publication_is_loaded(follow: Follow, kafka: Kafka, items: Database) -> None:
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
     daemon = follow(items)
@@ -99,8 +99,8 @@ def test_a_table_that_joins_the_publication_is_loaded(follow: Follow, kafka: Kaf
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_whoever_wrote_before_the_table_joined_is_waited_for(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """The stream does not contain the rows of such a transaction, and no snapshot does before it commits."""
+def test_a_transaction_that_wrote_before_the_table_was_added(follow: Follow, kafka: Kafka, items: Database) -> None:
+    """Check that the load waits. The rows are not in the stream, nor in a snapshot before the transaction commits."""
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
     daemon = follow(items)
@@ -116,7 +116,9 @@ def test_whoever_wrote_before_the_table_joined_is_waited_for(follow: Follow, kaf
     assert rows[1000] == "early"
 
 
-def test_so_is_a_prepared_transaction(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_prepared_transaction_that_wrote_before_the_table_was_added(
+    follow: Follow, kafka: Kafka, items: Database
+) -> None:
     with items.connect() as connection:
         connection.execute("BEGIN")
         connection.execute("INSERT INTO items VALUES (1000, 'early')")
@@ -143,7 +145,7 @@ def test_so_is_a_prepared_transaction(follow: Follow, kafka: Kafka, items: Datab
         "ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (id) INCLUDE (v)",
     ],
 )
-def test_what_is_done_to_the_table_while_it_is_loaded(sql: str, follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_table_that_is_altered_during_its_load(sql: str, follow: Follow, kafka: Kafka, items: Database) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
     wait_for(daemon, '"event": "loading"')
     with items.connect() as connection:
@@ -153,8 +155,8 @@ def test_what_is_done_to_the_table_while_it_is_loaded(sql: str, follow: Follow, 
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_a_label_in_the_key_that_is_renamed(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """PostgreSQL does not take the last key any more. So the table is read from the beginning."""
+def test_an_enum_label_in_the_key_is_renamed(follow: Follow, kafka: Kafka, items: Database) -> None:
+    """Check that the table is read from the beginning, because PostgreSQL no longer accepts the last key."""
     with items.connect() as connection:
         connection.execute("CREATE TYPE size AS ENUM ('small')")
         connection.execute(
@@ -171,7 +173,7 @@ def test_a_label_in_the_key_that_is_renamed(follow: Follow, kafka: Kafka, items:
     assert {event["after"]["size"] for event in events_of(cuts)} == {"small", "tiny"}
 
 
-def test_a_table_that_is_dropped_and_made_again(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_table_that_is_dropped_and_created_again(follow: Follow, kafka: Kafka, items: Database) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
     wait_for(daemon, '"event": "loading"')
     with items.connect() as connection:
@@ -228,7 +230,7 @@ def test_rows_that_a_policy_hides_are_an_error(follow: Follow, kafka: Kafka, ite
         connection.execute(f"DROP OWNED BY {role}")
 
 
-def test_a_connection_that_is_ended_is_made_again(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_terminated_connection_is_replaced(follow: Follow, kafka: Kafka, items: Database) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
     wait_for(daemon, '"event": "loading"')
     with items.connect() as connection:
@@ -271,10 +273,10 @@ def test_a_table_is_loaded_again_when_changes_were_missed(follow: Follow, kafka:
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_a_row_that_moves_by_another_column_than_its_key_keeps_its_large_value(
+def test_a_row_whose_other_unique_column_changes_keeps_its_large_value(
     follow: Follow, kafka: Kafka, database: Database
 ) -> None:
-    """The stream does not show that the row moves, so rows are not read in the order of that column."""
+    """Check that rows are not read in the order of that column, because the stream does not show such a move."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (place int PRIMARY KEY, id int NOT NULL UNIQUE, v text)")
         connection.execute("ALTER TABLE items ALTER v SET STORAGE EXTERNAL")

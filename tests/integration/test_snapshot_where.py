@@ -1,4 +1,4 @@
-"""Rules that select only some of a table's existing rows."""
+"""Tests rules that select only some of a table's existing rows."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ ROWS = 10
 
 @pytest.fixture
 def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipeline]:
-    """Provide a pipeline that was never started, on a table that has rows."""
+    """Provide a pipeline that has never been started, on a table that has rows."""
     database = new_database(DEFAULT_VERSION)
     prepare(database)
     with Daemon(f"r{uuid4().hex[:10]}", database.conninfo(), kafka.bootstrap_servers, at_once=False) as daemon:
@@ -49,7 +49,7 @@ def numbers(pipeline: Pipeline, op: str, count: int) -> list[int]:
     return [change["after"]["n"] for change in pipeline.changes(count) if change["op"] == op]
 
 
-def test_those_are_read_and_all_changes_delivered(filled: Pipeline) -> None:
+def test_only_matching_rows_are_read_but_all_changes_are_delivered(filled: Pipeline) -> None:
     choose(filled, "n % 3 = 0 -- every third\n OR filler IS NOT NULL")
     filled.daemon.start()
     wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the table to be loaded")
@@ -60,7 +60,7 @@ def test_those_are_read_and_all_changes_delivered(filled: Pipeline) -> None:
     assert numbers(filled, "c", 5) == [11, 12]
 
 
-def test_a_command_without_a_condition_of_its_own_reads_the_same(filled: Pipeline) -> None:
+def test_a_command_without_a_condition_uses_that_of_the_rule(filled: Pipeline) -> None:
     choose(filled, "n <= 2")
     filled.daemon.start()
     wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the table to be loaded")
@@ -71,7 +71,7 @@ def test_a_command_without_a_condition_of_its_own_reads_the_same(filled: Pipelin
     assert numbers(filled, "r", 6) == [1, 2, 1, 2, 9, 10]
 
 
-def test_a_condition_that_postgresql_does_not_take_blocks_its_table(
+def test_a_condition_that_postgresql_rejects_blocks_its_table(
     filled: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choose(filled, "m = 0")
@@ -88,8 +88,8 @@ def test_a_condition_that_postgresql_does_not_take_blocks_its_table(
         assert ('column "m" does not exist' in capsys.readouterr().out) is is_found
 
 
-def test_rows_that_do_not_come_within_the_time_limit_are_told_apart(filled: Pipeline) -> None:
-    """The condition shortens the time limit of the next statement, because 30 seconds is too long for a test."""
+def test_a_read_that_exceeds_the_time_limit_has_its_own_error(filled: Pipeline) -> None:
+    """Use a condition that shortens the time limit of the next statement, because 30 seconds are too long here."""
     with filled.database.connect() as connection:
         found = connection.execute("SELECT 'public.numbers'::regclass::oid").fetchone()
     assert found is not None

@@ -1,4 +1,4 @@
-"""Tables that already have rows: a loaded copy equals PostgreSQL's table at every cut, while writers are active.
+"""Tests loads while writers are active: at every cut after a load, the copy must equal PostgreSQL's table.
 
 A second pipeline has followed the same tables since before their first row, so its events are the true history.
 At each position where a table counts as loaded, the first pipeline must have published the same rows.
@@ -25,7 +25,7 @@ from tests.support.weather import PATIENCE_S, Pipeline, wait_until
 VERSIONS = (10, 14, 18)
 
 ROWS = 5_000
-"""The number of rows before the pipeline exists."""
+"""The number of rows that exist before the pipeline."""
 
 WRITERS = 4
 
@@ -39,15 +39,15 @@ Follow = Callable[[Database, dict[str, dict[str, Any]]], Pipeline]
 
 
 class Mirror:
-    """The rows of one table, according to the events."""
+    """The rows of one table, as computed from the events."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self._moving: dict[str, Any] = {}
-        """The row whose key is being changed. It is empty if the row is unknown."""
+        """The row that was deleted last, for an event that changes a key. It is empty if the row was unknown."""
 
     def apply(self, event: Event) -> None:
-        """Apply one event. Positions must increase."""
+        """Apply an event. Events must be applied in the order of their positions."""
         op, after = event["op"], event["after"]
         if op == "t":
             self.rows.clear()
@@ -88,7 +88,7 @@ class Writers:
                 self._transaction(connection, dice, new, number)
 
     def _transaction(self, connection: psycopg.Connection, dice: random.Random, new: int, number: int) -> None:
-        # Each writer uses the rows whose key has its own remainder, so that no writer waits for another.
+        # Each writer uses only rows whose keys have its own remainder, so that no writer waits for another.
         own = dice.randrange(ROWS // WRITERS) * WRITERS + number
         kind = dice.choice(("insert", "update", "update", "delete", "key", "move", "savepoint", "prepare"))
         with connection.transaction():
@@ -100,7 +100,7 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # to a place that has been read already, with a value that is not sent again
+            elif kind == "move":  # moves it to a place that has already been read, with a value that is not sent again
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])
@@ -117,7 +117,7 @@ class Writers:
 
 
 def prepared(database: Database) -> Database:
-    """Create the table without rows."""
+    """Create the table, without rows, and its publication. Return the database."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int8 PRIMARY KEY, amount float8, note text)")
         connection.execute("ALTER TABLE items ALTER COLUMN note SET STORAGE EXTERNAL")
@@ -141,7 +141,7 @@ def read_until(pipeline: Pipeline, lsn: int) -> list[Cut]:
 
 
 def position(database: Database) -> int:
-    """Return a position after everything that was committed."""
+    """Return a position that follows everything committed so far."""
     with database.connect() as connection:
         connection.execute("INSERT INTO items VALUES (-1, 0, 'last')")
         row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -192,7 +192,7 @@ def check(loading: Pipeline, whole: Pipeline, last_lsn: int) -> list[Cut]:
 
 @pytest.fixture
 def follow(kafka: Kafka) -> Iterator[Follow]:
-    """Start pipelines on a database, and stop all of them after the test."""
+    """Provide a function that starts a pipeline on a database. All pipelines stop after the test."""
     with ExitStack() as stack:
 
         def begin(database: Database, settings: dict[str, dict[str, Any]]) -> Pipeline:
@@ -204,7 +204,7 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
 
 @pytest.fixture
 def with_history(new_database: Callable[..., Database], follow: Follow) -> Callable[[int], tuple[Database, Pipeline]]:
-    """Create a table whose complete history one pipeline knows."""
+    """Provide a function that creates a table, and a pipeline that knows its complete history."""
 
     def make(version: int) -> tuple[Database, Pipeline]:
         database = prepared(new_database(version))
@@ -216,7 +216,7 @@ def with_history(new_database: Callable[..., Database], follow: Follow) -> Calla
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_table_is_loaded_while_everybody_writes(
+def test_a_table_is_loaded_while_several_writers_change_it(
     version: int, with_history: Callable[[int], tuple[Database, Pipeline]], follow: Follow
 ) -> None:
     database, whole = with_history(version)
@@ -234,7 +234,9 @@ def test_a_table_is_loaded_while_everybody_writes(
     assert all(event["xid"] == 0 and event["before"] is None for event in rows)
 
 
-def test_a_load_goes_on_after_kill(with_history: Callable[[int], tuple[Database, Pipeline]], follow: Follow) -> None:
+def test_a_load_continues_after_a_kill(
+    with_history: Callable[[int], tuple[Database, Pipeline]], follow: Follow
+) -> None:
     database, whole = with_history(17)
     settings = {**SETTINGS, "snapshot": {"mode": "initial", "chunk_rows": 100}}
     with Writers(database, seed=1).at_work():
@@ -251,7 +253,7 @@ def test_a_load_goes_on_after_kill(with_history: Callable[[int], tuple[Database,
     assert end["rows"] == sum(event["op"] == "r" for event in events_of(cuts))
 
 
-def test_a_table_that_was_loaded_is_not_loaded_again(database: Database, follow: Follow) -> None:
+def test_a_loaded_table_is_not_loaded_again(database: Database, follow: Follow) -> None:
     prepared(database)
     filled(database)
     loading = follow(database, SETTINGS)

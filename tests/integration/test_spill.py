@@ -1,6 +1,6 @@
-"""Transactions that do not fit into memory: where their rows are kept, and what happens if there is no room.
+"""Tests transactions that do not fit into memory: where their rows are kept, and what happens if there is no room.
 
-The server streams every transaction as it is written. The daemon may hold 1 MiB of uncommitted changes.
+The server streams every transaction while it is in progress. The daemon can hold 1 MiB of uncommitted changes.
 """
 
 import os
@@ -21,7 +21,7 @@ from tests.support.weather import Pipeline, Start, wait_until
 VERSION = 17
 WIDTH = 1000
 MIB_OF_ROWS = 1024
-"""How many rows of this width make up one MiB."""
+"""The number of rows of this width in one MiB."""
 
 
 def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
@@ -30,7 +30,7 @@ def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def begin(start: Start) -> Callable[..., Pipeline]:
-    """Start a pipeline on a server that streams every transaction at once."""
+    """Provide a function that starts a pipeline. Its server streams every transaction while it is in progress."""
 
     def begin(directory: Path, **buffer: str) -> Pipeline:
         pipeline = start(settings(directory, **buffer), version=VERSION, wait=False)
@@ -76,7 +76,7 @@ def confirmed(pipeline: Pipeline) -> Any:  # noqa: ANN401 - what PostgreSQL says
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[None]:
-    """Mount a file system of this size. Skip the test if mounting is not allowed."""
+    """Mount a file system of this size until the block ends. Skip the test if mounting is not allowed."""
     directory.mkdir(exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], capture_output=True, check=False
@@ -89,7 +89,7 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", directory], check=True)
 
 
-def test_a_transaction_larger_than_memory_arrives_whole_and_leaves_nothing(
+def test_a_transaction_larger_than_memory_is_delivered_and_its_files_removed(
     begin: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
     pipeline = begin(tmp_path)
@@ -103,7 +103,7 @@ def test_a_transaction_larger_than_memory_arrives_whole_and_leaves_nothing(
     wait_until(lambda: files_in(tmp_path) == [], "an empty directory")
 
 
-def test_what_is_rolled_back_frees_the_disk(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+def test_a_rollback_frees_the_disk(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     with ExitStack() as stack:
         first, second = (stack.enter_context(open_transaction(pipeline, 4)) for _ in range(2))
@@ -114,9 +114,7 @@ def test_what_is_rolled_back_frees_the_disk(begin: Callable[..., Pipeline], tmp_
     assert pipeline.read(4 * MIB_OF_ROWS) == list(range(4 * MIB_OF_ROWS + 1, 8 * MIB_OF_ROWS + 1))
 
 
-def test_what_a_killed_daemon_leaves_behind_the_next_one_removes(
-    begin: Callable[..., Pipeline], tmp_path: Path
-) -> None:
+def test_files_of_a_killed_daemon_are_removed_by_the_next_one(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     with open_transaction(pipeline, 4) as connection:
         wait_until_spilled(pipeline, 2)
@@ -128,7 +126,9 @@ def test_what_a_killed_daemon_leaves_behind_the_next_one_removes(
     pipeline.assert_complete()
 
 
-def test_what_waits_ends_with_its_session(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+def test_uncommitted_changes_are_discarded_when_the_session_ends(
+    begin: Callable[..., Pipeline], tmp_path: Path
+) -> None:
     pipeline = begin(tmp_path)
     with open_transaction(pipeline, 4) as connection:
         wait_until_spilled(pipeline, 2)
@@ -140,9 +140,7 @@ def test_what_waits_ends_with_its_session(begin: Callable[..., Pipeline], tmp_pa
     pipeline.assert_complete()
 
 
-def test_two_daemons_with_one_directory_do_not_meet(
-    begin: Callable[..., Pipeline], kafka: Kafka, tmp_path: Path
-) -> None:
+def test_two_daemons_can_share_a_directory(begin: Callable[..., Pipeline], kafka: Kafka, tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     standby = Daemon(
         pipeline.daemon.name,
@@ -204,14 +202,14 @@ def test_a_file_that_somebody_cut_short_stops_it_and_costs_nothing(
     pipeline.assert_complete()
 
 
-def test_a_directory_that_cannot_be_made_is_said_at_the_start(start: Start, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported_at_the_start(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     pipeline = start(settings(tmp_path / "file" / "spill"), version=VERSION, wait=False)
     assert pipeline.daemon.wait() == 78
     assert "Set buffer.spill_dir" in pipeline.daemon.log_text()
 
 
-def test_prepared_transactions_wait_on_disk_too(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+def test_prepared_transactions_are_kept_on_disk(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     pipeline.daemon.settings["postgres"] = {"two_phase": True}
     pipeline.daemon.restart()
@@ -225,9 +223,7 @@ def test_prepared_transactions_wait_on_disk_too(begin: Callable[..., Pipeline], 
     pipeline.assert_complete()
 
 
-def test_a_stop_in_the_middle_of_a_large_commit_commits_nothing_of_it(
-    begin: Callable[..., Pipeline], tmp_path: Path
-) -> None:
+def test_a_stop_during_a_large_commit_commits_nothing_of_it(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     pipeline.daemon.settings["delivery"] = {"cut_bytes": "64KiB", "heartbeat": "500ms"}
     pipeline.daemon.restart()

@@ -1,6 +1,6 @@
-"""A hanging disk under buffer.spill_dir: a real file system that is frozen while the daemon uses it.
+"""Tests a hanging disk under buffer.spill_dir: a real file system is frozen while the daemon uses it.
 
-The kernel does not end a process during its system calls, so exit codes can be read only after the file system is
+The kernel does not end a process during a system call, so exit codes can be read only after the file system has been
 thawed. Until then, the log and PostgreSQL show that everything else has ended.
 """
 
@@ -52,7 +52,7 @@ class FileSystem:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[FileSystem]:
-    """Mount a file system. Skip the test if mounting is not allowed."""
+    """Mount a file system until the test ends. Skip the test if mounting is not allowed."""
     image, directory = tmp_path / "image", tmp_path / "mounted"
     directory.mkdir()
     with image.open("wb") as file:
@@ -71,7 +71,7 @@ def disk(tmp_path: Path) -> Iterator[FileSystem]:
 
 @pytest.fixture
 def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
-    """Start a pipeline that streams every transaction as it is written, and holds 1 MiB in memory.
+    """Provide a function that starts a pipeline. Its daemon holds 1 MiB of uncommitted changes in memory.
 
     About 1 MiB stays in memory, because the rest of the limit is reserved for the next read. So small transactions need
     no disk. The file system is thawed before the pipeline ends, because otherwise the daemon could not be killed.
@@ -94,7 +94,7 @@ def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
 
 @contextmanager
 def spilled(pipeline: Pipeline) -> Iterator[psycopg.Connection]:
-    """Provide a connection with a transaction in progress whose rows were written to disk."""
+    """Provide a connection with a transaction in progress whose rows have been written to disk."""
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
         write_mebibytes(pipeline, connection, 4)
@@ -107,7 +107,7 @@ def write_mebibytes(pipeline: Pipeline, connection: psycopg.Connection, mebibyte
 
 
 def is_on_disk(pipeline: Pipeline, mebibytes: int) -> bool:
-    """Return whether this much has been written, and nothing more follows within a second."""
+    """Return whether this much has been written, and nothing more is written within a second."""
     before = pipeline.daemon.status()["waiting_bytes"]
     time.sleep(1)
     after = pipeline.daemon.status()["waiting_bytes"]
@@ -148,7 +148,7 @@ def test_a_write_that_hangs_is_told_and_then_stops_it(begin: Callable[..., Pipel
     pipeline.assert_complete()
 
 
-def test_a_removal_that_hangs_holds_nothing_up(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
+def test_a_hanging_removal_delays_nothing(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
     pipeline = begin()
     with spilled(pipeline) as connection:
         disk.freeze()
@@ -165,8 +165,8 @@ def test_a_removal_that_hangs_holds_nothing_up(begin: Callable[..., Pipeline], d
     wait_until(lambda: not any(files), "an empty directory")
 
 
-def test_a_commit_does_not_wait_for_the_removal_either(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
-    """While the file system is frozen, its files can still be read."""
+def test_a_commit_does_not_wait_for_the_removal(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
+    """Check this while the file system is frozen. Its files can still be read."""
     pipeline = begin()
     with spilled(pipeline) as connection:
         disk.freeze()
@@ -178,7 +178,7 @@ def test_a_commit_does_not_wait_for_the_removal_either(begin: Callable[..., Pipe
     assert pipeline.daemon.stop() == 0
 
 
-def test_an_orderly_end_does_not_wait_for_the_disk(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
+def test_an_orderly_stop_does_not_wait_for_the_disk(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
     pipeline = begin(drain_timeout="2s")
     with spilled(pipeline) as connection:
         disk.freeze()
@@ -194,7 +194,9 @@ def test_an_orderly_end_does_not_wait_for_the_disk(begin: Callable[..., Pipeline
     pipeline.assert_complete()
 
 
-def test_a_start_on_a_disk_that_hangs_lives_and_can_be_ended(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
+def test_a_start_on_a_hanging_disk_is_alive_and_can_be_stopped(
+    begin: Callable[..., Pipeline], disk: FileSystem
+) -> None:
     pipeline = begin()
     pipeline.daemon.stop_well()
     disk.freeze()
@@ -218,10 +220,10 @@ def test_a_start_on_a_disk_that_hangs_is_given_up(begin: Callable[..., Pipeline]
     assert pipeline.daemon.wait() == 69
 
 
-def test_a_start_waits_for_no_process_that_was_stopped(
+def test_a_start_does_not_wait_for_a_stopped_process(
     begin: Callable[..., Pipeline], disk: FileSystem, kafka: Kafka
 ) -> None:
-    """The stopped process holds its own directory. A lock beside the directories is held as well."""
+    """Check this while the stopped process locks its own directory, and a lock beside the directories is also held."""
     pipeline = begin()
     with (disk.directory / "spill" / "lock").open("ab") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)

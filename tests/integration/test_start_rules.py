@@ -1,4 +1,4 @@
-"""When a start may continue, and when it stops because slot, checkpoint and server do not have the same history."""
+"""Tests when a start may continue, and when it must stop because slot, checkpoint and server do not match."""
 
 import json
 import shutil
@@ -16,13 +16,13 @@ from tests.support.weather import Pipeline, Start, fails
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Provide a server that a test may stop."""
+    """Provide a server that the test can stop."""
     with Postgres() as server:
         yield server
 
 
 class TestStartRules:
-    """If slot, checkpoint and server do not have the same history, nothing is skipped silently."""
+    """If slot, checkpoint and server have different histories, nothing must be skipped silently."""
 
     def test_a_server_restored_to_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
@@ -32,7 +32,7 @@ class TestStartRules:
         code, log = fails(pipeline)
         assert (code, "the server's WAL ends at" in log) == (65, True), log
 
-    def test_a_server_restored_that_went_on_with_other_changes(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_restored_server_that_has_other_changes(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
         write_and_stop(pipeline)
@@ -43,7 +43,7 @@ class TestStartRules:
         assert (code, "restored from a backup" in log) == (65, True), log
 
     def test_a_server_restored_to_before_heartbeats(self, own_postgres: Postgres, start: Start) -> None:
-        """Its new transactions have LSNs before the delivered position, but they are not mistaken for repetitions."""
+        """Check that new transactions whose LSNs are before the delivered position are not mistaken for repetitions."""
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
         backup.restore()
@@ -73,8 +73,8 @@ class TestStartRules:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_a_server_promoted_from_before_heartbeats_goes_on(self, own_postgres: Postgres, start: Start) -> None:
-        """The new timeline contains everything that was published."""
+    def test_a_server_promoted_from_before_heartbeats_continues(self, own_postgres: Postgres, start: Start) -> None:
+        """Check that it continues, because the new timeline contains everything that was published."""
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
         backup.restore(promote=True)
@@ -87,7 +87,7 @@ class TestStartRules:
         pipeline.assert_complete()
         assert pipeline.daemon.status()["epoch"] == 1
 
-    def test_not_if_a_message_was_published_there(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_server_promoted_from_before_a_published_message(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start({"postgres": {"messages": True}}, server=own_postgres)
         write_and_stop(pipeline)
         backup = Backup(own_postgres)
@@ -116,7 +116,9 @@ class TestStartRules:
         in_new_epoch = [one["after"]["n"] for one in pipeline.changes(120) if one["epoch"] == 2]
         assert in_new_epoch == pipeline.committed(), "what the server has committed since the backup"
 
-    def test_a_server_promoted_from_behind_it_goes_on(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_server_promoted_from_after_what_was_delivered_continues(
+        self, own_postgres: Postgres, start: Start
+    ) -> None:
         pipeline = start(server=own_postgres)
         write_and_stop(pipeline)
         pipeline.write()
@@ -163,9 +165,9 @@ class TestStartRules:
 
 
 class TestForgedCheckpoints:
-    """Another program writes to the topic of checkpoints. It must neither hide changes nor cause repetitions."""
+    """Checkpoints that another program has written must neither hide changes nor cause repetitions."""
 
-    def test_under_another_key_they_change_nothing(self, start: Start) -> None:
+    def test_checkpoints_with_another_key_change_nothing(self, start: Start) -> None:
         pipeline = start()
         write_and_stop(pipeline)
         forged = forge(pipeline, {"end_lsn": 2**40, "epoch": 7, "cut": 1000, "pipeline": "other"})
@@ -178,8 +180,8 @@ class TestForgedCheckpoints:
         assert pipeline.daemon.status()["epoch"] == 1
         assert "its records are ignored" in pipeline.daemon.log_text()
 
-    def test_under_our_own_key_they_are_refused(self, start: Start) -> None:
-        """Such a checkpoint is refused even if the server has written so much WAL that the position looks valid."""
+    def test_forged_checkpoints_with_our_key_are_refused(self, start: Start) -> None:
+        """Check this also when the server has written so much WAL that the checkpoint's position looks valid."""
         pipeline = start()
         write_and_stop(pipeline)
         with pipeline.database.connect() as connection:
@@ -197,7 +199,7 @@ class TestForgedCheckpoints:
         pipeline.assert_complete()
         assert pipeline.daemon.status()["epoch"] == 2
 
-    def test_one_that_is_written_again_is_refused(self, start: Start) -> None:
+    def test_a_repeated_checkpoint_is_refused(self, start: Start) -> None:
         pipeline = start()
         write_and_stop(pipeline)
         former = read_committed(pipeline.kafka, checkpoint_topic(pipeline))[-2].value()
@@ -227,9 +229,9 @@ def write_and_stop(pipeline: Pipeline) -> None:
 
 
 def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
-    """Create a pipeline that has confirmed a position beyond its last transaction.
+    """Stop a pipeline that has confirmed a position beyond its last transaction.
 
-    Return a backup from before that confirmation.
+    Return a backup of the server from before that confirmation.
     """
     write_and_stop(pipeline)
     backup = Backup(server)
@@ -241,7 +243,7 @@ def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
 
 
 def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
-    """Let the server write this many WAL segments of 16 MiB each, without published changes."""
+    """Make the server write this many WAL segments of 16 MiB each, without published changes."""
     with pipeline.database.connect() as connection:
         for _ in range(segments):
             connection.execute("SELECT pg_logical_emit_message(false, 'elsewhere', 'x')")
@@ -249,7 +251,7 @@ def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
 
 
 class Backup:
-    """A copy of a server's files, made while the server is briefly stopped."""
+    """A copy of a server's files. The server is briefly stopped to make it."""
 
     def __init__(self, server: Postgres) -> None:
         self._server = server
@@ -259,7 +261,7 @@ class Backup:
         server.start()
 
     def restore(self, *, promote: bool = False) -> None:
-        """Restore the server from the backup. ``promote``: begin a new timeline, as a promoted standby does."""
+        """Restore the server from the backup. With ``promote``, begin a new timeline, as a promoted standby does."""
         self._server.stop()
         shutil.rmtree(self._server.data_directory)
         copy_data(self._files, self._server.data_directory)

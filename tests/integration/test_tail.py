@@ -1,4 +1,4 @@
-"""``pgsluice tail`` with real servers: it prints committed changes, and leaves no slot on the server."""
+"""Tests ``pgsluice tail`` with real servers: it prints committed changes, and leaves no slot on the server."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ class Tail:
         self.first = self.process.stderr.readline()
 
     def end(self) -> tuple[int, list[str]]:
-        """Wait for the end. Return the exit code and the lines."""
+        """Wait until it ends. Return its exit code and the lines of its output."""
         out, errors = self.process.communicate(timeout=60)
         assert errors == ""
         return self.process.returncode, out.splitlines()
@@ -92,7 +92,7 @@ def slots(database: Database) -> list[Any]:
         return connection.execute("SELECT slot_name FROM pg_replication_slots WHERE slot_name ~ 'tail'").fetchall()
 
 
-def test_every_change_is_printed_as_it_was_committed(tailed: Database, config: Callable[..., Path]) -> None:
+def test_every_committed_change_is_printed(tailed: Database, config: Callable[..., Path]) -> None:
     with tail(config(tailed), "--json", "--limit", "8") as running:
         assert running.first == "pgsluice: waiting for changes of publication tailed; Ctrl-C ends this\n"
         assert len(slots(tailed)) == 1
@@ -116,7 +116,7 @@ def test_every_change_is_printed_as_it_was_committed(tailed: Database, config: C
         ("m", "", None, {"prefix": "audit", "content": "hello"}, []),
     ]
     assert [one["before_image"] for one in found] == ["none", "none", "key", "none", "full", "key", "none", "none"]
-    while slots(tailed):  # the server drops it when it notices the end of the connection
+    while slots(tailed):  # the server drops it after noticing the end of the connection
         time.sleep(0.05)
 
 
@@ -134,7 +134,7 @@ def test_lines_for_people_and_filters(tailed: Database, config: Callable[..., Pa
     assert lines[1].endswith('  update  public.whole note="null" -> "\\u001b[31mred"\n')
 
 
-def test_one_transaction_and_a_reader_that_has_enough(tailed: Database, config: Callable[..., Path]) -> None:
+def test_one_transaction_and_a_reader_that_closes_the_pipe(tailed: Database, config: Callable[..., Path]) -> None:
     with tail(config(tailed), "--json") as running, tailed.connect() as connection:
         connection.execute("INSERT INTO whole SELECT n, 'x' FROM generate_series(1, 20000) AS n")
         assert running.process.stdout is not None
@@ -148,7 +148,7 @@ def test_one_transaction_and_a_reader_that_has_enough(tailed: Database, config: 
     assert f"xid {xid + 1}  insert  public.items id=1 note=" in lines[0]
 
 
-def test_what_cannot_be_followed_says_why(database: Database, config: Callable[..., Path]) -> None:
+def test_the_error_when_nothing_can_be_followed(database: Database, config: Callable[..., Path]) -> None:
     with tail(config(database)) as running:
         running.process.wait(60)
     assert running.process.returncode == 78
@@ -178,7 +178,7 @@ def test_the_topics_of_a_pipeline(start: Start, config: Callable[..., Path]) -> 
     ]
 
 
-def test_old_rows_of_partitions_have_what_their_own_identity_sends(
+def test_old_rows_of_partitions_have_the_columns_of_their_own_identity(
     database: Database, config: Callable[..., Path]
 ) -> None:
     with database.connect() as connection:

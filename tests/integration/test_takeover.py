@@ -1,4 +1,4 @@
-"""Two daemons on one pipeline: the second waits, takes over when the first is gone, and then keeps the first out."""
+"""Tests two daemons on one pipeline: the second takes over when the first fails, and then keeps the first out."""
 
 import logging
 import signal
@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Pair:
-    """An owner that reaches PostgreSQL through a proxy, and its standby."""
+    """An owner that is connected to PostgreSQL through a proxy, and its standby."""
 
     def __init__(self, owner: Pipeline, standby: Pipeline, proxy: Proxy) -> None:
         self.owner = owner
@@ -38,7 +38,7 @@ class Pair:
         self.proxy = proxy
 
     def assert_complete(self) -> None:
-        """Check that every number arrives once and in order, from either daemon."""
+        """Check that every number is delivered once and in order, by one of the daemons."""
         self.owner.write()
         self.standby.expect(self.owner)
         self.standby.assert_complete()
@@ -62,7 +62,7 @@ def pair(start: Start) -> Iterator[Pair]:
 
 @contextmanager
 def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
-    """Check that ``by`` takes over after the block has disabled ``former``. The log says how long that took."""
+    """Wait until ``by`` takes over, after the block has disabled ``former``. The test's log says how long that took."""
     began = time.monotonic()
     yield
     by.wait_for(state="streaming")
@@ -70,7 +70,7 @@ def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
 
 
 class TestAStandby:
-    def test_it_disturbs_nobody_and_takes_over_within_seconds(self, pair: Pair) -> None:
+    def test_it_waits_without_disturbing_and_takes_over_within_seconds(self, pair: Pair) -> None:
         with pair.owner.busy():
             time.sleep(3)
             assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 503]
@@ -81,7 +81,7 @@ class TestAStandby:
             assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 200]
         pair.assert_complete()
 
-    def test_one_that_was_sent_to_another_server_disturbs_nobody(self, pair: Pair) -> None:
+    def test_a_daemon_configured_for_another_server_does_not_disturb(self, pair: Pair) -> None:
         daemon = pair.owner.daemon
         with pair.standby.database.server.database() as elsewhere, pair.owner.busy():
             with elsewhere.connect() as connection:
@@ -94,8 +94,8 @@ class TestAStandby:
         assert "warning" not in daemon.log_text()
         pair.assert_complete()
 
-    def test_an_owner_whose_process_stands_still(self, pair: Pair) -> None:
-        """The process continues later. By then, the roles are swapped."""
+    def test_an_owner_whose_process_is_suspended(self, pair: Pair) -> None:
+        """Check also that the process, when it continues later, becomes the standby."""
         with pair.owner.busy():
             for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
                 with taken_over(former, by=other):

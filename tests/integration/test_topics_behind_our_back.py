@@ -1,6 +1,6 @@
-"""Topics that others change while the daemon is stopped or running.
+"""Tests topics that other programs change while the daemon is stopped or running.
 
-The daemon reports each change, and can be told to accept it.
+The daemon must report each change, and can be configured to accept it.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def topic_of(pipeline: Pipeline) -> str:
 
 
 def cuts(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return the cut records so far."""
+    """Return all cut records so far."""
     topic = f"{pipeline.daemon.name}.transactions"
     context = SerializationContext(topic, MessageField.VALUE)
     with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
@@ -35,9 +35,9 @@ def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
     pipeline.daemon.settings["kafka"] = {"topics": {**topics, "changed": "accept" if accept else "stop"}}
 
 
-class TestWhileItIsDown:
+class TestWhileItIsStopped:
     def test_a_topic_is_deleted(self, start: Start) -> None:
-        """The topic is created again, because its table still exists."""
+        """Check that the topic is created again, because its table still exists."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -58,7 +58,7 @@ class TestWhileItIsDown:
         assert pipeline.read(10) == list(range(6, 16))
 
     def test_a_topic_goes_with_its_table(self, start: Start) -> None:
-        """The loss has to be accepted only once, because the next full cut does not list the topic."""
+        """Check that the loss has to be accepted only once, because the next full cut does not list the topic."""
         pipeline = start()
         with pipeline.database.connect() as connection:
             connection.execute("CREATE TABLE others (n int PRIMARY KEY)")
@@ -99,7 +99,7 @@ class TestWhileItIsDown:
         }
 
     def test_the_checkpoint_is_deleted(self, start: Start) -> None:
-        """Positions after the loss are not older than those that readers already have."""
+        """Check that the epoch increases, so that later positions are not older than those that readers have."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -117,7 +117,7 @@ class TestWhileItIsDown:
         assert numbers == list(range(1, len(numbers) + 1))
 
     def test_the_schemas_are_deleted(self, start: Start) -> None:
-        """Without the schemas, consumers could not read existing records, and the names of columns would be unknown."""
+        """Check that it stops: consumers could not read existing records, and the names of columns would be unknown."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -133,8 +133,8 @@ class TestWhileItIsDown:
 
 
 class TestWhileItRuns:
-    def test_a_topic_that_is_written_to_is_deleted(self, start: Start) -> None:
-        """pgsluice does not wait for the Kafka transaction's deadline, which would take a quarter of an hour."""
+    def test_a_topic_in_use_is_deleted(self, start: Start) -> None:
+        """Check that pgsluice does not wait for the Kafka transaction's timeout, which is a quarter of an hour."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -145,7 +145,7 @@ class TestWhileItRuns:
 
     @pytest.mark.long
     def test_partitions_are_raised(self, start: Start) -> None:
-        """The change is noticed even without traffic. Everything written before is delivered as usual."""
+        """Check that the change is noticed even without traffic, and that everything is delivered."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()

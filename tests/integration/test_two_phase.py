@@ -1,4 +1,4 @@
-"""A slot that is switched to prepared transactions after its creation, and that keeps this option."""
+"""Tests a slot that is switched to prepared transactions after its creation, and keeps this option."""
 
 from contextlib import closing
 
@@ -34,7 +34,7 @@ def test_it_is_switched_on_and_off_while_transactions_are_prepared(start: Start)
     for name in ("before", "before, in vain"):
         prepare(pipeline, name)
     pipeline.write(1)
-    pipeline.wait_until_confirmed()  # the position is beyond both PREPAREs
+    pipeline.wait_until_confirmed()  # the position is beyond both PREPARE commands
     restart(pipeline, two_phase=True)
     end(pipeline, "ROLLBACK", "before, in vain")
     for name in ("on", "on, in vain"):

@@ -1,6 +1,6 @@
-"""The table of types: what fastavro reads from a real server's stream, compared with what psycopg selects.
+"""Tests the table of types: compares what fastavro reads from a real server's stream with what psycopg selects.
 
-The table of each test has a column for every value, so that the server itself sends Relation and Type messages.
+The table of each test has one column for each value, so that the server itself sends Relation and Type messages.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +31,7 @@ FULL = TypeOptions(time_range="full")
 
 
 class Value(NamedTuple):
-    """A value to be sent. ``since``: the first version that supports it."""
+    """A value to send. ``since`` is the first version that supports it."""
 
     declaration: str
     literal: str
@@ -42,7 +42,7 @@ def values(declaration: str, *literals: str, since: int = 10) -> list[Value]:
     return [Value(declaration, literal, since) for literal in literals]
 
 
-# psycopg reads exactly the value that fastavro has to read
+# psycopg reads exactly the value that fastavro must read
 NATIVE = [
     *values("bool", "true", "false"),
     *values("int2", "-32768", "32767"),
@@ -83,7 +83,7 @@ NATIVE = [
     *values("public.hstore", 'a=>1, "b c"=>NULL, "\\"=>\\\\"=>"x, y", ""=>""', ""),
 ]
 
-# strings: the text in a session with the pinned settings
+# strings: the text that a session with the pinned settings returns
 TEXTUAL = [
     *values("numeric", "NaN", "1.50", "0.000000000000000000000000000000000000000001", "1e100"),
     *values("numeric", "Infinity", "-Infinity", since=14),
@@ -128,7 +128,7 @@ TEXTUAL = [
     *values("public.hstore[]", '{"\\"a\\"=>\\"1\\""}'),
 ]
 
-# values that the Avro type cannot hold; they are marked as PostgreSQL's text (some of them fit if time_range is "full")
+# values that the Avro type cannot hold, so that marked text is sent (some of them fit if time_range is "full")
 MARKED = [
     *values("numeric(10,2)", "NaN"),
     *values("numeric[]", "{{1},{2}}"),
@@ -166,7 +166,7 @@ NEVER_IN_TABLES = {
     *("pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "smgr", "pg_ddl_command", "_cstring"),
     *("pg_brin_bloom_summary", "pg_brin_minmax_multi_summary", "_pg_type", "_pg_attribute", "_pg_proc", "_pg_class"),
 }
-"""Types that only the server's own catalogs use."""
+"""Types that are used only in the server's own catalogs."""
 
 SETUP = """
 CREATE EXTENSION hstore SCHEMA public;
@@ -182,7 +182,7 @@ CREATE DOMAIN public.numbers AS int4[]
 
 
 class Sent:
-    """One row as the server streamed it, and a session with the settings of the stream."""
+    """A row as the server streamed it, and a session with the settings of the stream."""
 
     def __init__(self, relation: Relation, row: messages.TupleData, connection: psycopg.Connection) -> None:
         self.relation = relation
@@ -198,7 +198,7 @@ class Sent:
         return list(found.values()), [marked.get(field.name.encode()) for field in fields]
 
     def select(self, column: int, expression: str = "{}") -> Any:  # noqa: ANN401 - whatever the column holds
-        """Return a column, or an expression over it, as psycopg reads it."""
+        """Return a column, or an expression that uses it, as psycopg reads it."""
         selected = sql.SQL(expression).format(sql.Identifier(f"c{column}"))
         found = self._connection.execute(sql.SQL("SELECT {} FROM public.samples").format(selected)).fetchone()
         assert found is not None
@@ -207,7 +207,7 @@ class Sent:
 
 @asynccontextmanager
 async def sent(database: Database, samples: Sequence[Value]) -> AsyncIterator[Sent]:
-    """Insert one row with every sample, and stream it."""
+    """Insert one row with all samples, and stream it."""
     async with replication(options_for(database)) as replicating:
         with psycopg.connect(options_for(database).conninfo(), autocommit=True) as connection:
             _create_table(connection, samples)
@@ -242,7 +242,7 @@ def _received(transaction: list[messages.Message], connection: psycopg.Connectio
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_values_arrive_as_psycopg_selects_them(new_database: NewDatabase, version: int) -> None:
+async def test_values_are_delivered_as_psycopg_selects_them(new_database: NewDatabase, version: int) -> None:
     samples = [sample for sample in NATIVE if sample.since <= version]
     async with sent(new_database(version), samples) as row:
         found, marked = row.encoded()
@@ -252,7 +252,7 @@ async def test_values_arrive_as_psycopg_selects_them(new_database: NewDatabase, 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_other_types_arrive_as_their_text(new_database: NewDatabase, version: int) -> None:
+async def test_other_types_are_delivered_as_text(new_database: NewDatabase, version: int) -> None:
     samples = [sample for sample in TEXTUAL if sample.since <= version]
     async with sent(new_database(version), samples) as row:
         found, marked = row.encoded()
@@ -263,7 +263,7 @@ async def test_other_types_arrive_as_their_text(new_database: NewDatabase, versi
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_single_precision_arrives_as_postgresql_s_cast_has_it(new_database: NewDatabase, version: int) -> None:
+async def test_single_precision_is_delivered_as_postgresql_casts_it(new_database: NewDatabase, version: int) -> None:
     samples = values("float4", *SINGLES)
     async with sent(new_database(version), [*samples, Value("float4[]", "{0.1,NULL,7.038531e-26}")]) as row:
         found, marked = row.encoded()
@@ -274,7 +274,7 @@ async def test_single_precision_arrives_as_postgresql_s_cast_has_it(new_database
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_what_does_not_fit_arrives_as_text(new_database: NewDatabase, version: int) -> None:
+async def test_values_that_do_not_fit_are_delivered_as_text(new_database: NewDatabase, version: int) -> None:
     samples = [*MARKED, *BEYOND_COMMON]
     async with sent(new_database(version), samples) as row:
         found, marked = row.encoded()

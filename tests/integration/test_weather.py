@@ -1,4 +1,4 @@
-"""Faults and bad input, on real servers: which ones are waited out, which stop pgsluice, and with which message."""
+"""Tests faults and bad input with real servers: what is waited for, what stops pgsluice, and with which message."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,20 +15,20 @@ from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 @pytest.fixture
 def own_kafka() -> Iterator[Kafka]:
-    """Provide a broker that a test may stop."""
+    """Provide a broker that the test can stop."""
     with Kafka() as kafka:
         yield kafka
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Provide a server that a test may stop. It uses fsync, because it will crash."""
+    """Provide a server that the test can stop. It uses fsync, because it will crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 
 
 class TestStopAndStart:
-    def test_what_was_delivered_is_not_repeated_and_what_came_meanwhile_is_not_lost(self, start: Start) -> None:
+    def test_delivered_changes_are_not_repeated_and_later_changes_are_not_lost(self, start: Start) -> None:
         pipeline = start()
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -85,7 +85,7 @@ class TestKafkaIsAway:
         pipeline.assert_complete()
         assert pipeline.daemon.log_text()[before:].count("Kafka cannot be reached") == 1
 
-    def test_in_the_middle_it_goes_on_where_it_was(self, own_kafka: Kafka, start: Start) -> None:
+    def test_it_continues_where_it_was(self, own_kafka: Kafka, start: Start) -> None:
         pipeline = start(broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -112,7 +112,7 @@ class TestKafkaIsAway:
 
 class TestPostgresIsAway:
     @pytest.mark.parametrize("mode", ["fast", "immediate"])
-    def test_it_reconnects_and_goes_on(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - a literal
+    def test_it_reconnects_and_continues(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - a literal
         pipeline = start(server=own_postgres)
         for _ in range(2):
             pipeline.write(20)
@@ -122,7 +122,7 @@ class TestPostgresIsAway:
         pipeline.assert_complete()
 
     @pytest.mark.long
-    def test_its_shutdown_is_not_held_up_while_kafka_is_down(
+    def test_its_shutdown_is_not_delayed_while_kafka_is_down(
         self, own_postgres: Postgres, own_kafka: Kafka, start: Start
     ) -> None:
         pipeline = start(server=own_postgres, broker=own_kafka)
@@ -136,7 +136,7 @@ class TestPostgresIsAway:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_it_waits_for_one_that_is_not_there_yet(self, own_postgres: Postgres, start: Start) -> None:
+    def test_it_waits_for_a_server_that_has_not_started(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         pipeline.write()
         pipeline.daemon.stop()
@@ -175,7 +175,7 @@ class TestAStandby:
             assert standby.read(30) == list(range(1, 31))
 
 
-class TestItStopsWithASentence:
+class TestItStopsWithAMessage:
     def test_a_slot_without_a_checkpoint(self, start: Start) -> None:
         pipeline = start()
         pipeline.daemon.stop()
@@ -233,7 +233,7 @@ class TestItStopsWithASentence:
             other.write()
             other.assert_complete()
 
-    def test_a_record_that_kafka_does_not_take(self, start: Start) -> None:
+    def test_a_record_that_kafka_rejects(self, start: Start) -> None:
         pipeline = start()
         with pipeline.database.connect() as connection:
             connection.execute("ALTER TABLE numbers ADD t text")
@@ -255,9 +255,7 @@ class TestItStopsWithASentence:
             ({"dbname": "nowhere"}, 78, "nowhere"),
         ],
     )
-    def test_what_is_wrong_in_postgresql(
-        self, start: Start, postgres: dict[str, Any], code: int, sentence: str
-    ) -> None:
+    def test_problems_in_postgresql(self, start: Start, postgres: dict[str, Any], code: int, sentence: str) -> None:
         pipeline = start({"postgres": postgres}, wait=False)
         assert pipeline.daemon.wait() == code, pipeline.daemon.log_text()
         assert sentence in pipeline.daemon.log_text()
