@@ -84,7 +84,7 @@ def _start(kafka: Kafka, database: Database, daemon: Daemon) -> Mapping[str, int
     return pids
 
 
-def _at_rate(  # noqa: PLR0913, PLR0917 - who takes part, and how much is written
+def _at_rate(  # noqa: PLR0913, PLR0917 - all are needed
     kafka: Kafka,
     database: Database,
     daemon: Daemon,

@@ -19,7 +19,7 @@ _run = asyncio.run
 
 async def _tell(file: Path) -> None:
     while True:
-        file.write_text(str(len(asyncio.all_tasks())))  # noqa: ASYNC240 - some bytes
+        file.write_text(str(len(asyncio.all_tasks())))  # noqa: ASYNC240 - writes only a few bytes
         await asyncio.sleep(SAMPLE_S)
 
 

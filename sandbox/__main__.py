@@ -10,7 +10,7 @@ def main() -> int:
     """Run the command line. If an error occurs, print its message and return exit code 1."""
     try:
         require(fetching=False)
-        from sandbox.cli import run  # noqa: PLC0415 - needs the modules that require() checks for
+        from sandbox.cli import run  # noqa: PLC0415 - imports modules that require() checks first
 
         run(sys.argv[1:])
     except SandboxError as error:

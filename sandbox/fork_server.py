@@ -74,7 +74,7 @@ def main(owner_pid: int) -> None:
     owner = os.pidfd_open(owner_pid)
     if os.getppid() != owner_pid:
         return
-    from pgsluice.app import cli, daemon  # noqa: F401, PLC0415 - what the daemons need
+    from pgsluice.app import cli, daemon  # noqa: F401, PLC0415 - loads modules that the daemons need
 
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel reaps the supervisors
@@ -116,7 +116,7 @@ def _fork_daemon(task: supervisor.Task) -> int:
     os.chdir(task.directory)
     os.umask(0o077)
     sys.argv = task.command[task.command.index("pgsluice") :]
-    from pgsluice.app import cli  # noqa: PLC0415 - imported before
+    from pgsluice.app import cli  # noqa: PLC0415 - already loaded at this point
 
     sys.exit(cli.main())
 

@@ -67,5 +67,5 @@ def _unpack(version: int, entry: Path) -> None:
         (archive,) = (name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(archive) as member, tarfile.open(fileobj=member, mode="r:xz") as inner:
             inner.extraction_filter = getattr(tarfile, "data_filter", None)  # exists since Python 3.11.4
-            inner.extractall(entry)  # noqa: S202 - what we pinned; Maven compares its checksum
+            inner.extractall(entry)  # noqa: S202 - the version is pinned; Maven compares the checksum
     run_as(current_account(), ["chmod", "--recursive", "u=rwX,go=rX", entry])  # regardless of the umask

@@ -51,7 +51,7 @@ def require(*, fetching: bool) -> None:
 def java() -> str:
     """Return the command for Java: the path in ``JAVA_HOME``, or by default the program on PATH."""
     home = os.environ.get("JAVA_HOME")
-    return os.path.join(home, "bin", "java") if home else "java"  # noqa: PTH118 - a word of a command
+    return os.path.join(home, "bin", "java") if home else "java"  # noqa: PTH118 - the name of a command, not a path
 
 
 def _platform_problems() -> list[str]:

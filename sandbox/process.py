@@ -44,7 +44,7 @@ def start_script(task: supervisor.Task, channel: int, errors: int) -> Callable[[
 class Server:
     """One running server under its own supervisor."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a command, and what it gets
+    def __init__(  # noqa: PLR0913, PLR0917 - a command and its environment
         self,
         command: Sequence[str],
         directory: Path,

@@ -94,7 +94,7 @@ class Topics:
             for message in messages:
                 if message.error() is None:
                     yield message
-                elif message.error().code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                elif message.error().code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library has no other name for it
                     left.discard((message.topic(), message.partition()))
                 else:
                     raise KafkaException(message.error())

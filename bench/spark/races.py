@@ -39,8 +39,8 @@ def update(rows: int, updates: int) -> str:
 
 def decode(stage: Stage, rows: int, runs: int) -> Race:
     """Measure how fast all events of a topic are decoded. The stage's table has this many rows, which are loaded."""
-    ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - as below
-    theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - two of a kind
+    ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - like theirs
+    theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - like ours
     for warm_up in (ours, theirs):
         _seconds(warm_up)
     moment, race = machine.begin(), Race(rows, [], [], Moment("", (0, 0)))

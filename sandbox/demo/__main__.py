@@ -18,7 +18,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         require(fetching=False)
-        from sandbox.demo.story import tell  # noqa: PLC0415 - needs the modules that require() checks for
+        from sandbox.demo.story import tell  # noqa: PLC0415 - imports modules that require() checks first
 
         return 0 if tell(keep=options.keep) else 1
     except SandboxError as error:

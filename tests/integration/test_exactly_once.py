@@ -46,7 +46,7 @@ class Seen:
         self.proxy = proxy
         self._start = start
 
-    def start(self, *, timeout: str = f"{TIMEOUT_S}s", **options: Any) -> Pipeline:  # noqa: ANN401 - as the fixture
+    def start(self, *, timeout: str = f"{TIMEOUT_S}s", **options: Any) -> Pipeline:  # noqa: ANN401 - as in the fixture
         delivery = {**SETTINGS, "transaction_timeout": timeout}
         settings = {"kafka": {"bootstrap_servers": self.proxy.address}, "delivery": delivery}
         return self._start(settings, broker=self.kafka, **options)

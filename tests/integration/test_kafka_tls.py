@@ -87,7 +87,7 @@ class TestRefused:
         assert "or received none" in words
 
     def test_a_wrong_password(self, broker: TlsKafka) -> None:
-        properties = broker.properties("SCRAM", **SCRAM, sasl_password="wrong-secret")  # noqa: S106 - of a test
+        properties = broker.properties("SCRAM", **SCRAM, sasl_password="wrong-secret")  # noqa: S106 - a password for tests
         words = refused(broker, "SCRAM", properties, PermissionDenied)
         assert "Check the credentials under kafka.client" in words
         assert "wrong-secret" not in words

@@ -144,7 +144,7 @@ def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Foll
             *,
             version: int = 17,
             database: Database | None = None,
-            **options: Any,  # noqa: ANN401 - what the fixture takes
+            **options: Any,  # noqa: ANN401 - passed to the fixture
         ) -> Followed:
             place = database or new_database(version)
             with place.connect() as connection:
@@ -218,7 +218,7 @@ class TestOrder:
         commits = [event["lsn"] for event in followed.events if event["seq"] >= 0]
         assert set(commits) & set(lsns)
 
-    def test_a_large_transaction_is_not_streamed(self, follow: Follow, new_database: Any, version: int) -> None:  # noqa: ANN401 - a factory
+    def test_a_large_transaction_is_not_streamed(self, follow: Follow, new_database: Any, version: int) -> None:  # noqa: ANN401 - a fixture that is a function
         database = new_database(version)
         with database.connect() as connection:
             connection.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")

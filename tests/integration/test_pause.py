@@ -31,7 +31,7 @@ def give(daemon: Daemon, *command: str) -> tuple[int, str]:
     """Run a command for the pipeline of ``daemon``. Return its exit code and its output."""
     name, *others = command
     line = [sys.executable, "-m", "pgsluice", name, *others, "-c", str(daemon.config_file)]
-    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)  # noqa: PLW1510 - the code is returned
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S)  # noqa: PLW1510 - the caller checks the exit code
     return done.returncode, done.stdout
 
 

@@ -58,7 +58,7 @@ def read(pipeline: Pipeline, name: str) -> list[tuple[Any, dict[str, Any], Messa
     with SchemaRegistryClient({"url": pipeline.daemon.url}) as registry:
         decode = AvroDeserializer(registry)
 
-        def part(data: bytes | None, field: MessageField) -> Any:  # noqa: ANN401 - as the schema says
+        def part(data: bytes | None, field: MessageField) -> Any:  # noqa: ANN401 - whatever the schema defines
             return decode(data, SerializationContext(topic, field))
 
         return [

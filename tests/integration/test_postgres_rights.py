@@ -18,7 +18,7 @@ from tests.support.replication import read_inserts
 from tests.support.weather import Start
 
 ROLE = "follower"
-PASSWORD = "first"  # noqa: S105 - the password of a server that exists for one test
+PASSWORD = "first"  # noqa: S105 - a password for tests
 
 HBA = "host all postgres 127.0.0.1/32 trust\n"
 OURS = f"host all {ROLE} 127.0.0.1/32 md5\n"

@@ -216,7 +216,7 @@ async def release(stream: ReplicationStream) -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-async def test_the_end_of_the_server_is_detected(reads: bool, own_server: Database) -> None:  # noqa: FBT001 - a parameter
+async def test_the_end_of_the_server_is_detected(reads: bool, own_server: Database) -> None:  # noqa: FBT001 - a parameter of the test
     async with streaming(own_server) as stream:
         reading = asyncio.create_task(read_forever(stream)) if reads else None
         own_server.server.kill()

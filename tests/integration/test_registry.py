@@ -50,7 +50,7 @@ def topic() -> str:
     return f"shop-{uuid4().hex[:8]}.schemas"
 
 
-def options(kafka: Kafka, **other: Any) -> RegistryOptions:  # noqa: ANN401 - of many types
+def options(kafka: Kafka, **other: Any) -> RegistryOptions:  # noqa: ANN401 - options have various types
     return RegistryOptions(client_options(kafka), **other)
 
 
@@ -325,7 +325,7 @@ class TestBuiltin:
             assert all(registry.store.versions(subject) == store.versions(subject) for subject in store.subjects())
         megabytes = sum(len(record.value()) for record in records) / 1e6
         with capsys.disabled():
-            print(f"\n5,000 versions ({megabytes:.1f} MB) read in {took:.2f} s")  # noqa: T201 - for people
+            print(f"\n5,000 versions ({megabytes:.1f} MB) read in {took:.2f} s")  # noqa: T201 - a result for people
 
 
 class TestFollower:
@@ -463,7 +463,7 @@ class TestOutages:
             assert [entry.id for entry in registry.store.versions(SUBJECT)] == [first, second]
 
 
-def logged_in(kafka: SecuredKafka, user: str, password: str = "right") -> RegistryOptions:  # noqa: S107 - of tests
+def logged_in(kafka: SecuredKafka, user: str, password: str = "right") -> RegistryOptions:  # noqa: S107 - a password for tests
     return RegistryOptions(ClientOptions(kafka.properties(user, password), "pgsluice-test"), timeout_s=3600)
 
 

@@ -67,7 +67,7 @@ def described(*columns: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def registry(kafka: Kafka, topic: str, url: str, **other: Any) -> AsyncIterator[ConfluentRegistry]:  # noqa: ANN401 - of options
+async def registry(kafka: Kafka, topic: str, url: str, **other: Any) -> AsyncIterator[ConfluentRegistry]:  # noqa: ANN401 - passed to the options
     options = ConfluentOptions(lambda: RestOptions(url, timeout_s=5), **other)
     found = ConfluentRegistry(options, BuiltinRegistry(RegistryOptions(client_options(kafka)), topic))
     try:

@@ -62,7 +62,7 @@ async def next_sample(watch: SlotWatch) -> SlotSample:
     """Return the next sample that is taken after this call."""
     now = time.monotonic()
     async with asyncio.timeout(180):
-        while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - nobody tells
+        while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
     return watch.sample
 
@@ -221,13 +221,13 @@ async def test_the_slot_is_watched_only_when_necessary(database: Database) -> No
     await next_sample(watch)
     is_wanted = False
     async with asyncio.timeout(180):
-        while watch.sample is not None:  # noqa: ASYNC110 - nobody tells
+        while watch.sample is not None:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
     assert watch._catalog is None
     is_wanted, is_streaming = True, False
     await next_sample(watch)
     async with asyncio.timeout(180):
-        while watch._catalog is not None:  # noqa: ASYNC110 - nobody tells
+        while watch._catalog is not None:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

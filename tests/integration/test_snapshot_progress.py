@@ -86,7 +86,7 @@ def test_progress_is_reported_everywhere(
     assert "permission denied" in blocked["reason"]
     assert cli.main(["status", "--url", daemon.url]) == 0
     assert "permission denied" in capsys.readouterr().out
-    with urlopen(daemon.url) as page:  # noqa: S310 - our own
+    with urlopen(daemon.url) as page:  # noqa: S310 - the URL is our daemon's
         assert "permission denied" in page.read().decode()
     wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="loaded") == 2, "the metrics")
     assert daemon.metric("pgsluice_snapshot_tables", state="blocked") == 1

@@ -68,7 +68,7 @@ def files_in(directory: Path) -> list[str]:
     return [path.name for path in directory.rglob("*") if path.is_file() and path.name != "lock"]
 
 
-def confirmed(pipeline: Pipeline) -> Any:  # noqa: ANN401 - what PostgreSQL says
+def confirmed(pipeline: Pipeline) -> Any:  # noqa: ANN401 - whatever PostgreSQL returns
     with pipeline.database.connect() as connection:
         sql = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
         return connection.execute(sql, [pipeline.slot]).fetchone()

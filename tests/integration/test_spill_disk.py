@@ -114,7 +114,7 @@ def is_on_disk(pipeline: Pipeline, mebibytes: int) -> bool:
     return bool(before == after and after["disk"] > mebibytes << 20)
 
 
-def is_active(pipeline: Pipeline) -> Any:  # noqa: ANN401 - what PostgreSQL says
+def is_active(pipeline: Pipeline) -> Any:  # noqa: ANN401 - whatever PostgreSQL returns
     with pipeline.database.connect() as connection:
         sql = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
         row = connection.execute(sql, [pipeline.slot]).fetchone()

@@ -112,7 +112,7 @@ class TestKafkaIsAway:
 
 class TestPostgresIsAway:
     @pytest.mark.parametrize("mode", ["fast", "immediate"])
-    def test_it_reconnects_and_continues(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - a literal
+    def test_it_reconnects_and_continues(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - one of a Literal's values
         pipeline = start(server=own_postgres)
         for _ in range(2):
             pipeline.write(20)

@@ -503,7 +503,7 @@ def _named(values: Manifest, schema: Manifest, root: Manifest, path: str = "") -
 
 
 def test_the_chart_has_the_version_of_pgsluice() -> None:
-    from pgsluice import __version__  # noqa: PLC0415 - nothing else of the package is needed
+    from pgsluice import __version__  # noqa: PLC0415 - only this test needs the package
 
     metadata = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
     assert metadata["appVersion"] == __version__

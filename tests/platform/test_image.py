@@ -143,7 +143,7 @@ def _reserved() -> ReservedPort | None:
 
 def _answers(url: str) -> bool:
     try:
-        with urlopen(url, timeout=5) as answer:  # noqa: S310 - the container's own
+        with urlopen(url, timeout=5) as answer:  # noqa: S310 - the URL is the container's
             return bool(answer.status == 200)
     except OSError:
         return False

@@ -68,7 +68,7 @@ def test_during_an_update_a_pod_is_always_ready(
     with capsys.disabled():
         times = f"nobody delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
         times += f", no answer was yes for {observer.unanswered_s:.1f} s"
-        print(f"\n{replicas} replicas: {times}")  # noqa: T201 - a figure to read; how long it takes is for the bench to judge
+        print(f"\n{replicas} replicas: {times}")  # noqa: T201 - only for information; the bench measures it
     assert observer.without_ready_s == 0
     assert [pod.restarts for pod in made] == [0] * 2 * replicas
     pipeline.daemon = pods[0].daemon

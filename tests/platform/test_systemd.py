@@ -26,7 +26,7 @@ from tests.support.container import IMAGE, ROOT
 from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 UNIT = ROOT / "deploy" / "systemd" / "pgsluice.service"
-SECRET = "etc/pgsluice/secrets/postgres__password"  # noqa: S105 - its file
+SECRET = "etc/pgsluice/secrets/postgres__password"  # noqa: S105 - the path of its file
 EXPOSURE_MAX = 20
 """The highest allowed exposure level in tenths. 20 means a level of 2.0, on systemd's scale from 0 to 10."""
 

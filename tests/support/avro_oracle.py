@@ -44,7 +44,7 @@ def table(*kinds: Kind) -> Relation:
     return cache.on_relation(messages.Relation(None, 16_385, "public", "orders", "d", tuple(columns)))
 
 
-def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
+def read(schema: Schema, body: bytes) -> Any:  # noqa: ANN401 - whatever the schema defines
     """Return the value that fastavro reads, and check that it reads all bytes."""
     stream = io.BytesIO(body)
     value = fastavro.schemaless_reader(stream, schema, None)

@@ -60,7 +60,7 @@ class SecuredKafka(Kafka):
             }
         )
 
-    def properties(self, user: str = "admin", password: str = "right") -> dict[str, str]:  # noqa: S107 - of tests
+    def properties(self, user: str = "admin", password: str = "right") -> dict[str, str]:  # noqa: S107 - a password for tests
         return {
             "bootstrap.servers": self.bootstrap_servers,
             **CREDENTIALS,

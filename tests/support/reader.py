@@ -77,7 +77,7 @@ class Event:
         assert self.value is not None, "a tombstone is not counted"
         return str(self.value.get("op", "m"))
 
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the schema says
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the schema defines
         assert self.value is not None, "a tombstone has no fields"
         return self.value[name]
 

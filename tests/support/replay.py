@@ -319,14 +319,14 @@ class Replay:
         assert op != "c" or moves == (before is not None), "before of an insert"
         assert not (image == "full" and event["unchanged"]), "the old row has the unchanged values"
 
-    def _delete(self, table: Table, event: Event, key: Any, before: Row | None) -> None:  # noqa: ANN401 - hashable
+    def _delete(self, table: Table, event: Event, key: Any, before: Row | None) -> None:  # noqa: ANN401 - any hashable value
         old = self._take(table, key, before)
         self._check_before(event, old, before)
         if "key_change" in event["flags"]:
             assert table.moving is None, "two rows on the move"
             table.moving = old
 
-    def _arriving(self, table: Table, event: Event, key: Any) -> Row | None:  # noqa: ANN401 - hashable
+    def _arriving(self, table: Table, event: Event, key: Any) -> Row | None:  # noqa: ANN401 - any hashable value
         """Return the row that an insert moves to a new key. Return None if the insert adds a new row."""
         assert key is None or key not in table.rows, "the key is there already"
         if "key_change" not in event["flags"]:
@@ -335,7 +335,7 @@ class Replay:
         old, table.moving = table.moving, None
         return old
 
-    def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - hashable
+    def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - any hashable value
         """Remove and return the row that the event changes. Return an empty row if it has not been loaded yet."""
         if key is None:
             assert before is not None, "a row without key is found by its old values"
@@ -346,7 +346,7 @@ class Replay:
         del table.places[key]
         return table.rows.pop(key)
 
-    def _put(self, table: Table, key: Any, row: Row, event: Event) -> None:  # noqa: ANN401 - hashable
+    def _put(self, table: Table, key: Any, row: Row, event: Event) -> None:  # noqa: ANN401 - any hashable value
         key = next(self._numbers) if key is None else key
         table.rows[key], table.places[key] = row, event.position
 
@@ -469,7 +469,7 @@ def _columns(connection: psycopg.Connection, query: str) -> list[tuple[str, str]
     return [(column.name, kinds[column.type_code]) for column in description]
 
 
-def _text(value: bytes | None, is_float: bool) -> str | None:  # noqa: FBT001 - of the column
+def _text(value: bytes | None, is_float: bool) -> str | None:  # noqa: FBT001 - a property of the column
     if value is None:
         return None
     return canonical_floats(value.decode()) if is_float else value.decode()

@@ -37,7 +37,7 @@ def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
 class Session:
     """A sink from its preparation to its end, and its latest checkpoint."""
 
-    def __init__(  # noqa: PLR0913 - each test has its own
+    def __init__(  # noqa: PLR0913 - each test needs other values
         self,
         kafka: Kafka,
         prefix: str,

@@ -10,7 +10,7 @@ from tests.support.token_issuer import AUDIENCE, TokenIssuer
 HOSTS = ["localhost", "127.0.0.1"]
 _OAUTHBEARER = "org.apache.kafka.common.security.oauthbearer"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-PASSWORD = "right"  # noqa: S105 - of tests
+PASSWORD = "right"  # noqa: S105 - a password for tests
 
 LISTENERS = (
     Listener("TLS", "SSL"),

@@ -31,7 +31,7 @@ Outcome = tuple[list[Record] | str, int, int, int]
 """The records or the error, the next seq, and the size and the number of events of the pending records."""
 
 
-def outcome(  # noqa: PLR0913 - what a row needs
+def outcome(  # noqa: PLR0913 - all are needed for a row
     twin: ModuleType,
     relation: Relation,
     encoder: ChangeEncoder | None,

@@ -183,7 +183,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 
 class Start(Protocol):
     """Starts a pipeline. This is the type of the ``start`` fixture."""
 
-    def __call__(  # noqa: PLR0913 - a pipeline has many sides, and a test chooses one of them
+    def __call__(  # noqa: PLR0913 - tests set different ones of them
         self,
         settings: dict[str, dict[str, Any]] | None = None,
         *,

@@ -532,7 +532,7 @@ MOVED = Scenario(
 )
 
 
-def _schema_renamed(name: str, elsewhere: Mapping[str, str], **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
+def _schema_renamed(name: str, elsewhere: Mapping[str, str], **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
     return Scenario(
         name,
         "The rows written from then on go to another topic.",
@@ -612,7 +612,7 @@ ROWS_OF_PARTITIONS = "INSERT INTO t VALUES (103, 'g'); INSERT INTO low VALUES (5
 NOTICED = "published from PostgreSQL 13 on, and servers notice DETACH at once since 15"
 
 
-def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
+def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
     """Return a scenario in which partitions have their own topics.
 
     ``last`` is the last row of the detached partition that is still sent.
@@ -634,7 +634,7 @@ def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401
     )
 
 
-def _as_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - of Scenario
+def _as_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
     """Return the scenario of :func:`_of_root` with all rows in the topic of the root."""
     return Scenario(
         name,
@@ -755,4 +755,4 @@ def _code(statement: str) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown())  # noqa: T201 - a command
+    print(markdown())  # noqa: T201 - the output of a command
