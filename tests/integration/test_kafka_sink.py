@@ -125,7 +125,7 @@ class TestPreparedTopics:
             assert session.sink._topics.describe([theirs.topic]) == {}
 
 
-class TestTheProbe:
+class TestTheMark:
     """A session writes a probe after all records, so that it can recognise an outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(

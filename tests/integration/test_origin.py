@@ -154,7 +154,7 @@ def test_it_also_applies_to_messages(
     )
 
 
-class TestNoneWithPreparedTransactions:
+class TestNoneBesidePreparedTransactions:
     """PostgreSQL can lose track of origins if a PREPARE runs under an origin and its COMMIT PREPARED does not."""
 
     def test_both_settings_are_refused(self, start: Start) -> None:

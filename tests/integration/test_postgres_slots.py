@@ -92,7 +92,7 @@ def test_invalidated_because_the_daemon_was_stopped_for_too_long(start: Start) -
 
 
 @pytest.mark.parametrize("version", [10, 14, 18])
-class TestRecreated:
+class TestMadeAnew:
     """A new slot with the same name begins at the position of its creation. Earlier changes would be lost silently."""
 
     def test_while_the_daemon_is_stopped(self, version: int, start: Start) -> None:
@@ -112,12 +112,12 @@ class TestRecreated:
         pipeline.write()
         pipeline.wait_until_confirmed()
         with pipeline.database.connect() as admin:
-            recreate(admin, pipeline)
+            make_anew(admin, pipeline)
         assert pipeline.daemon.wait() == 65, pipeline.daemon.log_text()
         assert re.search("re-created the slot|does not exist on this server", pipeline.daemon.log_text())
 
 
-def recreate(admin: Connection, pipeline: Pipeline) -> None:
+def make_anew(admin: Connection, pipeline: Pipeline) -> None:
     """End the session, and replace the slot before the daemon reconnects, if possible."""
     admin.execute(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [pipeline.slot]

@@ -218,7 +218,7 @@ async def release(stream: ReplicationStream) -> None:
 @pytest.mark.parametrize("reads", [True, False])
 async def test_the_end_of_the_server_is_detected(reads: bool, own_server: Database) -> None:  # noqa: FBT001 - a parameter of the test
     async with streaming(own_server) as stream:
-        reading = asyncio.create_task(read_forever(stream)) if reads else None
+        reading = asyncio.create_task(read_for_ever(stream)) if reads else None
         own_server.server.kill()
         await stream.ended.wait()
         assert isinstance(stream.failure, SourceUnavailable)
@@ -226,7 +226,7 @@ async def test_the_end_of_the_server_is_detected(reads: bool, own_server: Databa
             await (reading or stream.read())
 
 
-async def read_forever(stream: ReplicationStream) -> None:
+async def read_for_ever(stream: ReplicationStream) -> None:
     while True:
         await stream.read()
 
@@ -236,7 +236,7 @@ async def test_a_terminated_walsender_is_retried(published: Database) -> None:
         async with streaming(published) as stream:
             admin.execute("SELECT pg_terminate_backend(%s)", [walsender(admin)])
             with pytest.raises(SourceUnavailable, match="terminating connection due to administrator command"):
-                await read_forever(stream)
+                await read_for_ever(stream)
             with pytest.raises(SourceUnavailable, match="terminating connection due to administrator command"):
                 await stream.read()
 
@@ -249,7 +249,7 @@ async def test_a_silent_server_ends_the_stream(published: Database) -> None:
             os.kill(pid, signal.SIGSTOP)
             try:
                 with pytest.raises(SourceUnavailable, match="sent nothing for"):
-                    await read_forever(stream)
+                    await read_for_ever(stream)
             finally:
                 os.kill(pid, signal.SIGCONT)
 
@@ -259,7 +259,7 @@ async def test_a_silent_server_that_answers_probes_does_not_end_the_stream(publi
         # The limit is much longer than an answer takes, even on a busy machine.
         stream._timing = Timing(status_interval_s=0.05, probe_after_s=0.1, alone_after_s=60, give_up_after_s=4)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(read_forever(stream), 5)
+            await asyncio.wait_for(read_for_ever(stream), 5)
 
 
 @pytest.mark.parametrize("version", covered())
@@ -270,7 +270,7 @@ async def test_a_missing_publication_stops(version: int, new_database: Callable[
             admin.execute("INSERT INTO t VALUES (1)")
             admin.execute("CREATE PUBLICATION too_late")  # at a later position
             with pytest.raises(ConfigError, match=r'"too_late".*create the publication with CREATE PUBLICATION'):
-                await read_forever(stream)
+                await read_for_ever(stream)
 
 
 async def test_publications_that_disagree_about_columns_stop(published: Database) -> None:
@@ -279,7 +279,7 @@ async def test_publications_that_disagree_about_columns_stop(published: Database
         async with streaming(published, publications=[PUBLICATION, "narrow"]) as stream:
             admin.execute("INSERT INTO t VALUES (1)")
             with pytest.raises(ConfigError, match=r"0A000.*agree about each table's columns"):
-                await read_forever(stream)
+                await read_for_ever(stream)
 
 
 async def test_a_row_filter_that_fails_is_poison_and_the_message_hides_the_row(published: Database) -> None:
@@ -288,7 +288,7 @@ async def test_a_row_filter_that_fails_is_poison_and_the_message_hides_the_row(p
         async with streaming(published, publications=["filtered"]) as stream:
             admin.execute("INSERT INTO t VALUES (0, 'secret')")
             with pytest.raises(PoisonError, match=r"at [0-9A-F]+/[0-9A-F]+ .*DivisionByZero") as caught:
-                await read_forever(stream)
+                await read_for_ever(stream)
     assert "secret" not in str(caught.value)
 
 
@@ -302,7 +302,7 @@ async def test_text_that_is_not_utf8_is_poison(postgres_server: Callable[..., Po
             async with streaming(database) as stream:
                 admin.execute(r"INSERT INTO t VALUES (1, E'\xff')")
                 with pytest.raises(PoisonError, match="not valid in the database's encoding"):
-                    await read_forever(stream)
+                    await read_for_ever(stream)
     finally:
         server.drop_database("ascii")
 

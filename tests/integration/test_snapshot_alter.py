@@ -367,7 +367,7 @@ def test_a_table_that_leaves_the_publication_and_comes_back(
         assert_same(mirror(cuts, "items"), connection, "items", CASES["nullable"])
 
 
-class TestASettingThatPreventsAnotherLoad:
+class TestASettingThatKeepsTablesFromBeingLoadedAgain:
     @pytest.fixture(params=[{"mode": "initial", "on_alter": "warn"}, {"mode": "never"}], ids=["warn", "never"])
     def daemon(self, request: pytest.FixtureRequest, follow: Follow, items: Database) -> Daemon:
         daemon = follow(items, snapshot={"mode": "initial"})

@@ -35,7 +35,7 @@ def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
     pipeline.daemon.settings["kafka"] = {"topics": {**topics, "changed": "accept" if accept else "stop"}}
 
 
-class TestWhileItIsStopped:
+class TestWhileItIsDown:
     def test_a_topic_is_deleted(self, start: Start) -> None:
         """Check that the topic is created again, because its table still exists."""
         pipeline = start()

@@ -175,7 +175,7 @@ class TestAStandby:
             assert standby.read(30) == list(range(1, 31))
 
 
-class TestItStopsWithAMessage:
+class TestItStopsWithASentence:
     def test_a_slot_without_a_checkpoint(self, start: Start) -> None:
         pipeline = start()
         pipeline.daemon.stop()
