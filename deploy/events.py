@@ -15,16 +15,16 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 DISCOVERY_MS = 1000
-"""How soon the topic of a table that is written for the first time is found."""
+"""The interval at which the consumer looks for new topics, such as that of a table's first row."""
 
 
 def main(bootstrap_servers: str, registry_url: str, prefix: str) -> None:
-    """Print all events, the oldest first, and go on until interrupted."""
+    """Print all events, beginning with the oldest, until interrupted."""
     decode = AvroDeserializer(SchemaRegistryClient({"url": registry_url}))
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,
-            "group.id": f"first-look-{uuid4()}",  # nobody else's: all events are for this consumer
+            "group.id": f"first-look-{uuid4()}",  # a new group, so this consumer gets all events
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",

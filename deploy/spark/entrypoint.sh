@@ -1,5 +1,5 @@
 #!/bin/bash
-# Start what Spark asks for on Kubernetes: a driver, an executor, or any other command.
+# Start the process that Spark requests on Kubernetes: a driver, an executor, or any other command.
 # https://spark.apache.org/docs/latest/running-on-kubernetes.html
 set -euo pipefail
 

@@ -4,7 +4,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end }}
 
-{{/* At most 50 characters: "-registry" and what Kubernetes appends to the names of pods have to fit as well. */}}
+{{/* At most 50 characters, because "-registry" and the suffixes of the names of pods have to fit as well. */}}
 {{- define "pgsluice.fullname" -}}
 {{- $name := include "pgsluice.name" . -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
@@ -25,7 +25,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* What all pods of a release have in common. */}}
+{{/* The labels that all pods of a release have. */}}
 {{- define "pgsluice.releaseLabels" -}}
 app.kubernetes.io/name: {{ include "pgsluice.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -48,7 +48,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name ($root.Chart.Version | replace
 {{- end }}
 {{- end }}
 
-{{/* The selector of the pods of all components, but not of the test's. */}}
+{{/* The selector of the pods of all components. It does not match the pod of the test. */}}
 {{- define "pgsluice.components" -}}
 matchLabels:
   {{- include "pgsluice.releaseLabels" . | nindent 2 }}

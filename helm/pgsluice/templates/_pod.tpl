@@ -1,4 +1,4 @@
-{{/* What the pods of all components have in common; called with the root and the component's name. */}}
+{{/* The parts that the pods of all components have in common; called with the root and the component's name. */}}
 
 {{- define "pgsluice.podMetadata" -}}
 {{- $root := index . 0 -}}
@@ -23,7 +23,7 @@ labels:
 {{- $root := index . 0 -}}
 serviceAccountName: {{ include "pgsluice.serviceAccount" $root }}
 automountServiceAccountToken: {{ $root.Values.serviceAccount.automount }}
-# The variables of a Service named pgsluice would look like settings.
+# If a Service is named pgsluice, Kubernetes would set variables for it that look like settings.
 enableServiceLinks: false
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -55,7 +55,7 @@ affinity:
 {{- if $several }}
 affinity:
   podAntiAffinity:
-    # A preference: an update needs one more pod for a moment, which must not wait for a node.
+    # This is only a preference, because an update needs one more pod for a moment, which must not wait for a node.
     preferredDuringSchedulingIgnoredDuringExecution:
       - weight: 100
         podAffinityTerm:
@@ -84,7 +84,7 @@ topologySpreadConstraints:
 {{- define "pgsluice.container" -}}
 image: {{ include "pgsluice.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-# What pgsluice said last is shown by `kubectl describe pod`.
+# `kubectl describe pod` then shows the last lines of the log.
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   {{- toYaml .Values.securityContext | nindent 2 }}

@@ -1,7 +1,7 @@
 {{/*
-What the chart sets in the environment of pgsluice, and the files behind it. A component is called with
-(dict "root" $ "entries" LIST "connections" LIST): the secret settings that it may see, and the connections whose
-certificates it needs.
+The environment variables that the chart sets for pgsluice, and the files to which they refer. The templates are called
+with (dict "root" $ "entries" LIST "connections" LIST). The lists are the secret settings that the component may see,
+and the connections whose certificates it needs.
 */}}
 
 {{/* The size of the volume for spilled transactions, in MiB. */}}
@@ -11,7 +11,7 @@ certificates it needs.
 {{- mul (regexFind "^[0-9]+" $size) (get $units (regexFind "[A-Z]i$" $size)) -}}
 {{- end }}
 
-{{/* The secret settings of a component: those of the registry are its own, or the pipeline's that concern Kafka and HTTP. */}}
+{{/* The secret settings of the registry: its own, or otherwise those of the pipeline for Kafka and HTTP. */}}
 {{- define "pgsluice.registrySecretSettings" -}}
 {{- $own := .Values.registry.secretSettings -}}
 {{- $entries := list -}}
@@ -22,8 +22,9 @@ certificates it needs.
 {{- end }}
 
 {{/*
-The name of the file that holds a secret setting. Settings that have a twin in _file are read from there, again for every
-connection. All others are read from the secrets directory, where names have two underscores between tables.
+The name of the file that contains a secret setting. If there is also a setting with the suffix _file, it is set to
+this file, and pgsluice reads the file again while it runs. All other settings are read from the secrets directory,
+where names have two underscores between tables.
 */}}
 {{- define "pgsluice.secretFile" -}}
 {{- if has . (list "postgres.password" "schema_registry.password" "schema_registry.token" "http.token") -}}
@@ -45,7 +46,7 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
   value: {{ printf "%s:8080" $root.Values.listenHost | quote }}
 - name: PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT
   value: {{ printf "%ds" (int $root.Values.drainTimeoutSeconds) }}
-# Below the volume: Kubernetes makes the volume itself writable for all, pgsluice this directory for its own user only.
+# A directory in the volume, because Kubernetes makes the volume itself writable for all users.
 - name: PGSLUICE_BUFFER__SPILL_DIR
   value: /var/lib/pgsluice/spill/private
 - name: PGSLUICE_BUFFER__SPILL_MAX
@@ -98,7 +99,7 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
 
 {{- define "pgsluice.volumeMounts" -}}
 {{- $root := .root -}}
-# A directory: a single file would never be updated.
+# The whole directory is mounted, because a single mounted file would never be updated.
 - name: config
   mountPath: /etc/pgsluice
   readOnly: true
@@ -119,7 +120,7 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
 {{- end }}
 {{- end }}
 
-{{/* Files of secrets are root's and readable for the group of the pod: libpq refuses keys that others can read. */}}
+{{/* Secret files belong to root and are readable for the pod's group, because libpq refuses keys that others can read. */}}
 {{- define "pgsluice.volumes" -}}
 {{- $root := .root -}}
 - name: config

@@ -1,6 +1,6 @@
 {{/*
-Refuse values that cannot work, all of them at once, before anything is installed. What the schema refuses (a name that
-does not exist, a value of another type) is not looked at again.
+Refuse values that cannot work, all of them at once, before anything is installed. Mistakes that the schema refuses (a
+name that does not exist, a value of another type) are not checked again.
 */}}
 
 {{- define "pgsluice.validate" -}}
@@ -56,13 +56,13 @@ does not exist, a value of another type) is not looked at again.
 {{- toJson $found -}}
 {{- end }}
 
-{{/* Return a table of the settings, empty if it is none; called with the parsed file and the table's name. */}}
+{{/* Return a table of the settings, or an empty one if it is missing; called with the parsed file and the table's name. */}}
 {{- define "pgsluice.section" -}}
 {{- $found := get (index . 0) (index . 1) -}}
 {{- toJson (kindIs "map" $found | ternary $found dict) -}}
 {{- end }}
 
-{{/* Return the keys of a table that hold secrets, as far as their names tell. */}}
+{{/* Return the keys of a table that contain secrets, judging by their names. */}}
 {{- define "pgsluice.secretNames" -}}
 {{- $found := list -}}
 {{- if kindIs "map" . -}}
