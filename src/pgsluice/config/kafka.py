@@ -146,8 +146,8 @@ class Delivery(Section):
     transaction_timeout: Annotated[Duration, Within("1s", "1d")] = Field(
         default=Duration.parse("15min"),
         description="The longest time that a Kafka transaction may last. If the brokers' transaction.max.timeout.ms "
-        "(15 minutes by default) is smaller, it applies instead. In mode at_least_once: if Kafka accepts "
-        "nothing for this time, the session ends, and the next one sends the records again.",
+        "(15 minutes by default) is smaller, it applies instead. In mode at_least_once, if Kafka accepts "
+        "nothing for this time, the session ends, and the next session sends the records again.",
     )
     cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
         default=Duration.parse("50ms"),

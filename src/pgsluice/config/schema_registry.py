@@ -22,7 +22,7 @@ class SchemaRegistry(Section):
     type: Literal["builtin", "confluent"] = Field(
         default="builtin",
         description="builtin: pgsluice keeps schemas in Kafka and serves the registry's read API itself. confluent: a "
-        "server that speaks the API of Confluent's Schema Registry.",
+        "server with the API of Confluent's Schema Registry.",
     )
     url: Text | None = Field(
         default=None,

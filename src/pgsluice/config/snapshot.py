@@ -28,11 +28,11 @@ class Snapshot(Section):
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000,
-        description="The most rows that are read at once. Changes and ALTER TABLE wait in the meantime. If changes "
-        "wait for more than 50 ms, fewer rows are read at once, but at least 1,000.",
+        description="Maximum number of rows that are read at once. Changes and ALTER TABLE wait in the meantime. If "
+        "changes wait for more than 50 ms, fewer rows are read at once, but at least 1,000.",
     )
     chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
-        default=Size.parse("8MiB"), description="The most bytes that are read at once, in PostgreSQL's text format."
+        default=Size.parse("8MiB"), description="Maximum size of the rows that are read at once, in PostgreSQL's text."
     )
     without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
         default=Size.parse("1GiB"),
@@ -41,8 +41,8 @@ class Snapshot(Section):
     )
     max_rows_per_second: Count | None = Field(
         default=None,
-        description="Rows of all tables that are read in a second, on average. If it is not set, rows are read as fast "
-        "as possible.",
+        description="Maximum number of rows that are read in a second, over all tables, on average. If it is not set, "
+        "rows are read as fast as possible.",
         examples=[10_000],
     )
     primary: Secret | None = Field(
