@@ -127,14 +127,14 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        "As above. In PostgreSQL, all rows have the value at once; here, a row has it when it is written next.",
+        "As above. In PostgreSQL, all rows have the value at once. Consumers see it when a row is next written.",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
         "ALTER TABLE t ADD COLUMN c float DEFAULT random(), ADD COLUMN d serial",
         "ALTER TABLE t DROP COLUMN c, DROP COLUMN d",
         "fields more",
-        "As above. PostgreSQL writes the table anew, and sends nothing of that.",
+        "As above. PostgreSQL rewrites the table, but does not send the rewritten rows.",
         (f"{ID} {V}", f"{ID} {V} c:float8:double d:int4:int"),
         shown="ALTER TABLE t ADD COLUMN c float DEFAULT random()",
     ),
@@ -142,7 +142,7 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int GENERATED ALWAYS AS (id * 2) STORED",
         "ALTER TABLE t DROP COLUMN c",
         SAME,
-        "Nothing: generated columns are not published, unless PostgreSQL 18 is asked to.",
+        "Nothing, because generated columns are not published. PostgreSQL 18 can publish them on request.",
         (f"{ID} {V}",),
         contents="SELECT id, v FROM {}.t",
         since=12,
@@ -152,7 +152,7 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v",
         "ALTER TABLE t ADD COLUMN v text",
         "one field less",
-        "Rows written from then on lack it. A column that comes back with its type has its field back.",
+        "Rows written from then on lack it. If the column is added again with the same type, it has the same field.",
         (f"{ID} {V} w:int4:int", f"{ID} w:int4:int", f"{ID} w:int4:int {V}"),
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
     ),
@@ -160,7 +160,7 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
         "ALTER TABLE t DROP COLUMN w, ADD COLUMN w int",
         "the same fields in another order",
-        "Readers go by names and see no difference, but that the new column is empty.",
+        "Readers find fields by name and see no difference, except that the new column is empty.",
         (f"{ID} {V} w:int4:int", f"{ID} w:int4:int {V}"),
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
     ),
@@ -168,28 +168,28 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v int",
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
         "the field `v` less, `v__2` more",
-        "Another column of the same name has a field of its own, unless it could be the old column with another type.",
+        "The new column of this name has another field, unless it could be the old column with another type.",
         (f"{ID} {V}", f"{ID} v__2:int4:int"),
     ),
     Alteration(
         "ALTER TABLE t RENAME COLUMN v TO w",
         "ALTER TABLE t RENAME COLUMN w TO v",
         "the field `v` less, `w` more",
-        "A renamed column is another field: PostgreSQL does not say that it is the same column.",
+        "A renamed column has another field, because PostgreSQL does not send that it is the same column.",
         (f"{ID} {V}", f"{ID} w:text:string"),
     ),
     Alteration(
         'ALTER TABLE t ADD COLUMN "V" text',
         'ALTER TABLE t DROP COLUMN "V"',
         "one field more, `V__2`",
-        "Fields differ in more than upper and lower case; `pg.name` is the column's name.",
+        "No two fields differ only in upper and lower case. `pg.name` is the column's name.",
         (f"{ID} {V}", f"{ID} {V} V__2:text:string"),
     ),
     Alteration(
         'ALTER TABLE t RENAME COLUMN v TO "größer als"',
         'ALTER TABLE t RENAME COLUMN "größer als" TO v',
         "the field `v` less, `gr_x00F6__x00DF_er_x0020_als` more",
-        "What Avro does not allow in a name is escaped; `pg.name` is the column's name.",
+        "Characters that Avro does not allow in a name are escaped. `pg.name` is the column's name.",
         (f"{ID} {V}", f"{ID} gr_x00F6__x00DF_er_x0020_als:text:string"),
     ),
 )
@@ -224,7 +224,7 @@ IDENTITY = (
         "ALTER TABLE t REPLICA IDENTITY USING INDEX t_code_key",
         "ALTER TABLE t REPLICA IDENTITY DEFAULT",
         "unchanged; the key's schema is another one",
-        "Keys are made of the index's columns: the same row has another key. See [keys](#keys).",
+        "Keys consist of the index's columns, so the same row has another key. See [keys](#keys).",
         (KEYED,),
         setup=WITH_CODE,
         keys=("id:int", "code:string"),
@@ -253,7 +253,7 @@ IDENTITY = (
     Alteration(
         "ALTER TABLE t RENAME COLUMN id TO number",
         "ALTER TABLE t RENAME COLUMN number TO id",
-        "the field `id` less, `number` more, in the key, too",
+        "the field `id` less, `number` more, also in the key",
         "As above.",
         (f"{ID} {V}", f"number:int4:int {V}"),
         touch="UPDATE t SET v = v;",
@@ -262,8 +262,8 @@ IDENTITY = (
     Alteration(
         "ALTER TABLE t ALTER COLUMN id TYPE bigint",
         "ALTER TABLE t ALTER COLUMN id TYPE int",
-        "`id` changes in place, in the key, too",
-        "The key of the same row has other bytes, since these name the schema. It stays wide.",
+        "`id` changes in place, also in the key",
+        "The key of the same row has other bytes, because they contain the schema id. The field stays wide.",
         (f"{ID} {V}", f"id:int8:long {V}", f"id:int4:long {V}"),
         keys=("id:int", "id:long"),
     ),
@@ -276,7 +276,7 @@ TYPES = (
         "ALTER TYPE mood ADD VALUE IF NOT EXISTS 'ok'",
         "ALTER TABLE t ALTER v SET DEFAULT 'ok'",
         SAME,
-        "Enums are strings; a new or renamed value is a string like others. Rows with a renamed value are not sent.",
+        "Enums are strings, so a new or renamed value is another string. Rows with a renamed value are not sent.",
         (f"{ID} v:mood:string",),
         setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
         rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
@@ -286,7 +286,7 @@ TYPES = (
         "ALTER DOMAIN amount ADD CHECK (value < 1000)",
         "ALTER DOMAIN amount SET DEFAULT 5",
         SAME,
-        "Domains are their base type, which no ALTER can change; constraints and defaults are not published.",
+        "Domains have the type of their base type, which no ALTER can change. Checks and defaults are not sent.",
         (f"{ID} v:int4:int",),
         setup="CREATE DOMAIN amount AS int CHECK (value > 0); CREATE TABLE t (id int PRIMARY KEY, v amount)",
         rows="INSERT INTO t VALUES (1, 1), (2, NULL);",
@@ -295,7 +295,7 @@ TYPES = (
         "ALTER TABLE t ALTER v TYPE amount",
         "ALTER TABLE t ALTER v TYPE int",
         SAME,
-        "A domain over the same type is no other type. `<prefix>.schemas` has its OID.",
+        "A domain over the same type has the same Avro type. `<prefix>.schemas` has the OID of the domain.",
         (f"{ID} v:int4:int",),
         setup="CREATE DOMAIN amount AS int CHECK (value > 0); CREATE TABLE t (id int PRIMARY KEY, v int)",
         rows="INSERT INTO t VALUES (1, 1), (2, NULL);",
@@ -315,7 +315,7 @@ TYPES = (
         "ALTER TYPE mood RENAME TO state",
         "ALTER TYPE state RENAME TO mood",
         "`pg.type` changes, after the next reconnect",
-        "Nothing but the property. PostgreSQL does not tell of it before.",
+        "Only this property. PostgreSQL does not send the new name before the reconnect.",
         (f"{ID} v:mood:string", f"{ID} v:state:string"),
         setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
         rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
@@ -673,17 +673,17 @@ PARTITIONS = (
 MOVES = (
     Move(
         "ALTER TABLE t RENAME TO renamed",
-        "a subject of its own, version 1",
-        "Rows written from then on go to the topic of the new name, those from before stay where they are. A rule for "
-        "the new name, whose `topic` is the old one without `{table}`, keeps one topic.",
+        "a new subject, version 1",
+        "Rows written from then on go to the topic of the new name. Earlier rows stay in the old topic. To keep one "
+        "topic, give the new name a rule whose `topic` is the old topic, without `{table}`.",
         [RENAMED],
     ),
-    Move("ALTER TABLE t SET SCHEMA s", "a subject of its own, version 1", "As above.", [MOVED]),
+    Move("ALTER TABLE t SET SCHEMA s", "a new subject, version 1", "As above.", [MOVED]),
     Move(
         "ALTER SCHEMA s RENAME TO renamed",
-        "subjects of their own, version 1",
-        "As above, for each table. Before PostgreSQL 16, the server tells of the new name when the table is altered "
-        "next, or after a reconnect; until then, rows go to the old topic.",
+        "new subjects, version 1",
+        "As above, for each table. Before PostgreSQL 16, the server sends the new name only when the table is next "
+        "altered, or after a reconnect. Until then, rows go to the old topic.",
         [
             _schema_renamed(
                 "ALTER SCHEMA RENAME",
@@ -702,18 +702,19 @@ MOVES = (
     Move(
         "DROP TABLE t; CREATE TABLE t ...",
         "the next version of the same subject",
-        "The same topic. Columns of the same name and type go on with their fields, others get new ones. DROP itself "
-        "is not sent; a publication FOR TABLE has to be told of the new table.",
+        "The same topic. Columns of the same name and type keep their fields, others get new fields. DROP itself is "
+        "not sent. Add the new table to a publication FOR TABLE.",
         [RECREATED],
     ),
     Move(
         "ALTER TABLE t ATTACH PARTITION p / DETACH PARTITION p",
         "unchanged",
-        "With `publish_via_partition_root`, rows written while the partition is attached are the root's. Without, they "
-        "are the partition's, whose topic is made then; published one by one, partitions do not depend on it. Rows "
-        "that a partition has when it is attached are not sent, and those of a detached one not deleted. A connected "
-        "PostgreSQL 13 or 14 may miss either, and leave out rows of an attached partition that it saw unpublished: "
-        "restart pgsluice before rows are written.",
+        "With `publish_via_partition_root`, rows written while the partition is attached are published as the root's. "
+        "Without this option, they are published as the partition's, and its topic is created with the first row. "
+        "Partitions that are published by name do not depend on the root. Rows that a partition has when it is "
+        "attached are not sent, and rows of a detached partition are not deleted. On an existing connection, "
+        "PostgreSQL 13 or 14 may not notice ATTACH or DETACH, and may leave out rows of an attached partition that it "
+        "saw unpublished before. So restart pgsluice before rows are written.",
         PARTITIONS,
     ),
 )
