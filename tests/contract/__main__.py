@@ -1,4 +1,7 @@
-"""Write the files of ``contract/`` again, and print what CHANGELOG.md needs: ``python -m tests.contract``."""
+"""``python -m tests.contract`` writes the files of ``contract/`` again.
+
+If the contract has changed, it also prints the entry that CHANGELOG.md needs.
+"""
 
 from tests.contract.golden import CONTRACT, digest, files, recorded
 
@@ -8,7 +11,7 @@ for path in CONTRACT.iterdir():
 for name, content in files().items():
     (CONTRACT / name).write_text(content)
 if recorded() != digest():
-    print(  # noqa: T201 - a command
+    print(  # noqa: T201 - the output of a command
         f"The contract was {before} and is {digest()}. Say in CHANGELOG.md, under Unreleased, what changed for "
         f"consumers:\n- **Contract `{digest()}`**: ..."
     )

@@ -1,4 +1,4 @@
-"""The cases of the golden messages, as the daemon's encoders write them.
+"""The golden messages of each case, as the daemon's encoders write them.
 
 Used by ``python -m tests.contract``, which writes the files of ``contract/``, and by the unit tests, which compare
 them.
@@ -48,7 +48,7 @@ PREFIX = "shop"
 
 @dataclass(frozen=True)
 class Part:
-    """A key or a value: the name of its schema, and its bytes in Confluent's wire format."""
+    """The key or the value of a record: the name of its schema, and its bytes in Confluent's wire format."""
 
     schema: str
     data: bytes
@@ -62,7 +62,7 @@ class Message:
     value: Part | None
 
 
-# --- the table of the examples
+# --- the example table
 
 COLUMNS = (
     ("id", 20, "int8", -1),
@@ -90,7 +90,7 @@ POOR_BEFORE: TupleData = [b"42", None, b"Infinity", None, b"-infinity", b"infini
 
 
 def orders(identity: str) -> Relation:
-    """Return the table with a replica identity."""
+    """Return the example table with this replica identity."""
     columns = (
         Column(name, PgType(oid, CATALOG, kind), typmod, is_key=identity == "f" or (identity == "d" and name == "id"))
         for name, oid, kind, typmod in COLUMNS
@@ -104,7 +104,7 @@ def row(*values: Any) -> TupleData:  # noqa: ANN401 - bytes, None or UNCHANGED
 
 
 def with_unchanged(*values: bytes) -> TupleData:
-    """Return ROW with its first values replaced, and with an out-of-line value that was not sent."""
+    """Return ROW with its first values replaced, and with a TOASTed value that was not sent."""
     return [UNCHANGED if value == b'{"a": 1}' else value for value in row(*values)]
 
 
@@ -143,7 +143,7 @@ IDS = {name: schema_id(normalise(schema)) for name, schema in SCHEMAS.items()}
 TRANSACTION = Transaction(xid=4242, commit_lsn=0x16B374D848, commit_ts=820_000_000_123_456, origin="elsewhere")
 LOCAL = Transaction(TRANSACTION.xid, TRANSACTION.commit_lsn, TRANSACTION.commit_ts)
 LOAD_LSN = TRANSACTION.commit_lsn
-"""The position of the loaded rows, which is directly before the transaction."""
+"""The position of the loaded rows. In the order of events, they come directly before the transaction."""
 
 
 # --- changes
@@ -287,7 +287,7 @@ def _loading() -> Cut:
 
 
 def _altered() -> Cut:
-    """Return a cut that reports that an ALTER TABLE has changed the rows of a table."""
+    """Return a cut with a mark which says that an ALTER TABLE has changed the rows of a table."""
     cut = Cut(end_lsn=LOAD_LSN)
     cut.add_load((), LoadPosition(LOAD_LSN, 5), [replace(_mark("stale", 4, 1), replaces=False)], ())
     return cut
@@ -305,7 +305,7 @@ def cut_parts() -> dict[str, list[dict[str, Any]]]:
     """Return the cut records of each case, before they are encoded."""
     identity = {"pipeline": PREFIX, "cut": 7, "epoch": 2}
     (full,) = cut_records(_worked(), identity, {**PLACES, **OTHER_PLACE}, TOPIC_IDS, full=True)
-    # split into two parts by hand, because golden messages of half a megabyte each would show nothing more
+    # Split the record by hand. The daemon splits only records of about half a megabyte, which would show nothing more.
     halves = [{**full, "parts": 2, "part": part, "topics": [topic]} for part, topic in enumerate(full["topics"])]
     return {
         "cut": cut_records(_worked(), identity, PLACES, TOPIC_IDS, full=False),
@@ -326,11 +326,11 @@ def _cut_message(record: dict[str, Any]) -> Message:
     return Message(Part("string", header(IDS["string"]) + encode_string(PREFIX)), Part("cut", value))
 
 
-# --- all of them
+# --- all cases
 
 
 def messages() -> dict[str, list[Message]]:
-    """Return the messages of every case, in their order."""
+    """Return the messages of every case, in the order in which they are written to Kafka."""
     names = {identifier: name for name, identifier in IDS.items()}
 
     def of(records: Iterable[Record]) -> list[Message]:

@@ -1,4 +1,4 @@
-"""The files of ``contract/``: schemas, golden messages in hex and JSON, and the entry for them in CHANGELOG.md."""
+"""The files of ``contract/`` (schemas, and golden messages in hex and JSON), and their entry in CHANGELOG.md."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ CONTRACT = ROOT / "contract"
 
 
 def files() -> dict[str, str]:
-    """Return what the files of ``contract/`` should contain, by name."""
+    """Return the name and the expected content of each file of ``contract/``."""
     schemas = {f"{name}.avsc": pretty(schema) + "\n" for name, schema in SCHEMAS.items() if isinstance(schema, dict)}
     return {**schemas, "golden.json": json.dumps(golden(), ensure_ascii=False, indent=1) + "\n"}
 
@@ -63,7 +63,7 @@ _ENTRY = re.compile(r"^- \*\*Contract `([0-9a-f]{12})`\*\*: \S", re.MULTILINE)
 
 
 def digest() -> str:
-    """Return an identifier of the current content of ``contract/``: 12 digits of a SHA-256 over names and contents."""
+    """Return the first 12 hex digits of a SHA-256 over the names and contents of the files of ``contract/``."""
     found = hashlib.sha256()
     for path in sorted(CONTRACT.iterdir()):
         content = path.read_bytes()

@@ -1,6 +1,6 @@
-"""Tables with a column of every type, for the golden messages. In one table they are in the row, in another in the key.
+"""Two tables with a column of every type, for the golden messages: one without a key, one whose key has all columns.
 
-A new opcode needs a column here. ``tests/unit/test_contract.py`` checks this.
+Every opcode needs a column here. ``tests/unit/test_contract.py`` checks this.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from pgsluice.relation import CATALOG, Column, PgType, Relation
 
 
 def numeric(precision: int, scale: int) -> int:
-    """Return the modifier of numeric(precision, scale)."""
+    """Return PostgreSQL's type modifier of numeric(precision, scale)."""
     return (precision << 16 | scale & 0x7FF) + 4
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A column with four values: an ordinary one, one near each limit, and one that Avro cannot hold."""
+    """A column with four values: an ordinary value, one near each limit, and one that its Avro type cannot hold."""
 
     name: str
     type: str
@@ -31,7 +31,7 @@ class Sample:
     before: tuple[str, int] | None = None
     """The type that the column had in an earlier version of the table."""
     choice: str | None = None
-    """What a user has chosen for the column."""
+    """The Avro type that a user has chosen for the column in the settings."""
 
     def column(self, *, is_key: bool = False) -> Column:
         return Column(self.name, PgType(0, self.namespace, self.type), self.typmod, is_key)
@@ -216,7 +216,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class SampleTable:
-    """A table of samples. Its key has all of its columns, or there is no key."""
+    """A table with one column per sample. Its key has all columns if ``keyed``. Otherwise, it has no key."""
 
     name: str
     samples: Sequence[Sample]
@@ -227,7 +227,7 @@ class SampleTable:
         return self._relation(tuple(sample.column(is_key=self.keyed) for sample in self.samples))
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the row, as they are after earlier versions of the table."""
+        """Return the fields of the row, in a table that had other column types before."""
         history = TableFields(OPTIONS)
         history.assign(self._relation(tuple(sample.earlier() for sample in self.samples)))
         return history.assign(self.relation)
@@ -237,11 +237,11 @@ class SampleTable:
         return key_fields(self.relation, self.fields(), names, OPTIONS)
 
     def row(self, number: int) -> TupleData:
-        """Return the values number 0, 1 or 2."""
+        """Return the row with value ``number`` (0, 1 or 2) of each sample."""
         return [sample.texts[number].encode() for sample in self.samples]
 
     def misfits(self) -> TupleData:
-        """Return the values that Avro cannot hold. Columns without such a value are null."""
+        """Return the row of values that Avro cannot hold. Columns without such a value are null."""
         return [None if sample.misfit is None else sample.misfit.encode() for sample in self.samples]
 
     def _relation(self, columns: tuple[Column, ...]) -> Relation:

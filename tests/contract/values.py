@@ -1,7 +1,8 @@
-"""The form of values in the golden JSON, whichever library has read them.
+"""The form of values in the golden JSON. It does not depend on the library that has read them.
 
 Dates and times are in ISO 8601 (or Avro's number, if the year is outside 1 to 9999). Decimals are strings. Bytes are
-written as in Avro's JSON, one character each. Floats that JSON lacks are written by name.
+written as in Avro's JSON, one character each. Floats that JSON cannot express are written
+by name.
 """
 
 import math
@@ -17,7 +18,7 @@ Schema: TypeAlias = Any
 """A schema as parsed JSON."""
 
 Leaf: TypeAlias = Callable[[str, dict[str, Any], Any], Json]
-"""Converts a value without parts to JSON. Its arguments: the Avro type, the rest of its schema, and the value."""
+"""A function that converts a scalar to JSON. Its arguments: the Avro type, its schema's attributes, and the value."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"micros": timedelta(microseconds=1), "millis": timedelta(milliseconds=1)}
@@ -44,12 +45,12 @@ def json_of(schema: Schema, value: Any) -> Json:  # noqa: ANN401 - whatever the 
 
 
 def walk(schema: Schema, value: Any, leaf: Leaf) -> Json:  # noqa: ANN401 - whatever the schema says
-    """Return the JSON of a value whose innermost parts ``leaf`` converts."""
+    """Convert a value to JSON, with ``leaf`` for the scalars in it."""
     return _walk(schema, value, leaf, dict(_records(schema)))
 
 
 def _records(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the records in ``schema``, by name."""
+    """Yield the name and the schema of each record in ``schema``."""
     if isinstance(schema, list):
         for branch in schema:
             yield from _records(branch)
@@ -100,7 +101,7 @@ def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN40
 
 
 def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - as above
-    """Return the JSON of a value without logical type."""
+    """Return the JSON of a scalar without logical type."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if kind not in ("float", "double"):
@@ -112,12 +113,12 @@ def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - as above
 
 
 def special(number: float) -> str:
-    """Return the name of a float that JSON lacks."""
+    """Return the name of a float that JSON cannot express."""
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def decimal_text(number: Decimal) -> str:
-    """Return a decimal with all its digits."""
+    """Return a decimal as text, with all its digits."""
     return f"{number:f}"
 
 
@@ -134,7 +135,7 @@ def _moment(number: int, unit: timedelta, text: Callable[[datetime], str]) -> st
 
 
 def plain(value: Any) -> Json:  # noqa: ANN401, PLR0911 - whatever fastavro read
-    """Return a value of fastavro's logical types in the form of the golden JSON."""
+    """Return a value that fastavro has read with logical types, in the form of the golden JSON."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list):

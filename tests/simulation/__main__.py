@@ -1,6 +1,6 @@
-"""``python -m tests.simulation --seed 7`` prints what happens in world 7.
+"""``python -m tests.simulation --seed 7`` prints the events of world 7.
 
-``--seeds 1000`` runs 1000 worlds from there.
+With ``--seeds 1000``, it runs 1000 worlds from this seed on.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """The scripted Kafka: logs, a transaction coordinator, and the clients of confluent_kafka that talk to it.
 
-Transactions work as in Kafka. Each producer has an epoch. EndTxn decides before the markers reach the partitions. An
-open transaction hides all later records from read_committed readers. The timeout begins with the first partition. The
-clients block in virtual time (:mod:`tests.simulation.virtual`). :class:`Weather` decides what goes wrong between
-clients and brokers.
+Transactions work as in Kafka. Each producer has an epoch. A request to end a transaction
+(EndTxn) decides its outcome before the markers reach the partitions. An open transaction hides all later records from
+read_committed readers. The timeout of a transaction begins with its first record. The clients block in virtual time
+(:mod:`tests.simulation.virtual`). :class:`Weather` contains the faults between clients and brokers.
 """
 
 import asyncio
@@ -27,23 +27,26 @@ T = TypeVar("T")
 MAX_TIMEOUT_MS = 60_000
 
 OUTDATED_IN_A_ROW = 12
-"""How many new clients of a process may reach the outdated broker in a row.
+"""The highest number of new clients of one process that reach the outdated broker in a row.
 
-If a process finds a topic changed, it asks with some twenty clients, and stops if the outdated broker answers all of
-them.
+A process that finds a topic changed asks again with about twenty new clients, and stops if all answers agree. So not
+all of them may reach the outdated broker.
 """
 
 
 @dataclass(slots=True)
 class Entry:
-    """One offset of a partition: a record, or (if ``marker``) the end of a transaction, without key and value."""
+    """One offset of a partition: a record, or a transaction marker (``marker``), which has no key and no value."""
 
     transaction: "Transaction | None"
     key: bytes | None
     value: bytes | None
     marker: bool = False
     shown: bool | None = None
-    """Whether a late copy of a marker shows the record or hides it, whatever happens to its transaction."""
+    """Set if a late copy of a marker has made the record visible (True) or hidden it (False).
+
+    The outcome of the record's own transaction then has no effect on it.
+    """
 
     @property
     def is_visible(self) -> bool:
@@ -62,13 +65,13 @@ class Partition:
 
     @property
     def stable(self) -> int:
-        """The last stable offset, at which read_committed readers stop."""
+        """The last stable offset. read_committed readers read up to it."""
         return min(self.open.values(), default=len(self.log))
 
     def lose(self, key: bytes, is_lost: Callable[[bytes], bool]) -> bool:
-        """Truncate the log after the last kept record of ``key``.
+        """Truncate the log after the last record of ``key`` that ``is_lost`` does not select.
 
-        Return False if there is no such record, or none after it.
+        Return False and change nothing if there is no such record, or if no later record of ``key`` would be lost.
         """
         visible = [offset for offset, entry in enumerate(self.log) if entry.is_visible and entry.key == key]
         kept = [offset for offset in visible if not is_lost(self.log[offset].value or b"")]
@@ -80,21 +83,21 @@ class Partition:
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction. ``committed`` is None until its end is decided."""
+    """One transaction. ``committed`` is None until its outcome is decided."""
 
     number: int
     producer: str
     epoch: int = -1
     partitions: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """The offsets of its records, in order."""
+    """The offsets of its records in each partition, in order."""
     committed: bool | None = None
     unmarked: set[tuple[str, int]] = field(default_factory=set)
-    """The partitions that the marker has not reached yet."""
+    """The partitions that have not got the marker of this transaction yet."""
 
 
 @dataclass(slots=True)
 class _Coordinated:
-    """The coordinator's state of a transactional.id."""
+    """The coordinator's state for one transactional.id."""
 
     epoch: int = -1
     transaction: Transaction | None = None
@@ -110,12 +113,12 @@ class Weather:
     not_delivered: float = 0.0
     slow: float = 0.0
     marked_twice: float = 0.0
-    """If the answer to a marker is lost, the marker is written again, at once or late. It then takes two offsets."""
+    """A marker is written again if the answer to the first request was lost. It then takes a second offset."""
     is_away: bool = False
 
 
 class Broker:
-    """Kafka. It exists as long as the world."""
+    """The Kafka cluster. It exists as long as its world."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, dice: random.Random, on_commit: Callable[[Transaction], None]
@@ -130,20 +133,20 @@ class Broker:
         self._on_commit = on_commit
         self.sessions = 0
         self.on_record: Callable[[int, str, int, bytes], None] = lambda *_: None
-        """Called with every record that is visible at once: session, topic, partition, value."""
+        """Called for every record outside transactions, with session, topic, partition and value."""
         self.on_fence: Callable[[Process], None] = lambda _: None
-        """Called with every process that is about to fence the others."""
+        """Called with a process that is about to fence the other processes."""
         self.count = 0
-        """How many transactions there have been."""
+        """The number of transactions so far."""
         self.on_append: Callable[[Transaction, tuple[str, int]], None] = lambda *_: None
-        """Called with the transaction and the partition of every record in a transaction."""
+        """Called for every record in a transaction, with the transaction and the partition."""
         self._delayed: list[Callable[[], None]] = []
 
     def partition(self, place: tuple[str, int]) -> Partition:
         return self.topics[place[0]][place[1]]
 
     def lose_touch(self, topics: Collection[str], share: float) -> None:
-        """Let the broker that leads ``topics`` lose touch with its cluster, and another one become the leader."""
+        """Isolate the broker that leads ``topics`` from its cluster, and make another broker the leader."""
         places = [(topic, number) for topic in topics for number in range(len(self.topics[topic]))]
         led = {place: (len(self.partition(place).log), self.partition(place).stable) for place in places}
         self.outdated = Outdated(self, set(self.topics), led, share)
@@ -159,7 +162,7 @@ class Broker:
     def init(self, name: str) -> int | None:
         """Fence earlier producers and return the new epoch.
 
-        Return None while their last transaction is still being ended.
+        Return None if their last transaction has not ended yet.
         """
         found = self._coordinated.setdefault(name, _Coordinated())
         transaction = found.transaction
@@ -173,7 +176,7 @@ class Broker:
         return found.epoch
 
     def write(self, name: str, epoch: int, timeout_s: float, records: "Sequence[_Queued]") -> bool:
-        """Append records to their partitions. Return False while the last transaction is still being ended."""
+        """Append records to their partitions. Return False if the last transaction has not ended yet."""
         found = self._checked(name, epoch)
         transaction = found.transaction
         if transaction is not None and transaction.committed is not None:
@@ -185,7 +188,7 @@ class Broker:
         for record in records:
             self.append(transaction, (record.topic, record.partition), record.key, record.value)
         if self._delayed and self._dice.random() < 0.8:
-            # Call this in the middle of a transaction: the worst moment for the arrival of a delayed request.
+            # Let a delayed request arrive in the middle of a transaction, because it does the most harm there.
             _late(self._delayed.pop())
         return True
 
@@ -200,12 +203,12 @@ class Broker:
         """Open a transaction. It is aborted if it does not end in time."""
         self.count += 1
         transaction = Transaction(self.count, name, epoch)
-        # Timers can be set in a thread, because the loop stands still then.
+        # A simulated thread may set a timer, because the loop does not run at the same time.
         self.loop.call_later(timeout_s, self._time_out, transaction)
         return transaction
 
     def write_at_once(self, session: int, record: "_Queued") -> None:
-        """Append a record outside transactions. It is visible at once."""
+        """Append a record outside transactions, which readers see immediately."""
         partition = self.partition((record.topic, record.partition))
         partition.log.append(Entry(None, record.key, record.value))
         self.on_record(session, record.topic, record.partition, record.value or b"")
@@ -219,9 +222,10 @@ class Broker:
         self.on_append(transaction, place)
 
     def mark_again(self, transaction: Transaction, place: tuple[str, int]) -> bool | None:
-        """Let a late copy of an earlier marker arrive within ``transaction``, and end it in this partition.
+        """Let a late copy of an earlier marker end ``transaction`` in one partition.
 
-        Return whether the marker makes the records visible, or None if the partition has no such marker.
+        Return whether the copy makes the records visible. Return None if the partition has no marker that could be
+        copied.
         """
         log = self.partition(place).log
         ended = (one.transaction for one in reversed(log) if one.marker and one.transaction is not None)
@@ -235,7 +239,7 @@ class Broker:
         return former.committed
 
     def end(self, name: str, epoch: int, *, commit: bool) -> None:
-        """Handle EndTxn: decide at once. The markers follow."""
+        """Handle EndTxn. The outcome is decided immediately, and the markers are written later."""
         found = self._checked(name, epoch)
         transaction = found.transaction
         if transaction is None:
@@ -252,7 +256,7 @@ class Broker:
         return found
 
     def decide(self, transaction: Transaction, *, committed: bool) -> None:
-        """End a transaction unless it has ended. This is decided at once, and the markers follow."""
+        """Decide the outcome of a transaction if it is still open. The markers are written later."""
         if transaction.committed is not None:
             return
         transaction.committed = committed
@@ -275,7 +279,7 @@ class Broker:
         transaction.unmarked.discard(place)
 
     def time_out(self) -> None:
-        """Abort the open transactions, as their timeouts do. A commit in flight comes too late."""
+        """Abort all open transactions, as if they had timed out. A commit that is in flight then fails."""
         for one in self._coordinated.values():
             if one.transaction is not None:
                 self._time_out(one.transaction)
@@ -301,10 +305,10 @@ class _Queued:
 
 
 class View:
-    """The logs as one client sees them: the present ones, or those from before its broker lost touch."""
+    """The logs as one client sees them: as they are now, or as they were when its broker lost touch."""
 
     def __init__(self, broker: Broker, *, asks: float) -> None:
-        """``asks``: a number from 0 to 1 that selects the client's broker."""
+        """``asks`` is a number from 0 to 1 that selects the client's broker."""
         self._broker = broker
         self._asks = asks
 
@@ -325,7 +329,7 @@ class View:
 
     @property
     def epoch(self) -> int:
-        """How many leaders the topics have had."""
+        """The leader epoch of the topics, as this client sees it."""
         return self._broker.leader_epoch - (self._former is not None)
 
     @property
@@ -336,20 +340,17 @@ class View:
 
 @dataclass(slots=True)
 class Outdated:
-    """A broker that lost touch with its cluster.
-
-    As long as this lasts, it answers as if nothing had been written since.
-    """
+    """A broker that lost touch with its cluster. It answers as if nothing had been written since then."""
 
     broker: Broker
     topics: set[str]
     led: dict[tuple[str, int], tuple[int, int]]
-    """High watermark and last stable offset of each partition that it believes to lead."""
+    """High watermark and last stable offset of each partition that the broker still believes to lead."""
     share: float
-    """The share of clients that ask this broker, including those that are connected already."""
+    """The share of clients that ask this broker. Clients that were connected before are included."""
 
     def ends(self, place: tuple[str, int]) -> tuple[int, int]:
-        """Return high watermark and last stable offset as this broker reports them."""
+        """Return the high watermark and the last stable offset of a partition as this broker reports them."""
         partition = self.broker.partition(place)
         return self.led.get(place) or (len(partition.log), partition.stable)
 
@@ -366,7 +367,7 @@ class Client:
         """How many new clients in a row have reached the outdated broker."""
 
     def view(self) -> View:
-        """Return the view of a new client. A client asks the same broker all the time."""
+        """Return the view of a new client. A client always asks the same broker."""
         asks, outdated = self.dice.random(), self.broker.outdated
         self._outdated = self._outdated + 1 if outdated is not None and asks < outdated.share else 0
         if self._outdated > OUTDATED_IN_A_ROW:
@@ -374,12 +375,12 @@ class Client:
         return View(self.broker, asks=asks)
 
     def begin_session(self) -> int:
-        """Return the number of the session that a producer without transactions belongs to."""
+        """Begin a session of a producer without transactions, and return its number."""
         self.broker.sessions += 1
         return self.broker.sessions
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
-        """Let the time of a request pass. Raise a time-out while Kafka is down."""
+        """Let the duration of a request pass. Raise a time-out if Kafka is down."""
         weather = self.broker.weather
         self.process.step()
         if lag_s := self.lag_s():
@@ -411,7 +412,7 @@ def _producer(client: Client, properties: Mapping[str, Any]) -> "ScriptedProduce
 
 
 class _Queue:
-    """The part that both kinds of producers share: records between ``produce`` and the broker."""
+    """The base class of both producers: a queue of records that have not reached the broker yet."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         self._client = client
@@ -443,14 +444,14 @@ class _Queue:
         return len(self._queue)
 
     def _arrive(self) -> None:
-        """Let the queued records reach the broker, or lose them."""
+        """Deliver the queued records to the broker, or lose them."""
         raise NotImplementedError
 
 
 class ScriptedIdempotentProducer(_Queue):
     """confluent_kafka.Producer with enable.idempotence.
 
-    Records are visible as they arrive, in the order in which they were sent.
+    Readers see a record as soon as it arrives. Records of one partition arrive in the order in which they were sent.
     """
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
@@ -494,7 +495,7 @@ class ScriptedIdempotentProducer(_Queue):
         virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))
 
     def _send_some(self) -> None:
-        """Write the queued records of some partitions. Each partition has its own order, and its own time."""
+        """Write the queued records of some partitions. The order is kept only within a partition."""
         places = sorted({(one.topic, one.partition) for one in self._queue})
         chosen = {place for place in places if self._dice.random() < 0.7}
         for record in [one for one in self._queue if (one.topic, one.partition) in chosen]:
@@ -503,10 +504,7 @@ class ScriptedIdempotentProducer(_Queue):
             self._client.process.step()
 
     def _break(self) -> None:
-        """Lose a record in the middle.
-
-        All later records of its partition fail as well, because there must be no gap.
-        """
+        """Lose one queued record and all later records, so that there is no gap, and fail the producer."""
         lost = self._dice.choice(self._queue)
         first = self._queue.index(lost)
         for record in self._queue[:first]:
@@ -613,7 +611,7 @@ class ScriptedProducer(_Queue):
         self._in_transaction = False
 
     def _end(self, timeout: float) -> None:
-        """Ask for the commit. The weather decides what happens to the request and to its answer."""
+        """Ask for the commit. ``Weather`` decides whether the request arrives, and whether its answer does."""
         weather, chance = self._broker.weather, self._dice.random()
         epoch = self._epoch
         assert epoch is not None
@@ -635,7 +633,7 @@ class ScriptedProducer(_Queue):
             raise _error(KafkaError._TRANSPORT)
         self._request(end)
         self._client.process.step()
-        virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))  # the answer's way back
+        virtual.sleep(self._dice.choice((0.0, 0.0, 0.001, 0.02)))  # the latency of the answer
         self._client.process.step()
 
     def abort_transaction(self, timeout: float) -> None:
@@ -649,7 +647,7 @@ class ScriptedProducer(_Queue):
 
 
 def _late(end: Callable[[], None]) -> None:
-    with suppress(KafkaException):  # it comes too late
+    with suppress(KafkaException):  # the broker may refuse it, because it comes too late
         end()
 
 
@@ -664,7 +662,7 @@ def _message(topic: str, entry: Entry, offset: int) -> Any:  # noqa: ANN401 - co
 
 
 class ScriptedConsumer:
-    """confluent_kafka.Consumer. It reports the ends of partitions if its settings say so."""
+    """confluent_kafka.Consumer. It reports the ends of partitions if enable.partition.eof is set."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
         self._client = client
@@ -695,7 +693,7 @@ class ScriptedConsumer:
         return SimpleNamespace(error=lambda: error, offset=lambda: position)
 
     def consume(self, count: int, timeout: float) -> list[Any]:
-        """Return up to ``count`` records, or none if there are none when the time is over."""
+        """Return up to ``count`` records of each partition. If there are none, wait for the timeout first."""
         if self._client.broker.weather.is_away:
             virtual.sleep(timeout)
             return []
@@ -704,7 +702,7 @@ class ScriptedConsumer:
         return found
 
     def _next(self, place: tuple[str, int]) -> Any:  # noqa: ANN401 - as above
-        """Return the next visible record of a partition, if there is one."""
+        """Return the next visible record of a partition, or None."""
         partition = self._client.broker.partition(place)
         end = self._view.stable(place) if self._committed else self._view.end(place)
         while self._positions[place] < end:
@@ -719,7 +717,7 @@ class ScriptedConsumer:
 
 
 class _Answer:
-    """A future of the admin client."""
+    """A future that a method of the admin client returns."""
 
     def __init__(self, client: Client, answer: Callable[[], Any]) -> None:
         self._client = client

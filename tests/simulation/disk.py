@@ -8,7 +8,7 @@ from tests.simulation.virtual import Loop, Process
 
 
 class ScriptedDisk(Disk):
-    """The product's disk without its thread. The loop carries out the jobs, one after the other."""
+    """The product's disk without its thread. The event loop carries out the jobs, one after the other."""
 
     def __init__(self, loop: Loop, process: Process, dice: Random) -> None:
         super().__init__()
@@ -18,10 +18,10 @@ class ScriptedDisk(Disk):
         self._waiting: deque[_Job] = deque()
         self._is_frozen = False
         self._is_held = False
-        """Whether the job in progress waits for the disk to be thawed."""
+        """Whether the job in progress waits until the disk is thawed."""
 
     def freeze(self) -> None:
-        """Let the disk hang, so that no job ends."""
+        """Make the disk hang, so that no job ends."""
         self._is_frozen = True
 
     def thaw(self) -> None:

@@ -1,4 +1,4 @@
-"""A consumer's copies of tables. They follow docs/events.md, and are compared with the tables after every cut."""
+"""A consumer's copies of tables. It applies events as docs/events.md says, and compares copies and tables."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,22 +11,22 @@ from tests.support.marks import position_of as _position
 Row = dict[str, str | None]
 
 UNKNOWN = "(unknown)"
-"""Stands for an unchanged value that the copy does not have, because it is older than the copy."""
+"""The placeholder for an unchanged value that the copy lacks, because it was written before the copy began."""
 
 
 class Mirror:
-    """The copies, by topic, and the tables themselves at the position of the last cut."""
+    """The copy of each topic, and the content of the tables at the position of the last cut."""
 
     def __init__(self, wal: TableWal, prefix: str, violate: Callable[[str], None], *, in_each_epoch: bool) -> None:
-        """``in_each_epoch``: whether tables have to be loaded again in each epoch."""
+        """``in_each_epoch`` says whether tables have to be loaded again in each epoch."""
         self.may_repeat: Callable[[], bool] = lambda: False
-        """Whether a broker that lost touch may have told a daemon that a table was not loaded yet."""
+        """Whether tables may be loaded twice, because an outdated broker may hide the end of a load from a daemon."""
         self.loaded: set[int] = set()
-        """The tables (OIDs) that have been loaded, or that need not be loaded because of a command."""
+        """The OIDs of tables that were loaded, or whose load a command has cancelled."""
         self.asked_for: set[str] = set()
-        """The tables, by schema and name, whose loads for commands ended in this cut."""
+        """The tables (schema and name) whose loads were requested by commands and ended in this cut."""
         self.placed_at = 0
-        """The LSN of the last rows and marks of loads."""
+        """The LSN of the last loaded rows and marks."""
         self._in_each_epoch = in_each_epoch
         self._wal = wal
         self._prefix = prefix
@@ -34,30 +34,33 @@ class Mirror:
         self._tables: State = {}
         self._copies: dict[str, dict[str, tuple[Position, Row]]] = {}
         self._left: dict[str, Row] = {}
-        """The last row whose key changed, by topic."""
+        """By topic: the last deleted row, which may come back under another key."""
         self._loads = Loads(violate)
         self._oids: dict[str, int] = {}
-        """What each load reads."""
+        """The OID of the table that each load reads."""
         self._complete: dict[str, int] = {}
-        """The table (OID) whose copy has to be exact."""
+        """By topic: the OID of the table that the copy has to equal."""
         self._filled: dict[int, set[str]] = {}
-        """Columns that were added with a default since a table (OID) was loaded last."""
+        """By table (OID): the columns that were added with a default since its last load."""
         self._last: Position = (0, 0, 0)
         self._seen: dict[tuple[str, Position], dict[str, Any]] = {}
-        """All events by topic and position, for the mode without transactions."""
+        """All events by topic and position, in at-least-once mode."""
 
     def pass_over(self, truths: Iterable[Truth]) -> None:
-        """Note the transactions before the creation of the slot."""
+        """Apply the transactions that were committed before the slot was created."""
         apply(self._tables, truths)
 
     def unnoticed(self) -> dict[int, set[str]]:
-        """Return the columns that were added with a default to tables that count as complete, by oid."""
+        """Return, by OID, the columns with a default that were added since the load of a table.
+
+        The daemon should have noticed them, and should have loaded the table again.
+        """
         tables = {oid: self._wal.table(oid) for oid in self._complete.values()}
         found = {oid: _names(table) & self._filled.get(oid, set()) for oid, table in tables.items() if table}
         return {oid: names for oid, names in found.items() if names}
 
     def begin_epoch(self, truths: Iterable[Truth]) -> None:
-        """Begin a new epoch after ``truths``. Changes may be missing, so only new loads make copies complete."""
+        """Begin a new epoch after ``truths``. Changes may be missing, so a copy is complete only after a new load."""
         self._tables.clear()
         apply(self._tables, truths)
         self._loads.under_way.clear()
@@ -73,7 +76,7 @@ class Mirror:
         events: Iterable[tuple[str, dict[str, Any]]],
         truths: Iterable[Truth],
     ) -> None:
-        """Apply the events and marks of a cut in order, and compare the result with the tables."""
+        """Apply the events and marks of a cut in order, and compare the copies with the tables."""
         self.placed_at = checkpoint["place"]["lsn"]
         ended = list(ended)
         self._oids |= {one["id"]: one["oid"] for one in (*checkpoint["loads"], *ended)}
@@ -102,10 +105,10 @@ class Mirror:
             if change.op == "fill" and change.table is not None and change.new is not None:
                 self._filled.setdefault(change.table.oid, set()).update(change.new)
 
-    # In at-least-once mode, records become visible one by one, and some of them repeatedly.
+    # In at-least-once mode, readers see records one by one, and see some of them repeatedly.
 
     def on_record(self, topic: str, event: dict[str, Any]) -> None:
-        """Store an event. The same event may come again."""
+        """Store an event. If it comes again, check that it is the same."""
         former = self._seen.setdefault((topic, _position(event)), event)
         if former["op"] != event["op"] or not _agree(former["after"], event["after"]):
             self._violate(f"{topic}: {event} and {former} have the same position")
@@ -121,7 +124,7 @@ class Mirror:
         self._complete[f"{self._prefix}.{ended['schema']}.{ended['table']}"] = ended["oid"]
 
     def check_all(self, truths: Iterable[Truth]) -> None:
-        """Compare the result of all events with the tables that were loaded and not created again."""
+        """Compare the result of all events with each table that was loaded, unless it was recreated."""
         self._tables.clear()
         for truth in truths:
             self._apply(truth)
@@ -146,7 +149,7 @@ class Mirror:
             self._complete.pop(topic, None)
             self.loaded.discard(self._oids[mark["id"]])
         load = self._loads.on_mark(mark)
-        if load is not None and mark["state"] == "end" and mark["replaces"]:  # not only some of its rows
+        if load is not None and mark["state"] == "end" and mark["replaces"]:  # the load has read all rows
             self._on_end(topic, load, is_asked_for=f"{mark['schema']}.{mark['table']}" in self.asked_for)
 
     def _on_end(self, topic: str, load: Load, *, is_asked_for: bool) -> None:
@@ -169,7 +172,7 @@ class Mirror:
         self._copies.setdefault(topic, {})[key] = position, row
         oid = self._oids.get(load.id)
         if oid is None:
-            return  # a load of some rows that began and ended in this cut, so it has no record
+            return  # The load of only some rows began and ended in this cut, so no record names its table.
         there = self._tables.get(oid, {}).get(key.encode())
         if there is None or not self._is_same(oid, there, row):
             self._violate(f"{topic}: {row} was read for {position[1]:X}, where the table has {there}")
@@ -192,7 +195,7 @@ class Mirror:
     def _compare(self, where: str, topic: str, oid: int) -> None:
         table, copy = self._tables.get(oid), self._copies[topic]
         if table is None:
-            del self._complete[topic]  # it was dropped
+            del self._complete[topic]  # the table was dropped
             return
         if {key.decode() for key in table} != copy.keys():
             self._violate(f"{where} has the rows {sorted(copy)}, and the table {sorted(table)}")
@@ -203,7 +206,7 @@ class Mirror:
                 self._violate(f"{where} has {found}, and the table {row}")
 
     def _is_same(self, oid: int, row: Values, found: Row) -> bool:
-        """Compare the columns that the table still has, and that the publication never left out."""
+        """Return whether two rows agree in the columns that the table still has and that were always published."""
         table = self._wal.table(oid)
         if table is None:
             return True
@@ -219,7 +222,7 @@ def _names(table: Table) -> set[str]:
 
 
 def _agree(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Whether two rows can be the same. The publication may have left out a column in one of them."""
+    """Return whether two rows agree in their common columns. The publication may have left out a column in one."""
     if one is None or other is None:
         return one is other
     return all(one[name] == other[name] for name in one.keys() & other.keys())

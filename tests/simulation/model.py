@@ -1,7 +1,7 @@
 """Compares the records that each Kafka transaction makes visible with those that a read_committed reader must see.
 
-The reader is independent of the product. It decodes with fastavro and the registered schemas, and derives its
-expectations from the WAL alone.
+The model is independent of the product. It decodes records with fastavro and the registered schemas, and derives the
+expected records from the WAL alone.
 """
 
 import json
@@ -33,12 +33,12 @@ SERVICE_TOPICS = (f"{PREFIX}.checkpoint", f"{PREFIX}.transactions", SNAPSHOTS_TO
 Row: TypeAlias = dict[str, int | str | None]
 
 _parsed: dict[int, Any] = {}
-"""Schemas by id. All worlds share it, because ids are hashes of their schemas."""
+"""Parsed schemas by id. All worlds share this dict, because ids are hashes of the schemas."""
 
 
 @dataclass(slots=True)
 class Event:
-    """The expected content of a record. Rows have two forms if the publication may have hidden a column."""
+    """The expected content of a record. A row has two accepted forms, because the publication may lack a column."""
 
     op: str
     table: str
@@ -73,7 +73,7 @@ def _events(change: Change) -> list[Event]:
 def _rows(
     change: Change, values: Values | None, *, key_only: bool = False, without: frozenset[str] = frozenset()
 ) -> list[Row | None]:
-    """Return the row as it has to be published. ``without``: columns whose value was not sent."""
+    """Return the accepted forms of a published row. ``without`` has the columns whose value was not sent."""
     if values is None:
         return [None]
     row: Row = {}
@@ -87,12 +87,12 @@ def _rows(
 
 
 def _copies(log: list[Entry], since: int) -> int:
-    """Return how many markers from ``since`` on are copies."""
+    """Return the number of markers from offset ``since`` on that are copies of earlier ones."""
     return sum(entry.marker and any(entry is one for one in log[:at]) for at, entry in enumerate(log) if at >= since)
 
 
 class Model:
-    """Follows the commits to Kafka, transaction by transaction."""
+    """Checks each commit to Kafka, and keeps the state that the next check needs."""
 
     def __init__(self, wal: Wal, schemas: dict[int, Any], violate: Callable[[str], None], *, messages: bool) -> None:
         self.broker: Broker
@@ -102,20 +102,17 @@ class Model:
         """The commands, in worlds that have some."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
-        """The end LSN of the last committed checkpoint, on the server's present history."""
+        """The end LSN of the last committed checkpoint, but at most the end of the history that the server has left."""
         self.recorded = 0
-        """The same on any history. It is 0 in at-least-once mode."""
+        """The end LSN of the last committed checkpoint, on any history. It is 0 in at-least-once mode."""
         self.cuts = 0
         self.epoch = 1
         self.births = 1
-        """How many epochs there have been."""
+        """The number of epochs so far."""
         self.born_at = 0
-        """The position at which this epoch began, as long as nothing was delivered in it.
-
-        It is 0 for the first epoch.
-        """
+        """The position at which this epoch began, or 0 if the epoch has delivered something or is the first one."""
         self.seen = 0
-        """Transactions that a reader has seen."""
+        """The number of transactions that a reader has seen."""
         self._wal = wal
         self._schemas = schemas
         self._violate = violate
@@ -125,33 +122,33 @@ class Model:
         self._switches: list[int] = []
         """The positions at which the server's timelines ended, from the first timeline on."""
         self._restored: list[tuple[int, int]] = []
-        """The restoration from a snapshot of the disk: the last producer before it, and the end of the lost WAL."""
+        """Each restoration from a snapshot of the disk: the producer epoch before it, and the end of the restored WAL."""
         self._is_refused = False
         """Whether a refusal of the server is recorded, and no epoch has begun since."""
         self._refusals: list[str] = []
-        """Recorded refusals. Each is removed when the daemon that found it has ended."""
+        """The recorded refusals of daemons that have not ended yet."""
         self._not_again: set[int] = set()
-        """Commits of transactions that readers have from a former epoch, and that a later epoch cannot repeat."""
+        """The commit LSNs of transactions that were delivered in a former epoch and cannot be sent again completely."""
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._present: set[tuple[str, int, int, int]] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._delivered_at: dict[int, int] = {}
-        """The position that was delivered when a session wrote its first record."""
+        """By session: the position that was delivered when the session wrote its first record."""
         self._following: dict[tuple[str, int], int] = {}
-        """The end of the last cut that listed a partition."""
+        """By partition: the end (``next``) that the last cut gave for it."""
         self._listed: set[str] = set()
-        """Topics."""
+        """The topics that cut records have listed."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
-        """Records after the end that their cut names. A copied marker came before them, and made their cut visible."""
+        """Records after the end that their cut gives, because a copy of a marker came before them."""
 
     @property
     def owes(self) -> Truth | None:
-        """The first committed transaction that no reader has seen."""
+        """The first committed transaction with published changes that no reader has seen."""
         truth = self._wal.truth
         return next((one for one in truth[self._next :] if self._events_of(one)), None)
 
     def _events_of(self, truth: Truth) -> list[Event]:
-        """Return the changes of a transaction that have to be published. The index of each is its seq."""
+        """Return the events that have to be published for a transaction. The index of an event is its seq."""
         if truth.lsn in self._not_again and not truth.standalone:
             return []
         changes = truth.changes if self._messages else [one for one in truth.changes if one.op != "message"]
@@ -162,7 +159,7 @@ class Model:
     # Events of the server, and the daemons' reactions
 
     def on_history(self, end: int, *, promoted: bool) -> None:
-        """Note that the server went back to ``end``. From now on, it writes another history."""
+        """Note that the server went back to ``end``, and writes another history from there on."""
         if promoted:
             self._switches.append(end)
             self.delivered = min(self.delivered, end)
@@ -171,19 +168,19 @@ class Model:
 
     @property
     def has_rows_behind(self) -> bool:
-        """Whether rows that were read from tables are after the position at which a timeline ended."""
+        """Whether rows that were read from tables come after the position at which a timeline ended."""
         return self.mirror is not None and any(self.mirror.placed_at > end for end in self._switches)
 
     def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
-        """Return the part of ``end`` that is valid on the server's present history.
+        """Return ``end``, or the end of the history that it belongs to if the server has left that history before.
 
-        A cut in flight may belong to a former one.
+        A cut in flight may belong to a former history.
         """
         restored = (reach for last, reach in self._restored if producer_epoch is not None and producer_epoch <= last)
         return min((end, *self._switches[timeline - 1 :], *restored))
 
     def on_loss(self, snapshot: Snapshot) -> None:
-        """Note that the server was restored, and transactions since the ``snapshot`` never were."""
+        """Note that the server was restored from ``snapshot``, so later transactions do not exist any more."""
         self.on_history(snapshot.end, promoted=False)
         self._next = min(self._next, snapshot.truth)
         self._not_again = {lsn for lsn in self._not_again if lsn < snapshot.end}
@@ -191,8 +188,8 @@ class Model:
     def on_refusal(self, reason: str) -> None:
         """Check that a daemon that stopped because of another history has recorded its refusal.
 
-        The refusal is valid from its record on, and not from the end of the daemon. Between the two, another daemon may
-        have read the record, and begun a new epoch.
+        The refusal takes effect when it is recorded, before the daemon ends. In the meantime, another daemon may have
+        read the record and begun a new epoch.
         """
         if reason not in self._refusals:
             self._violate(f"a daemon stopped, and has not recorded why: {reason}")
@@ -202,7 +199,7 @@ class Model:
     # Events of the broker
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Check the records that this Kafka transaction makes visible."""
+        """Check the records that a Kafka transaction makes visible."""
         by_topic: dict[str, dict[int, list[bytes]]] = {}
         for (topic, partition), offsets in transaction.partitions.items():
             log = self.broker.partition((topic, partition)).log
@@ -241,13 +238,16 @@ class Model:
             self._refusals.append(checkpoint["refused"])
 
     def _highest_epoch_before(self, transaction: Transaction) -> int:
-        """Return the last epoch that has cuts, even aborted ones, because a late marker may have shown them."""
+        """Return the highest epoch of all cut records, even aborted ones, because a late marker may have shown them."""
         log = self.broker.partition((f"{PREFIX}.transactions", 0)).log
         values = (entry.value for entry in log if entry.value and entry.transaction is not transaction)
         return max((json.loads(value)["epoch"] for value in values if not is_probe(value)), default=self.epoch)
 
     def _on_epoch(self, birth: dict[str, Any], transaction: Transaction) -> None:
-        """Begin at the slot's position. Nothing before it may be missing, and transactions after it may come again."""
+        """Begin an epoch at the slot's position.
+
+        No transaction before this position may be missing. Transactions after it may come again.
+        """
         self.births += 1
         if birth["epoch"] > self._highest_epoch_before(transaction) + 1:
             self._violate(f"epoch {birth['epoch']} follows epoch {self.epoch}")
@@ -259,8 +259,8 @@ class Model:
             self._violate(f"epoch {self.epoch} begins behind transaction {missing.xid} at {missing.lsn:X}")
         truth, two_phase_at = self._wal.truth, self.two_phase_at()
         since = two_phase_at if two_phase_at is not None else birth["end_lsn"]
-        # Note a transaction that was prepared before the slot's position and committed after it. The server sends only
-        # its commit again.
+        # Of a transaction that was prepared before the slot's position and committed after it, the server sends only
+        # the commit again.
         self._not_again = {
             one.lsn
             for at, one in enumerate(truth)
@@ -292,13 +292,12 @@ class Model:
             self._violate(f"cut {number} follows cut {self.cut}")
         if cut["end_lsn"] < self.delivered:
             self._violate(f"cut {number} goes back from {self.delivered:X} to {end:X}")
-        if self.cuts == 0:  # the first checkpoint: transactions before the slot's position do not count
+        if self.cuts == 0:  # This is the first checkpoint. Transactions before the slot's position are not expected.
             passed = self._take_until(end)
             if self.mirror is not None:
                 self.mirror.pass_over(passed)
-        # A cut with the same end as the last one says nothing new about the WAL. If the server was restored meanwhile,
-        # its new WAL is before this end. The daemon has not received that WAL, so nothing of it is expected in this
-        # cut.
+        # A cut with the same end as the last one contains no transactions. If the server was restored since the last
+        # cut, its new WAL may lie before this end. The daemon has not received that WAL yet.
         expected = self._take_until(end) if end > self.delivered else []
         if any(self._events_of(one) for one in expected):
             self.born_at = 0
@@ -323,7 +322,7 @@ class Model:
     def _decode(
         self, data: dict[str, dict[int, list[bytes]]]
     ) -> dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]:
-        """Check the order of each partition, and return the records by commit LSN and seq."""
+        """Check the order of records in each partition, and return the records by commit LSN and seq."""
         found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]] = {}
         for topic, partitions in data.items():
             for partition, values in partitions.items():
@@ -362,7 +361,7 @@ class Model:
         for truth in expected:
             events, at = self._events_of(truth), found.get(truth.lsn, {})
             wanted = [-1] * len(events) if truth.standalone else list(range(len(events)))
-            # A message outside transactions may have the LSN of a commit.
+            # A message outside transactions may have the same LSN as a commit.
             records = {seq: at.pop(seq) for seq in list(at) if (seq == -1) == truth.standalone}
             if sorted(records) != wanted:
                 what = "was lost" if events and not records else "is torn"
@@ -451,8 +450,8 @@ class Model:
         self, says: str, transaction: Transaction, place: tuple[str, int], first: int, following: int
     ) -> None:
         log, own = self.broker.partition(place).log, transaction.partitions.get(place, [])
-        # Check the offsets of one partition. A writer cannot know of copied markers, and must finish a cut whose
-        # checkpoint a copy has shown.
+        # The daemon has to finish a cut whose checkpoint was made visible by a copy of a marker. It cannot know how
+        # many copies there are, so ``next`` may be too low by their number.
         unknown = _copies(log[: own[-1]], first) if own and self._was_shown(transaction) else 0
         if own and not first <= own[0] <= own[-1] < following + unknown:
             self._violate(f"{says}: it has {own}")
@@ -468,13 +467,13 @@ class Model:
                 self._violate(f"{says}: the record at {offset} belongs to another")
 
     def _was_shown(self, transaction: Transaction) -> bool:
-        """Return whether a copy of a marker showed the checkpoint of this transaction before its end."""
+        """Return whether a copy of a marker has made the checkpoint of this transaction visible before its end."""
         place = (f"{PREFIX}.checkpoint", 0)
         log = self.broker.partition(place).log
         return any(log[offset].shown for offset in transaction.partitions.get(place, ()))
 
     def _check_topics(self, cut: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
-        """Check the number of changes of each kind, and the schemas in the order of their last use."""
+        """Check the number of changes of each kind in each topic, and the schemas, in the order of their last use."""
         wanted = {}
         for topic, partitions in data.items():
             changes = {}
@@ -490,7 +489,7 @@ class Model:
         if {topic: what for topic, what in found.items() if what != ({}, [])} != wanted:
             self._violate(f"cut {cut['cut']} has {wanted}, and says {found}")
 
-    # At least once: records are seen one by one, and some of them again.
+    # In at-least-once mode, readers see records one by one, and see some of them repeatedly.
 
     def on_record(self, session: int, topic: str, partition: int, value: bytes) -> None:
         """Check a record outside transactions."""
@@ -569,10 +568,10 @@ class Model:
     # Events of the server
 
     def check_ack(self, lsn: int) -> None:
-        """Check that no reader lacks a change that the server can no longer send.
+        """Check that every change before the acknowledged position ``lsn`` is in Kafka.
 
-        If a restored server has nothing to send in some part of its WAL, and the former server had nothing there
-        either, this part may be acknowledged.
+        After a restoration, a position that was recorded on the former history may be acknowledged, provided that the
+        restored server has no changes before it.
         """
         delivered = max(self.delivered, self.recorded)
         if lsn > delivered:
@@ -586,7 +585,10 @@ class Model:
             self._check_prepares(lsn, two_phase_at)
 
     def _check_prepares(self, lsn: int, two_phase_at: int) -> None:
-        """Check that transactions prepared before an acknowledged position are in Kafka: they never come again."""
+        """Check that transactions that were prepared before an acknowledged position are in Kafka.
+
+        The server never sends their rows again.
+        """
         for transaction in self._wal.prepared:
             prepare = transaction.prepared
             if prepare is not None and two_phase_at <= prepare.lsn < lsn and self._rows_of(transaction):

@@ -1,4 +1,4 @@
-"""Commands to the pipeline of a world. Each has to be carried out exactly once, whatever happens."""
+"""Commands to the pipeline of a world. Each command has to be carried out exactly once, whatever happens."""
 
 import json
 import random
@@ -10,42 +10,42 @@ from pgsluice.commands import VERBS, Command
 from tests.simulation.broker import Broker, Entry
 
 OFTEN = 10, 4, 2, 4, 1, 6
-"""How often each of the ``VERBS`` is given, in proportion. In its pauses, nothing happens, so they are short."""
+"""The relative frequency of each of the ``VERBS``. The pipeline resumes more often than it pauses, to save time."""
 
 NEVER_MS = 2**60
-"""When commands expire."""
+"""The time at which commands expire. No world lasts that long."""
 
 FIRST = ("refused", "done", "accepted")
-"""The outcome in the first answer to a command."""
+"""The possible outcomes in the first answer to a command."""
 
 SOME = "even"
 """The condition of loads that read only some rows."""
 
 
 class Orders:
-    """The commands that were given, and what the cuts say about them."""
+    """The commands that were given, and the state that must follow from those that were read."""
 
     def __init__(self, broker: Broker, topic: str, dice: random.Random, violate: Callable[[str], None]) -> None:
         self.topic = topic
         self.may_go_back = False
-        """Whether Kafka loses checkpoints in this world, and with them the state of commands."""
+        """Whether Kafka may lose checkpoints in this world. The state of commands is lost with them."""
         self._broker = broker
         self._dice = dice
         self._violate = violate
         self._commands: dict[int, Command] = {}
-        """By offset."""
+        """The commands by offset."""
         self._offset: int | None = None
-        """The offset after the last command that was read. None until the start of reading is known."""
+        """The offset after the last command that was read. It is None until a checkpoint contains an offset."""
         self._is_paused = False
         self._is_pipeline_paused = False
         self._wanted: dict[str, str] = {}
-        """The tables that commands request, each with the command's id."""
+        """The tables whose load a command has requested, with the command's id."""
         self._answered: set[str] = set()
         self._accepted: Counter[tuple[str, str]] = Counter()
-        """Commands and tables without a final answer."""
+        """The accepted commands, with their tables, that have no final answer yet."""
 
     def give(self, tables: Sequence[str]) -> None:
-        """Give a command about one of these tables."""
+        """Give a random command. If it concerns a table, choose one of ``tables``."""
         verb = self._dice.choices(VERBS, OFTEN)[0]
         concerned = [self._dice.choice([*tables, "*", "unknown"])] if verb in ("start", "cancel") else []
         where = SOME if verb == "start" and self._dice.random() < 0.2 else ""
@@ -58,7 +58,7 @@ class Orders:
 
     def _send(self, verb: str, tables: Sequence[str], where: str) -> None:
         if self._offset is None:
-            return  # the command line waits until a daemon reads commands
+            return  # the command line also waits until a daemon reads commands
         log = self._broker.partition((self.topic, 0)).log
         command = Command(f"c{len(log)}", verb, NEVER_MS, tuple(tables), where)
         self._commands[len(log)] = command
@@ -72,7 +72,7 @@ class Orders:
         *,
         has_events: bool,
     ) -> None:
-        """Check that everything in a cut about commands follows from the commands that it has read."""
+        """Check that the answers and the state in a cut follow from the commands that were read."""
         state, answers = checkpoint["commands"], [json.loads(value)["answer"] for value in values]
         self._take_answers(answers)
         if self._offset is None or self.may_go_back:
@@ -119,23 +119,26 @@ class Orders:
         if (paused, wanted) != (expected, self._wanted):
             self._violate(f"the checkpoint has {state}, but {self._wanted} are wanted, paused: {expected}")
 
-    # At-least-once mode
+    # In at-least-once mode
 
     def on_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Note up to which offset commands were read."""
+        """Store the offset up to which commands were read, and whether the pipeline is paused."""
         state = checkpoint["commands"]
         self._offset = state["offset"] if state["topic_id"] else None
         self._is_pipeline_paused = state.get("is_pipeline_paused", False)
 
     def on_change(self) -> None:
-        """Check that the pipeline may deliver something now. It may have read a command since the last checkpoint."""
+        """Check that the pipeline may deliver something now.
+
+        It may, even after a checkpoint that says it is paused, if it can have read a later command to resume.
+        """
         if self._is_pipeline_paused and self._offset is not None:
             later = [one for at, one in self._commands.items() if at >= self._offset]
             if not any(map(_goes_on, later)):
                 self._violate("something is delivered although the pipeline is paused")
 
     def on_answer(self, value: bytes) -> None:
-        """Note an answer. It may come again."""
+        """Store an answer. The same answer may come again."""
         self._take_answers([json.loads(value)["answer"]])
 
     def _take_answers(self, answers: Iterable[Mapping[str, Any]]) -> None:
@@ -149,7 +152,7 @@ class Orders:
                     del self._accepted[place]
 
     def missing(self) -> str | None:
-        """Describe a command without a final answer. Return None if there is none."""
+        """Return the description of a command without a final answer, or None."""
         if self.may_go_back:
             return None
         unanswered = [one for one in self._commands.values() if one.id not in self._answered]
@@ -163,6 +166,6 @@ def _goes_on(command: Command) -> bool:
 
 
 def loaded_by(values: Iterable[bytes]) -> set[str]:
-    """Return the tables that were loaded because of commands, according to these answers."""
+    """Return the tables that were loaded because of commands, as these answers say."""
     answers = [json.loads(value)["answer"] for value in values]
     return {table for one in answers if one["outcome"] == "loaded" for table in one["tables"]}

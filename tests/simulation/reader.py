@@ -1,6 +1,6 @@
-"""Reads the rows of the scripted tables, as a :class:`pgsluice.pipeline.ends.Reader`.
+"""Reads the rows of the scripted tables. It implements :class:`pgsluice.pipeline.ends.Reader`.
 
-It sees the rows that a query at its snapshot sees, and holds the same locks.
+It reads the rows that a real query with the same snapshot would return, and holds the same locks.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT_S = 2.0
 
 LOST = 0.01
-"""The probability with which a connection is lost during a request."""
+"""The probability that a connection is lost during a request."""
 
 
 def relation_of(table: Table) -> Relation:
-    """Return the table as the catalog shows it to everybody."""
+    """Return the table as the catalog shows it to all sessions."""
 
     def is_key(name: str) -> bool:
         return table.identity == "f" or (table.identity == "d" and name == "id")
@@ -42,7 +42,7 @@ def relation_of(table: Table) -> Relation:
 
 
 def layout_of(table: Table) -> Layout:
-    """Return the columns of the table as the catalog shows them to everybody. Columns are only added and dropped."""
+    """Return the columns of the table as the catalog shows them to all sessions. Clients only add and drop columns."""
     columns = tuple(
         ColumnLayout(attnum(name), name, type_, -1, 0, is_filled=name in table.filled) for name, type_ in table.shown
     )
@@ -50,7 +50,7 @@ def layout_of(table: Table) -> Layout:
 
 
 class Reader:
-    """Connections of one session beside the replication connection."""
+    """The connection on which one session reads rows, besides its replication connection."""
 
     def __init__(self, server: "Server", wal: TableWal, session: "Connection", dice: random.Random) -> None:
         self.session = session
@@ -60,7 +60,7 @@ class Reader:
         self._dice = dice
         self._visible: Visible | None = None
         self._unread: list[bytes] = []
-        """Messages of the rows that a cursor has not returned yet."""
+        """The rows that the cursor has not returned yet, as messages."""
 
     async def shape(self, table: TableId) -> Shape | None:
         await self._ask()

@@ -1,7 +1,7 @@
 """The scripted PostgreSQL: one slot, its walsender, the connections of daemons, crashes and shutdowns.
 
-It implements ``pipeline.ends.Source`` and ``Stream``. Like a real server, it believes every acknowledgement. Unlike a
-real one, it reports a wrong one.
+It implements ``pipeline.ends.Source`` and ``Stream``. Like a real server, it accepts every acknowledgement. Unlike a
+real server, it reports an acknowledgement that is too high.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from tests.simulation.walsender import Options, Walsender
 
 WAL_SENDER_TIMEOUT_S = 15.0
 SHUTDOWN_BLOCKED_S = 30.0
-"""How long a server that shuts down may have to wait for its walsender."""
+"""How long the shutdown of a server may wait for its walsender."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """The slot's state on disk, which it has after a crash: a position that was saved at a checkpoint."""
+    """The slot: its position in memory (``confirmed``), and the position on disk that it may have after a crash."""
 
     confirmed: int
     durable: int
     two_phase_at: int | None = None
     unsaved: list[int] = field(default_factory=list)
-    """The positions that were confirmed since the slot was last certainly saved."""
+    """The positions that were confirmed since ``durable`` was saved. A crash may find any of them on disk."""
 
     def confirm(self, lsn: int) -> None:
         self.confirmed = lsn
@@ -45,9 +45,9 @@ class Slot:
         self.unsaved.clear()
 
     def snapshot(self) -> "Slot":
-        """Save the slot and return it, as in a snapshot of the disk.
+        """Save the slot and return a copy, as a snapshot of the disk would contain it.
 
-        No later crash takes it back to an earlier position.
+        After that, no crash takes the slot back to an earlier position.
         """
         self.save()
         return replace(self, unsaved=[])
@@ -58,7 +58,7 @@ class Slot:
 
 
 class Server:
-    """PostgreSQL. It exists as long as the world."""
+    """The PostgreSQL server. It exists as long as its world."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Server:
         """Called between two steps of a reader."""
         self._opened: list[Connection] = []
         self.last: dict[Process, Connection] = {}
-        """The connections by process, including lost ones."""
+        """The last connection of each process, even if it was lost."""
         self.moved = asyncio.Event()
         """Set when there is more WAL, or when a connection has changed."""
         self.shutting_down = False
@@ -114,22 +114,22 @@ class Server:
             self.slot.crash(self._dice)
 
     def go_back(self, end: int, slot: Slot, *, promote: bool) -> None:
-        """Crash, and come back with a WAL that ends at ``end``, and with ``slot``.
+        """Crash, and give the server a WAL that ends at ``end``, and the slot ``slot``.
 
-        With ``promote``, a standby takes over that has not received the rest. Otherwise, the server is restored from a
-        snapshot of its disk, and gives no sign of it.
+        With ``promote``, a standby takes over that has not received the rest of the WAL. Otherwise, the server is
+        restored from a snapshot of its disk, which the daemons cannot see from its timeline.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))
             self.timeline += 1
-        for connection in self._opened:  # also those whose last data are still in flight
+        for connection in self._opened:  # including lost connections whose last data are still in flight
             connection.break_off("the server is gone")
         self._opened.clear()
         self.crash()
         self.slot = slot
 
     async def shut_down(self) -> None:
-        """Shut down in an orderly way: wait until the walsender's client has everything, or will not read on."""
+        """Shut down in an orderly way. Wait until the walsender's client has confirmed everything, or stops reading."""
         self.shutting_down = True
         self.wal.crash()
         self.wake()
@@ -154,9 +154,9 @@ class Server:
         self.active = None
 
     def drop(self, process: Process, *, unnoticed: bool) -> None:
-        """Lose the daemon's host or process.
+        """End the connections of a process that was killed.
 
-        If the connection was not closed, the server notices this after wal_sender_timeout.
+        With ``unnoticed``, nothing has closed them, so the server ends them only after wal_sender_timeout.
         """
         for connection in [one for one in self.connections if one.process is process]:
             if unnoticed:
@@ -170,7 +170,7 @@ class Server:
             self.readers.remove(reader)
 
     def forget(self, connection: "Connection") -> None:
-        """Release the locks and the slot of a connection."""
+        """End a connection on the server's side, and release its locks and the slot."""
         self._end_readers([one for one in self.readers if one.session is connection])
         if connection in self.connections:
             self.connections.remove(connection)
@@ -180,7 +180,7 @@ class Server:
             self.wake()
 
     def acknowledge(self, flushed: int) -> None:
-        """Accept a status update. Like a real server, do not question it."""
+        """Accept a status update without checks, like a real server."""
         slot = self.slot
         if not flushed or slot is None:
             return
@@ -192,19 +192,19 @@ class Server:
 
 
 class Connection:
-    """One session's connections; a :class:`pgsluice.pipeline.ends.Source`."""
+    """The connections of one session. It implements :class:`pgsluice.pipeline.ends.Source`."""
 
     def __init__(self, server: Server, process: Process, dice: random.Random) -> None:
         self.process = process
         self.why: str | None = None
-        """The reason why the connection is broken.
+        """The reason why the connection is broken, or None.
 
-        A client learns of it when it uses the connection, or a little later.
+        The client gets it as an error when it uses the connection, or a little later.
         """
         self.stream: Stream | None = None
         self.found_slot = server.slot is not None
         self.sent_until: int | None = None
-        """The end of the WAL when the server lost the connection. Everything before it may still be in flight."""
+        """The end of the WAL when the server lost the connection. All earlier WAL may still be in flight."""
         self.lets_go = False
         self._server = server
         self._dice = dice
@@ -217,7 +217,7 @@ class Connection:
             raise SourceUnavailable(self.why or "killed")
 
     def break_off(self, why: str) -> None:
-        """End the connection, as the server or the network does."""
+        """Break the connection, as the server or the network does."""
         self.why = self.why or why
         self._server.wake()
 
@@ -265,7 +265,7 @@ class Connection:
 
     async def table_sizes(self, _oids: Sequence[int]) -> dict[int, TableSize]:
         await self._ask()
-        return {}  # ANALYZE has not run yet
+        return {}  # as before the first ANALYZE
 
     def reader(self) -> Reader:
         assert isinstance(self._server.wal, TableWal), "tables of other worlds have no rows"
@@ -329,7 +329,7 @@ class Connection:
 
 
 class Stream:
-    """A slot being streamed; a :class:`pgsluice.pipeline.ends.Stream`."""
+    """The stream of the slot's changes. It implements :class:`pgsluice.pipeline.ends.Stream`."""
 
     def __init__(self, server: Server, connection: Connection, dice: random.Random) -> None:
         assert server.slot is not None
@@ -369,7 +369,7 @@ class Stream:
         raise SourceUnavailable(self._connection.why)
 
     def _next(self) -> list[XLogData | Keepalive]:
-        """Return the messages that have arrived: those of some records, and sometimes a keepalive between them."""
+        """Return the messages that have arrived. They belong to some records, sometimes with a keepalive between them."""
         dice, walsender = self._dice, self._walsender
         frames, self._waiting = self._waiting, []
         room = dice.choice((1, 2, 5, 50))
@@ -378,7 +378,7 @@ class Stream:
             before = self._keepalive()
             decoded: list[XLogData | Keepalive] = [*walsender.decode_next()]
             if dice.random() < 0.05:
-                # Keepalives also come inside a transaction, and then have a position before it.
+                # A keepalive can also come inside a transaction. Its position is then before the transaction.
                 at = dice.randrange(len(decoded) + 1)
                 decoded.insert(at, before if at < len(decoded) else self._keepalive())
             frames += decoded

@@ -1,8 +1,8 @@
-"""A WAL of tables that have rows. The writes of clients depend on these rows, and readers read them.
+"""A WAL of tables that have rows. Clients change these rows, and readers read them.
 
-Rows and tables are locked as in PostgreSQL, until a transaction is visible to others. That can be after its commit
-record is sent (if a synchronous standby has not answered), or before the record is on disk (with an asynchronous
-commit). So the order in which transactions become visible can differ from the order of their commits.
+As in PostgreSQL, a transaction keeps its locks on rows and tables until other transactions can see it. It may become
+visible after its commit record was sent (if a synchronous standby has not answered), or before the record is on disk
+(with an asynchronous commit). So transactions may become visible in another order than they commit.
 """
 
 import random
@@ -15,18 +15,18 @@ from tests.simulation import wal
 from tests.simulation.wal import Altered, Change, Columns, Transaction, Truth, Values, Wal
 
 IDS = 40
-"""There are few keys, so that they are used again."""
+"""The number of keys. It is low, so that keys are used again."""
 
 FULL_XIDS = (700, 2**32 - 40, 3 * 2**32 - 40, 2**31)
-"""The first transaction ids, with their epochs. Some ids pass the end of 32 bits."""
+"""The possible first transaction ids, as 64-bit numbers. From some of them, the ids soon exceed 32 bits."""
 
 FIRST_NORMAL_XID = 3
 
 RECREATED = 2000
-"""Tables that were dropped and created again have OIDs from here on."""
+"""The number by which the OID of a recreated table exceeds the OID of the dropped one."""
 
 FIRST_COLUMNS = ("id", "v", "w")
-"""The columns that no ALTER TABLE has added."""
+"""The columns that every table has from the beginning."""
 
 State = dict[int, dict[bytes, Values]]
 """Rows by table (OID) and key."""
@@ -38,12 +38,12 @@ class Table(wal.Table):
 
     rows: dict[bytes, Values] = field(default_factory=dict)
     locks: dict[bytes, int] = field(default_factory=dict)
-    """The transactions that have changed rows and are not visible yet."""
+    """By key: the transaction that has changed the row and is not visible yet."""
     readers: set[object] = field(default_factory=set)
     shown: Columns = ()
-    """The columns that everybody sees."""
+    """The columns that all sessions see. An uncommitted ALTER TABLE is not in them."""
     attnums: int = len(FIRST_COLUMNS)
-    """How many columns have ever been visible to everybody."""
+    """The number of columns that all sessions have seen so far, including dropped columns."""
     filled: frozenset[str] = frozenset()
     """The columns that were added with a default."""
     was_hidden: bool = False
@@ -52,18 +52,18 @@ class Table(wal.Table):
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """A snapshot: the end of the WAL at this moment, and the transactions that had not ended (64-bit ids)."""
+    """A snapshot: the end of the WAL at that moment, and the 64-bit ids of the transactions that were running."""
 
     end: int
     truth: int
     xmax: int
     running: frozenset[int]
     hidden: frozenset[int]
-    """The ids of these transactions, as the WAL has them."""
+    """The ids of these transactions as the WAL contains them, with 32 bits."""
 
 
 def attnum(column: str) -> int:
-    """Return the number of a column in its table. Neither numbers nor names are reused."""
+    """Return the attnum of a column. Neither numbers nor names of dropped columns are reused."""
     if column in FIRST_COLUMNS:
         return FIRST_COLUMNS.index(column) + 1
     return len(FIRST_COLUMNS) + int(column.removeprefix("c"))
@@ -98,7 +98,7 @@ def _id(row: Values) -> bytes:
 
 
 class TableWal(Wal):
-    """The WAL, and clients that know the content of their tables."""
+    """A WAL, and clients that know the content of their tables."""
 
     tables: list[Table]  # type: ignore[assignment]
 
@@ -135,7 +135,7 @@ class TableWal(Wal):
         self._flushed = len(self.records)
 
     def move_stream(self) -> None:
-        """Write the message that the loader writes, and flush."""
+        """Write the message with which the loader moves the stream, and flush the WAL."""
         transaction = self._begin()
         self._add(transaction, "message", None, prefix=FLUSH_PREFIX)
         self._commit(transaction)
@@ -143,26 +143,26 @@ class TableWal(Wal):
         self.flush()
 
     def table(self, oid: int) -> Table | None:
-        """Return the table as it is now, None if it was dropped."""
+        """Return the table as it is now, or None if it was dropped."""
         for table in self.tables:
             if table.oid == oid:
                 return table
         return None
 
     def look(self) -> Visible:
-        """Return the current snapshot."""
+        """Take a snapshot."""
         hidden = frozenset(one.xid for one in (*self.open, *self.prepared, *self.ending))
         running = frozenset(self._xid - (self._xid - xid) % 2**32 for xid in hidden)
         return Visible(self.end, len(self.truth), self._xid + 1, running, hidden)
 
     def rows_at(self, table: Table, visible: Visible) -> dict[bytes, Values]:
-        """Return the rows of a table that a query reads now with an earlier snapshot."""
+        """Return the rows that a query would read now with the earlier snapshot ``visible``."""
         state: State = {}
         apply(state, [one for one in self.truth[: visible.truth] if one.xid not in visible.hidden])
         ending = {one.xid for one in self.ending}
         missed = [one for one in self.truth if one.xid in visible.hidden - ending] + self.truth[visible.truth :]
         if any(change.op == "clear" and change.table is table for one in missed for change in one.changes):
-            return {}  # the file is empty, whatever the snapshot says
+            return {}  # A truncated table is empty for every snapshot, because its file is empty.
         return state.get(table.oid, {})
 
     # Actions of clients
@@ -235,7 +235,7 @@ class TableWal(Wal):
         place = self._dice.randrange(len(self.tables))
         table = self.tables[place]
         if table.users or table.readers or table.owner is not None or table.identity == "f":
-            return  # after a table under replica identity full is dropped, its key is unknown
+            return  # the key of a table with replica identity full is unknown after the table was dropped
         transaction = self._begin()
         self._add(transaction, "drop", table, is_published=False)
         base = tuple(column for column in table.columns if column[0] in ("id", "v", "w"))
@@ -248,7 +248,7 @@ class TableWal(Wal):
         self.flush()
 
     def _publish_all(self) -> None:
-        """ALTER PUBLICATION, which waits for no writers."""
+        """Add all tables to the publication. ALTER PUBLICATION does not wait for transactions that write to them."""
         transaction = self._begin()
         for table in self.tables:
             if not table.is_published:
@@ -265,7 +265,7 @@ class TableWal(Wal):
             table.was_hidden = table.was_hidden or table.hides or hidden[table.oid]
 
     def _alter(self, transaction: Transaction) -> None:
-        """Sometimes add a column that has a default. All rows then have its value, and no event reports this."""
+        """Sometimes give the new column a default. All rows then have this value, but no event contains it."""
         altered = {table.oid: table.altered for table in self.tables}
         super()._alter(transaction)
         for table in self.tables:
@@ -277,7 +277,7 @@ class TableWal(Wal):
                 self._add(transaction, "fill", table, new={name: value}, is_published=False)
 
     def _replace(self, transaction: Transaction, table: Table, rows: dict[bytes, Values]) -> None:
-        """Lock the table, and set its rows, unless the subtransaction is rolled back."""
+        """Lock the table, and set its rows. Both are undone if the subtransaction is rolled back."""
         before, owner = table.rows, table.owner
 
         def undo() -> None:
@@ -334,7 +334,7 @@ class TableWal(Wal):
         self._add(transaction, op, table, old=old, new=new, unchanged=unchanged, is_published=table.is_published)
 
     def _note(self, transaction: Transaction, table: Table, key: bytes, row: Values | None) -> None:
-        """Set the row with this key, or delete it, unless the subtransaction is rolled back."""
+        """Set the row with this key, or delete it. This is undone if the subtransaction is rolled back."""
         before = table.rows.get(key)
 
         def put(row: Values | None) -> None:
@@ -374,7 +374,7 @@ class TableWal(Wal):
             self._show(transaction)
 
     def _show(self, transaction: Transaction) -> None:
-        """Make the transaction visible to others."""
+        """Make the transaction visible to all sessions."""
         if transaction in self.ending:
             self.ending.remove(transaction)
             for table in self.tables:

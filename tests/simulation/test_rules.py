@@ -1,6 +1,7 @@
-"""Every rule is needed: without it, some world goes wrong.
+"""Switches off each rule of the product in turn, and checks that a world then goes wrong.
 
-If no world notices that a rule is missing, the simulation is too weak there.
+If no world goes wrong without a rule, the rule is not needed, or the simulation does not test it well enough. The
+docstring of a function gives the reason for its rule.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ from tests.simulation.virtual import PROCESS
 from tests.simulation.world import KEY, run
 
 WORLDS = 1000
-"""How many worlds are run before one has to notice."""
+"""The number of worlds, of which at least one has to go wrong without a rule."""
 
 NOTICED: Mapping[str, int] = {
     "a_checkpoint_that_the_cut_records_deny_stops_the_start": 65,
@@ -93,13 +94,13 @@ NOTICED: Mapping[str, int] = {
     "without_transactions_an_owner_throws_away_what_it_has_not_sent": 191,
     "writers_of_a_table_are_waited_for": 54,
 }
-"""Worlds that are known to notice a missing rule that few worlds notice. They run first, only to save time."""
+"""For rules whose absence few worlds notice: a world that is known to notice it. It runs first, to save time."""
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
 
 def nothing_is_acknowledged_beyond_what_was_received(patch: pytest.MonkeyPatch) -> None:
-    """Before R, there may be outstanding prepared transactions that this session does not know yet."""
+    """Before the position D, there may be prepared transactions that this session has not received yet."""
     patch.setattr(
         Progress, "confirmable", property(lambda self: min(self.delivered, *self._prepares.values(), 1 << 62))
     )
@@ -128,7 +129,7 @@ def prepares_hold_the_acknowledgement_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def prepares_of_delivered_transactions_are_kept(patch: pytest.MonkeyPatch) -> None:
-    """A transaction that was prepared before D may be committed after it."""
+    """A transaction that was prepared before the position D may be committed after it."""
     hold = Transactions._hold
 
     def skipping(self: Transactions, message: Any, waiting: Any) -> Any:  # noqa: ANN401 - as the original
@@ -170,7 +171,7 @@ def the_checkpoint_is_read_again_after_every_error(patch: pytest.MonkeyPatch) ->
 
 
 def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyPatch) -> None:
-    """Changes that they commit after the checkpoint was read would come twice."""
+    """If a former owner commits changes after the checkpoint was read, they would be delivered twice."""
     fence, open_topics = KafkaSink._fence, KafkaSink._open_topics
 
     def open_then(self: KafkaSink, *topics: Any) -> None:  # noqa: ANN401 - as the original
@@ -187,7 +188,10 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
 
 
 def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
-    """Or to the probe, which comes after every checkpoint. One is enough if another program's transaction is open."""
+    """If another program has left a transaction open, the last stable offset may be before the last checkpoint.
+
+    Reading up to the probe is enough as well, because it comes after every checkpoint. So both are switched off.
+    """
     patch.setattr(Probe, "end", lambda _self, _topic: 0)
 
     def stable(self: Topics, topic: str, partition: int) -> tuple[int, int]:
@@ -199,7 +203,7 @@ def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> N
 
 
 def a_session_has_a_producer_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    """A commit whose answer was not awaited may still arrive, and would commit half of the next cut."""
+    """A commit request that was not answered in time may still arrive, and would commit a part of the next cut."""
     kept: dict[object, TransactionalProducer] = {}
     fence, begin = KafkaSink._fence, TransactionalProducer.begin
 
@@ -343,7 +347,7 @@ def rows_that_wait_keep_the_table_they_were_sent_under(patch: pytest.MonkeyPatch
 
 
 def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
-    """A Relation in a streamed transaction takes effect when it arrives, and not at the commit."""
+    """A Relation in a streamed transaction takes effect when it arrives, and not when the transaction commits."""
     commit = Transactions._stream_commit
 
     def merging(self: Transactions, message: messages.StreamCommit) -> Iterator[Any]:
@@ -355,7 +359,7 @@ def tables_are_described_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
 
 
 def predictions_are_confirmed_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """Kafka may write the marker of a transaction twice."""
+    """Kafka may write the marker of a transaction twice, and then predicted offsets are too low."""
     patch.setattr(Ledger, "mismatch", lambda _self, _predicted: None)
 
 
@@ -375,7 +379,7 @@ def what_ends_a_cut_begins_the_next(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cut_begins_where_the_last_one_recorded_ended(patch: pytest.MonkeyPatch) -> None:
-    """A broker's answers at the start of a session may be outdated."""
+    """At the start of a session, the answers of a broker may be outdated."""
     pin = Ledger.pin
     patch.setattr(Ledger, "pin", lambda self, states, _reached=None: pin(self, states))
 
@@ -396,7 +400,7 @@ def a_full_cut_lists_everything(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_topic_without_changes_is_in_no_cut(patch: pytest.MonkeyPatch) -> None:
-    """Its schemas may not be registered yet, and the next start would miss them."""
+    """The schemas of such a topic may not be registered yet, and the next start would report them as missing."""
     patch.setattr(Ledger, "_written", lambda self, _cut: list(self._known.ends))
 
 
@@ -405,7 +409,7 @@ def the_mark_shows_that_an_answer_is_outdated(patch: pytest.MonkeyPatch) -> None
 
 
 def the_probe_is_not_written_by_the_producer_of_the_session(patch: pytest.MonkeyPatch) -> None:
-    """A copy of the marker that aborts it would hide the session's records."""
+    """A late copy of the marker that aborts the probe would hide the session's records."""
     replacing, writing = KafkaSink._replace_producer, KafkaSink._write_probe
 
     def write_probe(self: KafkaSink) -> None:
@@ -424,7 +428,7 @@ def a_read_that_comes_no_further_asks_another_broker(patch: pytest.MonkeyPatch) 
 
 
 def what_one_broker_says_of_a_topic_is_asked_of_others(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise an outdated one stops us."""
+    """Otherwise, one outdated broker would stop the daemon."""
 
     class Same:
         def __init__(self, topics: Topics) -> None:
@@ -457,7 +461,7 @@ def a_standby_fences_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_confirmed_before_the_last_transaction_came_again(patch: pytest.MonkeyPatch) -> None:
-    """A restored server has other transactions at its position, which have to come again in a new epoch."""
+    """A restored server has other transactions at the same positions, and has to send them again in a new epoch."""
 
     def settle(self: Progress, lsn: int) -> None:
         self._settled = max(self._settled, lsn)
@@ -483,17 +487,17 @@ def another_message_does_not_pass_for_the_last_one(patch: pytest.MonkeyPatch) ->
 
 
 def nothing_new_is_taken_for_what_comes_again(patch: pytest.MonkeyPatch) -> None:
-    """A server that went back writes other transactions before the delivered position."""
+    """A server that was restored writes other transactions before the delivered position. They are not repetitions."""
     patch.setattr(Session, "_judge", lambda _self, _change: None)
 
 
 def a_refusal_is_for_good(patch: pytest.MonkeyPatch) -> None:
-    """Even if the server's WAL has grown."""
+    """When the server's WAL has grown, its positions look right again, so only the recorded refusal stops a start."""
     patch.setattr(KafkaSink, "_refuse", lambda _self, _checkpoint: None)
 
 
 def a_refusal_stops_every_start(patch: pytest.MonkeyPatch) -> None:
-    """Even by a daemon that would not find the reason itself."""
+    """Another daemon may not find the reason for the refusal itself."""
     patch.setattr(history, "check_refused", lambda _checkpoint: None)
 
 
@@ -502,12 +506,12 @@ def cuts_that_the_checkpoint_does_not_know_are_not_written_again(patch: pytest.M
 
 
 def checkpoints_under_other_keys_do_not_count(patch: pytest.MonkeyPatch) -> None:
-    """Another program may have written one with a higher position than ours."""
+    """Another program may have written a checkpoint with a higher position than ours."""
     patch.setattr(Tail, "key", property(lambda _self: KEY, lambda _self, _key: None), raising=False)
 
 
 def a_checkpoint_that_the_cut_records_deny_stops_the_start(patch: pytest.MonkeyPatch) -> None:
-    """Another program may have written it under our key."""
+    """Another program may have written this checkpoint under our key."""
     patch.setattr(history, "is_contradicted", lambda *_args: False)
 
 
@@ -534,7 +538,7 @@ def positions_that_a_new_timeline_lacks_are_not_delivered(patch: pytest.MonkeyPa
 
 
 def a_session_knows_the_checkpoint_that_it_found(patch: pytest.MonkeyPatch) -> None:
-    """After a promotion, the daemon continues from another position."""
+    """After a promotion, the daemon continues from another position than that of the checkpoint."""
     init = Session.__init__
 
     def ignorant(self: Session, *args: Any, found: Any) -> None:  # noqa: ANN401, ARG001 - as the original
@@ -548,7 +552,7 @@ def who_fences_and_writes_nothing_is_no_stranger(patch: pytest.MonkeyPatch) -> N
 
 
 def a_slot_is_announced_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
-    """A crash between the two must not look like a lost checkpoint."""
+    """A crash after the slot was created must not look like a lost checkpoint."""
 
     async def silent(_self: KafkaSink, _checkpoint: Any) -> None:  # noqa: ANN401 - as the original
         pass
@@ -557,7 +561,7 @@ def a_slot_is_announced_before_it_is_made(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
-    """Before anything is acknowledged."""
+    """The first cut of an epoch has to be committed before a position is acknowledged."""
     find = Startup._find_start
 
     async def unborn(self: Startup, source: Any, sink: Any, *rest: Any) -> Any:  # noqa: ANN401 - as the original
@@ -574,12 +578,12 @@ def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:
-    """Even while Kafka is down, or a prepared transaction is outstanding."""
+    """Otherwise, it waits for an acknowledgement that cannot come while Kafka is down or a transaction is prepared."""
     patch.setattr(ShutdownWatch, "overdue", property(lambda _self: False))
 
 
 def a_disk_that_hangs_ends_the_process(patch: pytest.MonkeyPatch) -> None:
-    """A process on another host may have a disk that works, but this process occupies the slot."""
+    """A process on another host may have a disk that works, but cannot use the slot while this process occupies it."""
     patch.setattr(disk, "DISK_LIMIT_S", 1e9)
 
 
@@ -593,7 +597,7 @@ def without_transactions_an_owner_throws_away_what_it_has_not_sent(patch: pytest
 
 
 def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) -> None:
-    """After a truncate between the two, no rows could be read, and the truncate would come after the snapshot."""
+    """If a truncate came after the snapshot and before the lock, no rows could be read at the snapshot's position."""
     take = Reader.take
     shapes: dict[Reader, Shape] = {}
 
@@ -610,7 +614,7 @@ def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) ->
 
 
 def rows_stand_behind_all_that_was_inserted(patch: pytest.MonkeyPatch) -> None:
-    """An asynchronous commit is visible before it is flushed."""
+    """An asynchronous commit is visible before it is flushed, so a snapshot can see more than the flushed WAL."""
     take = Reader.take
 
     async def flushed(self: Reader) -> Taken:
@@ -621,7 +625,7 @@ def rows_stand_behind_all_that_was_inserted(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_snapshot_sees_all_that_was_sent(patch: pytest.MonkeyPatch) -> None:
-    """With synchronous replication, commits are sent before they are visible."""
+    """With synchronous replication, a commit is sent before other sessions can see it."""
 
     async def at_once(_self: Rounds) -> None:
         pass
@@ -656,7 +660,7 @@ def rows_that_moved_are_read_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def writers_of_a_table_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """The table may have been published after their writes."""
+    """They may have written to the table before it was published, and these changes are not in the stream."""
 
     async def at_once(_self: TableReading, _table: Any, _shape: Shape) -> None:  # noqa: ANN401 - as the original
         pass
@@ -675,7 +679,7 @@ def rows_at_one_position_are_counted_over_sessions(patch: pytest.MonkeyPatch) ->
 
 
 def a_load_does_not_go_on_under_another_shape(patch: pytest.MonkeyPatch) -> None:
-    """A column that was added may have a value in the rows that were read before."""
+    """If a column was added, it may have a value in rows that were read before."""
     patch.setattr(readers, "_digest", lambda _relation: "")
 
 
@@ -693,7 +697,7 @@ def rows_that_a_new_timeline_lacks_need_a_new_epoch(patch: pytest.MonkeyPatch) -
 
 
 def forgetting(patch: pytest.MonkeyPatch, **fields: Any) -> None:  # noqa: ANN401 - those of CommandState
-    """Have sessions begin without a part of the checkpoint's state of commands."""
+    """Make sessions ignore these fields of the command state that the checkpoint contains."""
     init = Requests.__init__
 
     def begin(self: Requests, outbox: Outbox, begun: Begun, state: CommandState, wake: Callable[[], None]) -> None:
@@ -728,18 +732,18 @@ def a_pause_of_the_pipeline_outlives_a_session(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_pause_of_the_pipeline_waits_for_the_end_of_a_round(patch: pytest.MonkeyPatch) -> None:
-    """What has waited for the round would be delivered at its end, or the round would wait for the stream."""
+    """Otherwise, the round would wait for the paused stream, or its end would deliver the waiting transactions."""
     init = Loader.__init__
 
     def hasty(self: Loader, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original
         init(self, *args, **options)
-        self.at_work = contextlib.nullcontext()  # type: ignore[assignment]  # nobody waits for it
+        self.at_work = contextlib.nullcontext()  # type: ignore[assignment]  # so that no command waits for it
 
     patch.setattr(Loader, "__init__", hasty)
 
 
 def a_paused_session_reads_commands_before_it_knows_its_tables(patch: pytest.MonkeyPatch) -> None:
-    """The loader looks at tables when the pause is over, and a command ends the pause."""
+    """The loader reads the list of tables only after the pause, and only a command ends the pause."""
     run_commands = Commands.run
 
     async def late(self: Commands) -> NoReturn:
@@ -750,7 +754,7 @@ def a_paused_session_reads_commands_before_it_knows_its_tables(patch: pytest.Mon
 
 
 def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> None:
-    """A broker that lost touch reports an end before the last command that was read."""
+    """A broker that lost touch may report an end offset before the last command that was read."""
     opened = TopicCommandReader._open
 
     def believing(self: TopicCommandReader, state: CommandState) -> CommandState:
@@ -763,7 +767,7 @@ def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> No
 
 
 def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
-    """Until another cut with content, the command would have been carried out without a record of it."""
+    """Otherwise, the command would be carried out in one cut, and a crash could lose its answer before the next one."""
     become = Requests.become
     late: dict[Requests, list[Answer]] = {}
 
@@ -777,7 +781,7 @@ def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_load_that_was_cancelled_does_not_go_on(patch: pytest.MonkeyPatch) -> None:
-    """A chunk may have been read before the command is carried out."""
+    """A chunk may have been read already when the command is carried out."""
     patch.setattr(TableReading, "_is_current", lambda _self, _opened: True)
     patch.setattr(Loader, "_on_end", lambda self, opened: self._tables.pop(opened.oid, None))
 
@@ -787,7 +791,7 @@ def ddl_that_changes_rows_is_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_layout_is_as_old_as_what_was_read(patch: pytest.MonkeyPatch) -> None:
-    """A change of the table during its load is noticed at the next look, unless it was noticed before."""
+    """If a table is altered during its load, only a layout from before the rows were read shows the difference."""
     finish = Begun.finish
 
     def forgetful(self: Begun, load: Load, _layout: Layout | None) -> Loaded:

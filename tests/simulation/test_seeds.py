@@ -1,4 +1,4 @@
-"""A thousand worlds, each from its seed. `make simulate` runs any number of them."""
+"""Runs a thousand worlds, each from its seed. `make simulate` runs any number of worlds."""
 
 import re
 import subprocess
@@ -18,20 +18,20 @@ WORLDS = 1000
 BATCH = 100
 
 COMMAND = re.compile("command verb=(?P<verb>[a-z_]+) .* outcome=(?P<outcome>[a-z]+) ")
-"""The log line about a command that a pipeline has read."""
+"""Matches the log line about a command that a pipeline has read."""
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("first", range(0, WORLDS, BATCH))
 def test_nothing_goes_wrong(first: int) -> None:
-    """To see what happened in one: ``python -m tests.simulation --seed N``."""
+    """Run each world. ``python -m tests.simulation --seed N`` shows what happened in world N."""
     found = {seed: run(seed) for seed in range(first, first + BATCH)}
     assert {seed: violation for seed, violation in found.items() if violation} == {}
 
 
 def test_everything_that_can_happen_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worlds in which nothing happens would prove nothing."""
+    """Check that every kind of message and fault occurs. Otherwise, the test above would prove little."""
     sent: Counter[str] = Counter()
     told: Counter[str] = Counter()
 
@@ -80,7 +80,7 @@ def test_commands_are_carried_out_in_every_way() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_world_happens_again_exactly(seed: int) -> None:
-    """In another process as well, in which sets have another order."""
+    """Run a world again in another process, in which sets are iterated in another order."""
     told: list[str] = []
     run(seed, told.append)
     again: list[str] = []

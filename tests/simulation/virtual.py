@@ -1,8 +1,8 @@
-"""Virtual time: a loop that never waits, threads of which one runs at a time, and clocks that follow them.
+"""Virtual time: an event loop that never waits, simulated threads that run one at a time, and a virtual clock.
 
-The seed alone decides the order of all events in a simulation. The loop jumps to the next timer. Blocking calls run in
-greenlets in place of threads. These run only while the loop stands still, and yield when they sleep. ``patched`` puts
-these clocks, threads and dice into every module of pgsluice that uses the real ones.
+The seed alone decides the order of all events in a simulation. The loop advances the clock to the next timer. Blocking
+calls run in greenlets instead of threads. A greenlet runs only while the loop does not, and yields when it sleeps.
+``patched`` replaces the clocks, threads and random generators in every module of pgsluice that uses the real ones.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from typing import Any
 from greenlet import greenlet
 
 START_S = 1_700_000_000.0
-"""The wall clock at the beginning of every world."""
+"""The time of the wall clock at the beginning of every world."""
 
 
 TICK_S = 1e-6
 
 
 class Killed(BaseException):
-    """The process of this thread was killed, so the thread may have no effect any more."""
+    """Ends a thread whose process was killed, because the thread must have no effect any more."""
 
 
 class Stuck(Exception):
-    """No timer or task is left, so nothing can happen any more."""
+    """Raised when no timer is left, because nothing can happen any more."""
 
 
 class Process:
@@ -42,11 +42,11 @@ class Process:
         self._loop = loop
         self.lanes: list[_Lane] = []
         self.steps_left = 0
-        """The number of steps until the process is killed. 0: it is not killed."""
+        """The number of steps until the process is killed, or 0 if it is not going to be killed."""
         self.on_last_step: Callable[[], object] = self.kill
 
     def step(self) -> None:
-        """Note that the process has done, or is about to do, something visible to others. It may die here."""
+        """Count a step, at which the process may die. Call this before or after an action that others can see."""
         if self.steps_left:
             self.steps_left -= 1
             if not self.steps_left:
@@ -56,7 +56,7 @@ class Process:
             raise Killed
 
     def kill(self) -> None:
-        """End its threads at their current step."""
+        """Kill the process, and end its threads at their current step."""
         self.alive = False
         for lane in self.lanes:
             lane.kill()
@@ -66,7 +66,7 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class _Thread:
-    """The replacement of a thread: a greenlet, which runs only inside :meth:`step`."""
+    """A greenlet that replaces a thread. It runs only inside :meth:`step`."""
 
     current: "_Thread | None" = None
 
@@ -75,7 +75,7 @@ class _Thread:
         self.killed = False
 
     def step(self) -> float | None:
-        """Run it until it sleeps, and return for how long it sleeps. Return None if it has ended."""
+        """Run the thread until it sleeps, and return for how long it sleeps. Return None if it has ended."""
         _Thread.current = self
         try:
             return self._greenlet.switch()  # type: ignore[no-any-return]  # the argument of sleep(), or None at the end
@@ -83,14 +83,14 @@ class _Thread:
             _Thread.current = None
 
     def sleep(self, seconds: float) -> None:
-        """Return control to the loop. Called in the thread."""
+        """Return control to the loop. This is called in the thread."""
         self._greenlet.parent.switch(seconds)
         if self.killed:
             raise Killed
 
 
 class _Lane:
-    """The calls of one executor with one worker: one after the other."""
+    """The replacement of an executor with one worker thread. It runs its calls one after the other."""
 
     def __init__(self, loop: "Loop", process: Process | None) -> None:
         self._loop = loop
@@ -162,8 +162,7 @@ class _Selector:
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Stuck
-        # Some time passes in any case, as in reality. Otherwise rounded differences of times could cause an endless
-        # loop.
+        # Some time always passes, as in reality. Otherwise, rounding errors in times could cause an endless loop.
         self._loop.now += timeout + TICK_S
         return []
 
@@ -189,7 +188,7 @@ class Loop(asyncio.BaseEventLoop):
             return failed
         key = id(executor), id(process)
         if key not in self._lanes:
-            # Keep references to both beside their lane, so that their ids are not reused.
+            # Keep references to the executor and the process, so that their ids are not reused.
             self._lanes[key] = executor, process, _Lane(self, process)
         return self._lanes[key][-1].submit(lambda: func(*args))
 
@@ -201,7 +200,7 @@ class Loop(asyncio.BaseEventLoop):
 
 
 class _Event:
-    """threading.Event, for threads that run one at a time."""
+    """The replacement of threading.Event, for threads that run one at a time."""
 
     def __init__(self) -> None:
         self._set = False
@@ -220,7 +219,7 @@ class _Event:
 
 
 def sleep(seconds: float) -> None:
-    """Pass time in a simulated thread."""
+    """Sleep in a simulated thread."""
     assert _Thread.current is not None, "the event loop never blocks"
     if seconds:
         _Thread.current.sleep(seconds)
@@ -245,7 +244,7 @@ def _silent(*_args: object) -> None:
 
 @contextlib.contextmanager
 def patched(loop: Loop, dice: random.Random, note: Callable[[str], None] | None) -> Iterator[None]:
-    """Let the modules of pgsluice see virtual clocks, threads and dice, and no log."""
+    """Replace the clocks, threads, random generators and logs of all modules of pgsluice."""
     clock = SimpleNamespace(monotonic=loop.time, time=lambda: START_S + loop.now, sleep=sleep)
     threads = SimpleNamespace(**{**vars(threading), "Event": _Event})
     log: Any = SilentLog(note or _silent)

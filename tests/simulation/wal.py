@@ -1,6 +1,6 @@
-"""A WAL of random transactions: the changes that clients make, and those that a consumer has to see.
+"""A WAL of random transactions: the changes that clients make, and the changes that a consumer has to see.
 
-The decoder of a walsender reads these records (:mod:`tests.simulation.walsender`). Locks are those of PostgreSQL: a
+The scripted walsender (:mod:`tests.simulation.walsender`) decodes its records. Locks are as in PostgreSQL: a
 (sub)transaction that changes a table's columns locks the table until it ends.
 """
 
@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 INT4, TEXT = 23, 25
 
 Columns: TypeAlias = tuple[tuple[str, int], ...]
-"""Names and types."""
+"""The columns of a table: names and types (OIDs)."""
 
 
 @dataclass(slots=True)
 class Table:
-    """A table in its present form. Rows keep the columns with which they were written."""
+    """A table in its present form. A row keeps the columns that the table had when the row was written."""
 
     oid: int
     name: str
@@ -33,14 +33,15 @@ class Table:
 
 
 Values: TypeAlias = dict[str, bytes | None]
-"""A row."""
+"""The values of a row by column."""
 
 
 @dataclass(slots=True)
 class Change:
     """A row change, a truncate (``tables``) or a transactional message (``content``).
 
-    ``unchanged``: columns whose value in ``new`` is not sent. ``is_published``: whether the publication had the table.
+    ``unchanged`` has the columns whose value in ``new`` is not sent. ``is_published`` says whether the table was
+    published.
     """
 
     lsn: int
@@ -62,7 +63,7 @@ class Change:
 
 @dataclass(slots=True)
 class Altered:
-    """The transaction changed the columns of a table, or (``hides``) which columns the publication sends."""
+    """A change of a table's columns, or (if ``hides`` is set) of the columns that the publication sends."""
 
     lsn: int
     xid: int
@@ -73,7 +74,7 @@ class Altered:
 
 @dataclass(slots=True)
 class SubAbort:
-    """A savepoint was rolled back."""
+    """The rollback of a savepoint."""
 
     lsn: int
     xid: int
@@ -82,7 +83,7 @@ class SubAbort:
 
 @dataclass(slots=True)
 class Abort:
-    """A whole transaction was rolled back, or died with the server."""
+    """The rollback of a whole transaction, or its end in a crash of the server."""
 
     lsn: int
     xid: int
@@ -90,7 +91,7 @@ class Abort:
 
 @dataclass(slots=True)
 class Commit:
-    """``lsn`` is where the record starts: the commit LSN."""
+    """The commit of a transaction. ``lsn`` is the start of the record, which is the commit LSN."""
 
     lsn: int
     end: int
@@ -129,7 +130,7 @@ class RollbackPrepared:
 
 @dataclass(slots=True)
 class Standalone:
-    """A message outside transactions. ``lsn``: where its record starts. ``end``: the LSN in the protocol's message."""
+    """A message outside transactions. ``lsn`` is the start of its record. The protocol's message has ``end``."""
 
     lsn: int
     end: int
@@ -138,7 +139,7 @@ class Standalone:
 
 @dataclass(slots=True)
 class Other:
-    """WAL without published changes: other databases, vacuum."""
+    """WAL without published changes, such as that of vacuum or of other databases."""
 
     lsn: int
     end: int
@@ -151,7 +152,7 @@ Record: TypeAlias = (
 
 @dataclass(slots=True)
 class Truth:
-    """The content of one transaction that a consumer has to see, or (``standalone``) of one message."""
+    """The changes of one transaction that a consumer has to see, or (``standalone``) a message outside transactions."""
 
     lsn: int
     end: int
@@ -170,7 +171,7 @@ class Transaction:
     xid: int
     origin: str | None
     stack: list[list[int]]
-    """The current savepoints: the id of each, and the ids of those released into it."""
+    """The current savepoints. Each has its own id, and the ids of the savepoints that were released into it."""
     changes: list[Change] = field(default_factory=list)
     undo: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     tables: set[int] = field(default_factory=set)
@@ -181,7 +182,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """The probabilities of the clients' actions in this world."""
+    """The probabilities of the clients' actions in one world."""
 
     two_phase: float
     ddl: float
@@ -222,7 +223,7 @@ class Wal:
         self.open: list[Transaction] = []
         self.prepared: list[Transaction] = []
         self.outcomes: dict[int, str] = {}
-        """The ends of transactions, which a decoder that lags behind may already know."""
+        """The outcomes of transactions, which a decoder may know before it reaches the record."""
         self.origins: dict[int, str | None] = {}
         self._xid = 700
         self._token = 0
@@ -233,10 +234,10 @@ class Wal:
 
     @property
     def flushed(self) -> int:
-        """How many records are on disk, so that a walsender can send them."""
+        """The number of records that are on disk, so that a walsender can send them."""
         return len(self.records)
 
-    # The actions of clients. Each adds to the WAL.
+    # The actions of clients. Each of them adds records to the WAL.
 
     def step(self) -> None:
         """Let a random client act."""
@@ -278,7 +279,7 @@ class Wal:
         return self.end
 
     def snapshot(self) -> "Snapshot":
-        """Return the state that a snapshot of the disk would have. No transaction is open or prepared."""
+        """End all transactions, and return the state that a snapshot of the disk would contain."""
         while self.open or self.prepared:
             self.finish()
         return Snapshot(self.end, len(self.records), len(self.truth), self._xid)
@@ -286,7 +287,7 @@ class Wal:
     def transact(self, messages: float) -> None:
         """Commit a small transaction that alters no table, or emit a message outside transactions.
 
-        ``messages``: how often it is a message.
+        ``messages`` is the probability of a message.
         """
         if self._dice.random() < messages:
             self._standalone()
@@ -297,7 +298,7 @@ class Wal:
         self._commit(transaction)
 
     def restore(self, snapshot: "Snapshot") -> int:
-        """Remove everything since, so that positions and transaction ids are reused. Return the new end of the WAL."""
+        """Remove everything after the snapshot, so that positions and ids are reused. Return the new end of the WAL."""
         del self.records[snapshot.records :], self.truth[snapshot.truth :]
         self.end, self._xid = snapshot.end, snapshot.xid
         self.outcomes = {xid: outcome for xid, outcome in self.outcomes.items() if xid <= snapshot.xid}
@@ -330,7 +331,7 @@ class Wal:
         self.truth.append(Truth(end, end, 0, 0, None, [change], standalone=True))
 
     def _column_list(self) -> None:
-        """ALTER PUBLICATION: a separate transaction, which locks no table."""
+        """Change the columns that the publication sends. ALTER PUBLICATION is a transaction that locks no table."""
         table = self._dice.choice(self.tables)
         if table.identity != "d" or table.owner is not None:
             return
@@ -380,7 +381,7 @@ class Wal:
             self._roll_back(transaction, stack.pop())
 
     def _roll_back(self, transaction: Transaction, subxids: list[int]) -> None:
-        """Undo what these subtransactions did."""
+        """Roll back these subtransactions."""
         wrote = {change.subxid for change in transaction.changes} | {subxid for subxid, _ in transaction.undo}
         for subxid in subxids:
             if subxid in wrote:
@@ -459,7 +460,7 @@ class Wal:
         self._token += 1
         return {name: b"%d" % self._token if type_ == INT4 else b"x%d" % self._token for name, type_ in table.columns}
 
-    # How transactions end.
+    # The ends of transactions.
 
     def _end(self, transaction: Transaction) -> None:
         dice, habits = self._dice, self.habits
@@ -503,7 +504,7 @@ class Wal:
         self.open.remove(transaction)
         self.prepared.append(transaction)
         start, end = self._take(self._room())
-        # a few names are reused, because a gid is free again when its transaction has ended
+        # Reuse a few names, because a gid is free again when its transaction has ended.
         taken = {one.prepared.gid for one in self.prepared if one.prepared}
         gid = next(name for name in ("", "a", "b", "c", "d", "e", "f", "g", "h") if name not in taken)
         transaction.prepared = Prepare(start, end, transaction.xid, self._now(), gid)

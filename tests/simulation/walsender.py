@@ -1,6 +1,6 @@
-"""One walsender: the reorder buffer and pgoutput of PostgreSQL, from records of a WAL to messages of the protocol.
+"""A scripted walsender, with the reorder buffer and the pgoutput plugin. It turns WAL records into protocol messages.
 
-It follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c``, in the same order. These decide which transactions are
+The code follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c`` of PostgreSQL. They decide which transactions are
 skipped, when a transaction is streamed, when a table is described (again), and which messages are sent for prepared
 transactions.
 """
@@ -20,10 +20,11 @@ from tests.support.pgoutput_encoder import encode, xlog_data
 class Options:
     """The client's options, and the quirks of this server's minor version.
 
-    ``work_mem``: changes held before one is streamed. ``empty``: transactions without published changes are sent (up to
-    14). ``stray_aborts``: a Stream Abort comes for transactions that were never streamed (18.0 to 18.6).
-    ``skips_aborted``: transactions known to be aborted are not decoded any further (18 and later). ``bare_prepare``: a
-    prepared transaction that only locked rows sends a Prepare without its beginning (18.0 to 18.4).
+    ``work_mem``: how many changes are kept in memory before a transaction is streamed or spilled. ``empty``:
+    transactions without published changes are sent (up to version 14). ``stray_aborts``: a Stream Abort is also sent
+    for transactions that were never streamed (18.0 to 18.6). ``skips_aborted``: a transaction that is known to be
+    aborted is not decoded any further (18 and later). ``bare_prepare``: for a prepared transaction that only locked
+    rows, a Prepare is sent without a Begin Prepare (18.0 to 18.4).
     """
 
     streaming: bool = False
@@ -39,7 +40,7 @@ class Options:
 
 @dataclass(slots=True)
 class _Described:
-    """pgoutput's RelationSyncEntry."""
+    """The equivalent of RelationSyncEntry in pgoutput."""
 
     columns: Columns
     schema_sent: bool = False
@@ -48,7 +49,7 @@ class _Described:
 
 @dataclass(slots=True)
 class _Buffered:
-    """ReorderBufferTXN, with its subtransactions."""
+    """The equivalent of ReorderBufferTXN in the reorder buffer, with its subtransactions."""
 
     xid: int
     changes: list[wal.Change | wal.Altered] = field(default_factory=list)
@@ -62,20 +63,20 @@ class _Buffered:
 
 
 class Walsender:
-    """Decodes from the beginning of the WAL, and sends the transactions that commit at ``start`` or later."""
+    """Decodes the WAL from its beginning, and sends the transactions that commit at ``start`` or later."""
 
     def __init__(
         self, source: Wal, start: int, two_phase_at: int | None, options: Options, dice: random.Random
     ) -> None:
         self.sent = 0
-        """sentPtr: the end of the last record decoded."""
+        """The end of the last decoded record (sentPtr in PostgreSQL)."""
         self._wal = source
         self._start = start
         self._two_phase_at = two_phase_at
         self._options = options
         self._dice = dice
         self.decoded = 0
-        """How many records of the WAL were decoded."""
+        """The number of decoded records."""
         self._transactions: dict[int, _Buffered] = {}
         self._described: dict[int, _Described] = {}
         self._hides: dict[int, bool] = {}
@@ -133,7 +134,7 @@ class Walsender:
     def _stream(self, transaction: _Buffered) -> "Iterator[_Sent]":
         changes, transaction.changes, transaction.spilled = transaction.changes, [], 0
         if self._wal.outcomes.get(transaction.xid) == "aborted" and self._dice.random() < 0.5:
-            # It is known to be aborted while it is being decoded.
+            # The walsender notices that the transaction was aborted while it decodes its changes.
             transaction.given_up = True
             if self._options.skips_aborted and not transaction.streamed:
                 return
@@ -199,7 +200,7 @@ class Walsender:
         if not self._is_two_phase or record.lsn < self._start:
             return
         transaction = self._transactions.get(record.xid)
-        if transaction is None:  # it only locked rows
+        if transaction is None:  # the transaction only locked rows
             if self._options.bare_prepare:
                 yield record.end, messages.Prepare(record.lsn, record.end, record.ts, record.xid, record.gid)
             return
@@ -298,7 +299,7 @@ class Walsender:
         yield change.lsn, _row_message(xid, change, self._described[change.table.oid].columns)
 
     def _describe(self, top: int, xid: int | None, table: Table, columns: Columns) -> "Iterator[_Sent]":
-        """Send a Relation, unless the client has it."""
+        """Send a Relation message, unless the client has this description already."""
         visible = tuple(one for one in columns if not (self._hides.get(table.oid) and one[0] == "w"))
         entry = self._described.get(table.oid)
         if entry is None:
@@ -327,7 +328,7 @@ class Walsender:
                 entry.schema_sent = True
 
     def _skip(self, transaction: _Buffered) -> None:
-        """Forget a transaction that is not sent (again). Its changes of the catalog remain."""
+        """Drop a transaction that is not sent, but apply its changes of the catalog."""
         transaction.altered += [change for change in transaction.changes if isinstance(change, wal.Altered)]
         self._apply(transaction)
 

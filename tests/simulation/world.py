@@ -1,6 +1,6 @@
-"""One world: a scripted PostgreSQL, a scripted Kafka, daemons between them, and the faults of all of these.
+"""One world: a scripted PostgreSQL, a scripted Kafka, the daemons between them, and the faults of all three.
 
-Everything follows from the seed. :func:`run` returns a description of the first error, or None.
+The seed decides everything. :func:`run` returns a description of the first error, or None.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from tests.simulation.walsender import Options
 from tests.support.ends import MemoryRegistry, MemorySpool
 
 METRICS = Metrics()
-"""All worlds share it, because nothing is read from it."""
+"""The metrics of all worlds. They are shared, because nothing reads them."""
 
 GONE_BACK = "The slot has gone back since"
 ROWS_BEHIND = "Rows that were read from tables are in Kafka"
@@ -57,32 +57,32 @@ PIPELINE = "sim"
 KEY = checkpoint_key(PIPELINE)
 
 FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_lsn=1)
-"""A record that another program writes under its own key. Its position is higher than all of ours."""
+"""A checkpoint that another program writes under its own key. Its epoch is higher than all of ours."""
 
 OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
 CALM_S = 900.0
-"""How long everything may take to arrive after the last fault: back-offs, time-outs, retries."""
+"""The time after the last fault in which everything has to arrive. It includes back-offs, time-outs and retries."""
 
 SPILLING_BYTES = 200
 """The memory limit of spools. It is so low that most rows go to files."""
 
 STEPS = 150
-"""The number of clients' actions in one world, which gives some 30 transactions."""
+"""The number of clients' actions in one world. They result in about 30 transactions."""
 
 
 COMMANDED = 0.5
-"""The share of worlds with commands among those in which tables are loaded."""
+"""Of the worlds in which tables are loaded: the share in which commands are given."""
 
 ORDER_S = (0.3, 2.0, 6.0)
-"""The mean time between two commands. Each world uses one of these."""
+"""The possible mean times between two commands. Each world uses one of them."""
 
 MEANWHILE = 0.2
 """The probability of a client's action between two steps of a load."""
 
 
 class Schemas(MemoryRegistry):
-    """The registry of all daemons. Its answers take time."""
+    """The schema registry of all daemons. Its answers take some time."""
 
     def __init__(self, dice: random.Random) -> None:
         super().__init__()
@@ -98,21 +98,21 @@ class Schemas(MemoryRegistry):
 
 @dataclass(slots=True)
 class World:
-    """One seed's world while it runs."""
+    """The state of one world while it runs."""
 
     seed: int
     loop: Loop
     note: Callable[[str], None]
     mode: Mode | None = None
     loads: bool = False
-    """Whether tables have rows that are loaded."""
+    """Whether tables have rows before the stream begins, which have to be loaded."""
     commands: bool | None = None
-    """Whether commands are given if tables are loaded. None: in some of these worlds."""
+    """Whether commands are given if tables are loaded. If None, the seed decides."""
     violation: str | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def dice(self, what: str) -> random.Random:
-        """Return a random generator for each part, so that no part influences the choices of another."""
+        """Return the random generator of one part, so that no part influences the choices of another part."""
         return random.Random(f"{self.seed} {what}")
 
     def violate(self, what: str) -> None:
@@ -123,13 +123,13 @@ class World:
 
 
 class Simulation:
-    """The parts of a world, and its events."""
+    """Creates the parts of a world, and runs it."""
 
     def __init__(self, world: World, stack: contextlib.ExitStack) -> None:
         self.world = world
         self.dice = world.dice("faults")
         self.strangers = world.dice("strangers")
-        """The random generator for the records that other programs write to the topic of checkpoints."""
+        """The random generator for the records that other programs write to the checkpoint topic."""
         self.wal = TableWal(world.dice("wal")) if world.loads else Wal(world.dice("wal"))
         self.schemas = Schemas(world.dice("registry"))
         options = _server_options(world.dice("options"))
@@ -154,13 +154,13 @@ class Simulation:
                 self.model.orders = Orders(self.broker, COMMANDS_TOPIC, orders, world.violate)
                 self.broker.topics[COMMANDS_TOPIC] = [Partition()]
         self.is_quiet = False
-        """Whether clients write only unpublished changes."""
+        """Whether clients write nothing that is published, because a fault needs it."""
         self.is_over = False
         """Whether clients have finished their work in this world."""
         self.is_held = False
-        """Whether daemons that have ended are not started again."""
+        """Whether daemons that have ended must not be started again yet."""
         self.epochs_due = 1
-        """The highest epoch that the pipeline may have reached by the decisions of an operator."""
+        """The number of epochs that there may be. Each fault that requires a new epoch increases it."""
         self.troubles: list[Trouble] = []
         self._happening: set[asyncio.Task[None]] = set()
         self.daemons: list[Daemon] = []
@@ -186,13 +186,13 @@ class Simulation:
         return directory
 
     async def run(self) -> None:
-        """Run the world."""
+        """Run the world until everything has arrived, or until the first error."""
         world, dice = self.world, self.dice
         possible = [trouble for trouble in TROUBLES if trouble is not _disk_hangs or self._directory is not None]
         self.troubles = dice.sample(possible, dice.choice((1, 2, 3, len(possible))))
         drawn: Mode = "at_least_once" if dice.random() < 0.15 else "exactly_once"
         self.mode = self.world.mode or drawn
-        # Without transactions, nothing prevents late records of a former owner.
+        # Without transactions, a former owner cannot be prevented from writing late records.
         takeovers = _cut_off in self.troubles or _promote in self.troubles
         others = self.mode == "exactly_once" and (takeovers or dice.random() < 0.3)
         self.daemons = [Daemon(self, n) for n in range(1 + others)]
@@ -262,7 +262,7 @@ class Simulation:
     def _check_fence(self, process: Process) -> None:
         """Check that a standby does not fence the owner.
 
-        A process that streamed, or found no slot, may not know yet that it is a standby.
+        A process that has streamed, or that found no slot, may not know yet that it has become a standby.
         """
         active = self.server.active
         if self.mode == "exactly_once" and active is not None and active.process is not process:
@@ -272,19 +272,20 @@ class Simulation:
 
     @property
     def is_new_epoch_due(self) -> bool:
-        """Whether something has happened after which a daemon may stop until an operator decides."""
+        """Whether a fault has happened after which a daemon may stop until an operator begins a new epoch."""
         return self.model.births < self.epochs_due
 
     def expect_new_epoch(self) -> None:
-        """Note that something has happened after which a new epoch is due.
+        """Note that a fault has happened after which a new epoch has to begin.
 
-        There may have been more epochs than were due, because a daemon that adopts may begin one after a promotion.
+        There may already be more epochs than required, because a daemon with --adopt-slot may begin one after a
+        promotion.
         """
         self.epochs_due = max(self.epochs_due, self.model.births) + 1
 
     @property
     def is_slot_before_epoch(self) -> bool:
-        """Whether a crash took the slot back to before the beginning of an epoch that has delivered nothing.
+        """Whether a crash moved the slot back to a position before an epoch that has delivered nothing.
 
         A daemon cannot distinguish such a server from a restored one.
         """
@@ -292,7 +293,7 @@ class Simulation:
         return slot is not None and slot.confirmed < self.model.born_at
 
     def slow_down(self, lag_s: float) -> None:
-        """Let every request to Kafka take up to ``lag_s``."""
+        """Make every request to Kafka take up to ``lag_s``."""
         for daemon in self.daemons:
             daemon.lag_s = lag_s
 
@@ -303,15 +304,15 @@ class Simulation:
         self.wal.finish()
         self.wal.write_elsewhere()
         while self.wal.end == self.model.delivered:
-            # The WAL of a restored server may end exactly where the last one did. The difference cannot be noticed
-            # before it writes more.
+            # The WAL of a restored server may end exactly where its former WAL ended. Daemons cannot notice the
+            # restoration before the server writes more.
             self.wal.write_elsewhere()
         self.server.wake()
         if self.model.orders is not None:
             self.model.orders.resume()
 
     async def _check_arrival(self) -> None:
-        """Check that after the last fault, everything that was committed arrives and is acknowledged."""
+        """Wait until all committed transactions are delivered and acknowledged, but no longer than ``CALM_S``."""
         deadline = self.world.loop.now + CALM_S
         while (missing := self._missing()) is not None:
             if self.world.loop.now > deadline:
@@ -369,7 +370,7 @@ def _server_options(dice: random.Random) -> Options:
 
 
 class Daemon:
-    """A host. A supervisor starts its processes one after the other."""
+    """A host that runs the daemon. Its supervisor starts a new process whenever one has ended."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.name = f"daemon {number}"
@@ -379,17 +380,17 @@ class Daemon:
         self._dice = simulation.world.dice(self.name)
         self.process = Process(self._world.loop)
         self.adopts = False
-        """Whether the operator starts it with --adopt-slot."""
+        """Whether the operator starts the next process with --adopt-slot."""
         self.lag_s = 0.0
-        """The longest time that each of its requests to Kafka may be in flight."""
+        """The longest time that a request to Kafka may take."""
         self.pipeline: Pipeline | None = None
         self.disk: ScriptedDisk | None = None
-        """The disk of the process that runs now. Its time limits are the product's."""
+        """The disk of the process that runs now."""
         self._task: asyncio.Task[None] | None = None
         self._may_adopt = False
 
     async def keep(self) -> None:
-        """Run the daemon, and start it again whenever it has ended."""
+        """Start a process, and start a new one whenever it has ended."""
         while True:
             self.process = Process(self._world.loop)
             self.process.on_last_step = self.kill
@@ -411,7 +412,7 @@ class Daemon:
         await self.pipeline.run()
 
     def _judge(self, task: "asyncio.Task[None]") -> None:
-        """Judge the error that ended the daemon. Most reasons for a stop cannot occur in these worlds."""
+        """Check that the error that ended the process is an expected one. Most errors cannot occur in these worlds."""
         if not self.process.alive or task.cancelled():
             return
         error = task.exception()
@@ -421,20 +422,20 @@ class Daemon:
         if isinstance(error, HistoryError) and (is_slot_before or is_left_before):
             self._simulation.epochs_due = max(self._simulation.epochs_due, self._simulation.model.births + 1)
         if isinstance(error, HistoryError) and (self._may_adopt or self._simulation.is_new_epoch_due):
-            # The operator may have a supervisor that starts the daemon again before the operator looks.
+            # The supervisor may start the daemon again, without --adopt-slot, before the operator decides.
             self.adopts = self._dice.random() < 0.5
             if isinstance(error, Diverged):
                 self._simulation.model.on_refusal(str(error))
             return
-        # Kafka was down, or a disk hung, for too long. The daemon's supervisor starts it again. No other programs
-        # interfere in these worlds.
+        # A daemon may stop if Kafka was down or a disk hung for too long. The supervisor starts it again. There is no
+        # other pipeline in these worlds.
         excused = isinstance(error, UnavailableError) and "another pipeline" not in str(error)
         if error is None or isinstance(error, DrainTimeout) or excused:
             return
         self._world.violate(f"{self.name} stopped: {type(error).__name__}: {error}")
 
     def kill(self, *, unnoticed: bool = False) -> None:
-        """Kill the daemon like kill -9, or like a host that falls silent."""
+        """Kill the process like kill -9. With ``unnoticed``, the whole host fails, so that no connection is closed."""
         self._world.note(f"{self.name} is killed")
         self.process.kill()
         self._simulation.server.drop(self.process, unnoticed=unnoticed)
@@ -442,7 +443,7 @@ class Daemon:
             self._task.cancel()
 
     def terminate(self) -> None:
-        """Stop the daemon like SIGTERM."""
+        """Stop the process like SIGTERM."""
         if self.pipeline is not None and self.process.alive:
             self.pipeline.stop()
 
@@ -471,7 +472,7 @@ class Daemon:
         return Pipeline(self._options(), source, sink, simulation.schemas, self._spool_maker(), METRICS)
 
     def _spool_maker(self) -> Callable[[], ends.Spool]:
-        """Return a factory of spools that spill nearly everything, or of spools without files."""
+        """Return a factory of spools that write nearly all rows to files, or of spools without files."""
         directory, disk = self._simulation.make_directory(), self.disk
         if directory is None or disk is None:
             return MemorySpool
@@ -500,7 +501,7 @@ async def _kill(simulation: Simulation) -> None:
 
 
 async def _kill_at_a_step(simulation: Simulation) -> None:
-    """Kill the daemon between two visible steps: just before a commit, just after it, or before its acknowledgement."""
+    """Kill a process after a step that others can see, such as a commit or an acknowledgement, or just before it."""
     process = simulation.dice.choice(simulation.daemons).process
     process.steps_left = simulation.dice.randrange(1, 60)
 
@@ -517,13 +518,13 @@ async def _cut_connection(simulation: Simulation) -> None:
     active = simulation.server.active
     if active is not None:
         simulation.server.forget(active)
-        # Break a connection. The server notices at once, and the client perhaps only later.
+        # The server notices immediately that the connection is broken. The client may notice later.
         delay_s = simulation.dice.choice((0.0, 1.0, 20.0))
         asyncio.get_running_loop().call_later(delay_s, active.break_off, "the connection was lost")
 
 
 async def _cut_off(simulation: Simulation) -> None:
-    """Let the owner lose PostgreSQL without noticing, while its last cut is still in flight to Kafka."""
+    """Cut the owner off from PostgreSQL while its last cut is still in flight to Kafka. The owner does not notice."""
     server = simulation.server
     active = server.active
     if active is None or simulation.is_quiet:
@@ -554,14 +555,14 @@ async def _crash_server(simulation: Simulation) -> None:
 
 
 async def _promote(simulation: Simulation) -> None:
-    """Promote a standby that lacks the last WAL. The missing WAL has no published changes."""
+    """Promote a standby that has not received the last WAL. The missing WAL has no published changes."""
     if simulation.mode == "at_least_once" and simulation.loading is not None:
-        return  # rows that were read may need a new epoch, which the model does not follow without transactions
+        return  # loaded rows may require a new epoch, which the model cannot check without transactions
     await _go_back(simulation, promote=True)
 
 
 async def _overtake_a_start(simulation: Simulation) -> None:
-    """Let the next owner of the slot lose it at once, and fence its successor without knowing that."""
+    """Let the next owner of the slot lose it immediately. It does not notice, and fences its successor."""
     server = simulation.server
     simulation.slow_down(2.0)
     for _ in range(300):
@@ -600,7 +601,7 @@ async def _restore_without_the_last(simulation: Simulation) -> None:
     if server.is_up and not server.shutting_down:
         for daemon in simulation.daemons:
             daemon.kill()
-        simulation.broker.time_out()  # so that no lost change is in flight to Kafka any more
+        simulation.broker.time_out()  # so that no change that the server loses is in flight to Kafka
         server.go_back(simulation.wal.restore(snapshot), slot, promote=False)
         simulation.expect_new_epoch()
         simulation.model.on_loss(snapshot)
@@ -635,7 +636,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
             simulation.expect_new_epoch()
         simulation.model.on_history(end, promoted=promote)
         if dice.random() < 0.5:
-            for _ in range(20):  # it has written as much again before a daemon connects
+            for _ in range(20):  # write as much WAL as was lost, before a daemon connects
                 simulation.wal.step()
         await asyncio.sleep(dice.choice((0.5, 5.0)))
         server.is_up = True
@@ -645,7 +646,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
 
 
 async def _lose_checkpoints(simulation: Simulation) -> None:
-    """Let Kafka lose the last checkpoints while no daemon runs, or let another program forge one."""
+    """While no daemon runs, let Kafka lose the last checkpoints, or let another program forge a checkpoint."""
     if simulation.mode != "exactly_once" or simulation.is_held:
         return
     simulation.is_held = True
@@ -666,9 +667,10 @@ async def _lose_checkpoints(simulation: Simulation) -> None:
 
 
 def _forge(simulation: Simulation, partition: Partition) -> bool:
-    """Write a checkpoint under the pipeline's key that contradicts the cut records. Return whether this was possible.
+    """Write a checkpoint under the pipeline's key that contradicts the cut records, and return True.
 
-    If the checkpoint of the last cut is lost, or another one was forged, a second fault would be too much.
+    Return False if the last checkpoint is not that of the last cut, because it was lost or forged before. pgsluice does
+    not have to survive two such faults.
     """
     values = [entry.value or b"" for entry in partition.log if entry.is_visible and entry.key == KEY]
     genuine = [json.loads(value) for value in values if not is_probe(value)]
@@ -689,9 +691,10 @@ def _forge(simulation: Simulation, partition: Partition) -> bool:
 
 
 async def _late_marker(simulation: Simulation) -> None:
-    """Let a late marker show the checkpoint of a cut, and kill the process before it commits the cut.
+    """Let a late marker make a checkpoint or a cut record visible or invisible, and kill the process.
 
-    Or let it hide the checkpoint or the record of a cut, and kill the process when it has committed the cut.
+    If the record becomes visible, the process is killed before it commits the cut. Otherwise, it may have committed
+    the cut before it is killed.
     """
     broker, dice = simulation.broker, simulation.dice
     topic = dice.choice(OWN_TOPICS)
@@ -736,12 +739,12 @@ async def _kafka_weather(simulation: Simulation) -> None:
 
 
 async def _outdated_broker(simulation: Simulation) -> None:
-    """Let a broker lose touch with its cluster. Some clients get outdated answers, perhaps those of a new session."""
+    """Isolate a broker from its cluster. Some clients, perhaps those of a new session, get outdated answers."""
     broker, server, dice = simulation.broker, simulation.server, simulation.dice
     if broker.leader_epoch:
-        return  # it happens only once in a world
-    # If other programs write, or markers come twice, an old end may happen to equal the predicted one. This would be
-    # one fault too many.
+        return  # this fault happens only once in a world
+    # If other programs write, or markers are written twice, an outdated end offset may equal the predicted one by
+    # chance. pgsluice does not have to survive both faults together, so leave the topics of changes alone.
     disturbed = {_foreign_rows, _kafka_weather}.intersection(simulation.troubles)
     led = OWN_TOPICS if disturbed else list(broker.topics)
     broker.lose_touch(led, dice.choice((0.3, 0.7)))
@@ -756,10 +759,7 @@ async def _outdated_broker(simulation: Simulation) -> None:
 
 
 async def _foreign_transaction(simulation: Simulation) -> None:
-    """Let another program write to the checkpoint topic.
-
-    It leaves its transaction open, or commits a record that looks like a checkpoint.
-    """
+    """Let another program write a record that looks like a checkpoint. It commits, or leaves its transaction open."""
     broker = simulation.broker
     transaction = broker.open("somebody", simulation.dice.choice((1.0, 20.0)))
     broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", FOREIGN.to_json())
@@ -769,7 +769,7 @@ async def _foreign_transaction(simulation: Simulation) -> None:
 
 
 async def _foreign_rows(simulation: Simulation) -> None:
-    """Let another program write to a topic of changes, and perhaps abort."""
+    """Let another program write to topics of changes. It commits or aborts."""
     broker, dice = simulation.broker, simulation.dice
     places = [(name, dice.randrange(PARTITIONS)) for name in sorted(broker.topics) if ".public." in name]
     transaction = broker.open("somebody", dice.choice((0.01, 1.0, 20.0)))
@@ -780,7 +780,7 @@ async def _foreign_rows(simulation: Simulation) -> None:
 
 
 async def _two_phase(simulation: Simulation) -> None:
-    """Let the operator set postgres.two_phase, and restart the daemons."""
+    """Let the operator switch on postgres.two_phase and restart the daemons."""
     server = simulation.server
     if not server.options.two_phase:
         server.options = replace(server.options, two_phase=True)
@@ -789,7 +789,7 @@ async def _two_phase(simulation: Simulation) -> None:
 
 
 async def _disk_hangs(simulation: Simulation) -> None:
-    """Let a disk hang for a while, or until the process ends. Another process may have a disk that works."""
+    """Let the disk of one process hang for a while, or until the process ends. Other disks work."""
     dice = simulation.dice
     disk = dice.choice(simulation.daemons).disk
     if disk is None:
@@ -836,15 +836,15 @@ def run(
     loads: bool | None = None,
     commands: bool | None = None,
 ) -> str | None:
-    """Run the world of ``seed``, in its own mode or this one. Return the first error, or None.
+    """Run the world of ``seed``. Return a description of the first error, or None.
 
-    ``loads``: whether tables are loaded. None: in one world of four. ``commands``: whether commands are given in a
-    world with loads. None: in some of these worlds.
+    ``mode`` is the delivery mode, ``loads`` says whether tables are loaded, and ``commands`` says whether commands are
+    given in a world with loads. The seed decides each of them that is None.
     """
     loop = Loop()
     asyncio.set_event_loop(loop)
-    loop.set_exception_handler(lambda _loop, _context: None)  # what killed processes leave behind
-    gc.disable()  # it would take a fifth of the time
+    loop.set_exception_handler(lambda _loop, _context: None)  # killed processes leave errors behind
+    gc.disable()  # garbage collection would take a fifth of the time
 
     def tell(text: str) -> None:
         if note is not None:
