@@ -1,4 +1,4 @@
-"""``python -m tests.faults --kills 500 [--seed n [--round n]] [--version 16]``: ``make faults`` calls it."""
+"""The command ``python -m tests.faults --kills 500 [--seed n [--round n]] [--version 16]``, for ``make faults``."""
 
 import argparse
 import random

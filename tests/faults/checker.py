@@ -1,8 +1,8 @@
 """Compares what a read_committed consumer saw with what PostgreSQL committed. It uses no code of pgsluice.
 
-The mirror of ``tests.support.replay`` applies each cut, and checks the cut itself. This module checks whole
-transactions, with their lines in the ledger, and the sum of all balances after each cut. Rows that were read, and the
-copies of tables that are complete, are compared with what the witness says of the tables at that position.
+The replay of ``tests.support.replay`` applies each cut to copies of the tables, and checks the cut itself. This module
+checks whole transactions against their lines in the ledger, and the sum of all balances after each cut. It compares
+rows that were read, and complete copies, with the tables at the same position, whose content the witness knows.
 """
 
 from collections import Counter, deque
@@ -24,7 +24,7 @@ Position = tuple[int, int, int]
 FIRST_EPOCH = 1
 
 Rows = tuple[list[str], Counter[tuple[str | None, ...]]]
-"""Columns and rows, as PostgreSQL's texts."""
+"""The columns and rows of a table. Values are in PostgreSQL's text format."""
 
 
 @dataclass
@@ -35,28 +35,28 @@ class Tally:
     transactions: int = 0
     prepared: int = 0
     messages: int = 0
-    """Messages in transactions and outside of them."""
+    """The number of messages, in transactions and outside of them."""
     events: int = 0
     sums: int = 0
     positions: int = 0
-    """How many positions of the slot were compared with the checkpoints."""
+    """The number of positions of the slot that were compared with the checkpoints."""
     loads: int = 0
-    """How many loads have ended."""
+    """The number of loads that have ended."""
     rows_read: int = 0
     compared: int = 0
-    """How many rows of copies were compared with tables at the end of a cut."""
+    """The number of rows of copies that were compared with tables at the end of a cut."""
     commands: int = 0
     repeated: int = 0
-    """How many records came more than once.
+    """The number of records that were delivered again.
 
-    They may do so in at-least-once mode, and at the beginning of a new epoch.
+    This is allowed in at-least-once mode, and at the beginning of a new epoch.
     """
     lost: int = 0
     doubled: int = 0
     torn: int = 0
     out_of_order: int = 0
     untrue: int = 0
-    """Rows that were read, and copies of tables, that differ from the table at that position."""
+    """The number of tables of which a row that was read, or the copy, differs from the table at that position."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -81,21 +81,19 @@ class Checkpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """The final content of PostgreSQL, without the changes that the options leave out."""
+    """The final content of the database, without the changes that the options exclude from the stream."""
 
     committed: frozenset[int]
     """The numbers of the committed transactions, from the ledger."""
     asides: Mapping[int, int]
-    """LSNs of messages outside of transactions, by number.
-
-    They include messages of rolled-back transactions, which may have been delivered.
-    """
+    """The LSNs of messages outside of transactions whose writers committed, by number."""
     last_aside: int
+    """The highest number of such a message. Messages of rolled-back transactions are included, and may be delivered."""
     tables: Mapping[str, Rows]
 
     @classmethod
     def of(cls, connection: psycopg.Connection, options: Options, made: Sequence[str] = ()) -> Self:
-        """Read the database. ``made``: the tables that were created later."""
+        """Read the database. ``made`` has the tables that were created later."""
         some = " WHERE origin IS NULL" if options.origin == "none" else ""
         committed = connection.execute(f"SELECT id FROM ledger{some}").fetchall()
         asides = connection.execute(f"SELECT id, (lsn - '0/0')::bigint FROM aside{some}").fetchall()
@@ -109,12 +107,12 @@ class Contents:
         )
 
     def without(self, name: str) -> Self:
-        """Return all but this table."""
+        """Return the contents without one table."""
         return replace(self, tables={other: rows for other, rows in self.tables.items() if other != name})
 
 
 class Checker:
-    """Checks one pipeline, cut by cut and then as a whole."""
+    """Checks the records of one pipeline, first cut by cut and then as a whole."""
 
     def __init__(
         self,
@@ -124,36 +122,37 @@ class Checker:
         prepares: Mapping[int, int] | None = None,
         truth: Truth | None = None,
     ) -> None:
-        """Choose the mirror. ``adoptions`` are the positions of the slot at each start with --adopt-slot.
+        """Choose the replay that applies the cuts, and the facts to compare with.
 
-        ``prepares``: the end of the WAL before each PREPARE TRANSACTION, by the transaction's number. ``truth``: the
-        content of the tables at each position, if cuts are read.
+        ``adoptions`` has the position of the slot at each start with --adopt-slot, ``prepares`` the end of the WAL
+        before each PREPARE TRANSACTION, by the transaction's number. If cuts are read, ``truth`` gives the content of
+        the tables at each position.
         """
         self.tally = Tally()
         self._truth = truth
         self._untrue: set[str] = set()
-        """Tables whose copies are already known to be wrong."""
+        """The tables whose copies were already reported as wrong."""
         self._adoptions = deque(adoptions)
         self._prepares = (prepares or {}) if options.two_phase else {}
         self._epoch = FIRST_EPOCH
         self._epoch_begins = 0
         self._delivered: list[list[Event]] = []
-        """The transactions of this epoch, and messages outside of transactions, in their order."""
+        """The transactions of this epoch, and messages outside of transactions, in the order of delivery."""
         self._due: deque[list[Event]] = deque()
-        """The transactions of the last epoch that have to come again at the beginning of this one."""
+        """The transactions of the last epoch that have to come again at the beginning of this epoch."""
         self._replay = replay
         self._options = options
         self._seen: set[int] = set()
         self._asides: dict[int, int] = {}
-        """LSNs of messages outside of transactions, by number."""
+        """The LSNs of delivered messages outside of transactions, by number."""
         self._last: Position = (0, 0, 0)
         self._last_ticket = 0
         self._last_total = TOTAL
         self._last_numbers: dict[int, int] = {}
-        """By worker."""
+        """The number of the last transaction of each worker."""
 
     def check_cuts(self, cuts: Iterable[Cut]) -> None:
-        """Apply cuts in order, and check the sum after each."""
+        """Apply cuts in order, and check the content after each of them."""
         for cut in cuts:
             self._check_epoch(cut)
             self._check_cut(cut, {_beginning(found[0]) for found in self._take_repeated(cut)})
@@ -173,7 +172,7 @@ class Checker:
     # --- loads
 
     def _check_copies(self, cut: Cut, is_new: Callable[[Event], bool], truth: Truth) -> None:
-        """Compare the rows that were read, and then the changed rows in the copies of tables that are complete."""
+        """Compare the rows that were read with the tables, and then the changed rows of complete copies."""
         touched = self._check_rows_read(cut, truth)
         touched |= truth.advance(cut.record["epoch"], cut.record["end_lsn"])
         touched |= {_touched(event) for event in _changes(cut) if event.op != "m" and is_new(event)}
@@ -188,7 +187,7 @@ class Checker:
     def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
         """Compare each row that was read with the table at its position.
 
-        Return the changed rows, and the rows that were read.
+        Return the table and key of each row that was read, or that has changed up to the last of these positions.
         """
         touched: set[tuple[str, Key]] = set()
         for event in sorted((event for event in cut.events if event.op == "r"), key=_order):
@@ -202,7 +201,7 @@ class Checker:
         return touched
 
     def _check_copy(self, cut: Cut, table: str, key: Key, truth: TableContents) -> None:
-        """Compare one row of a copy, or all of them, with the table."""
+        """Compare one row of a copy with the table. If ``key`` is None, compare all rows."""
         copy = self._replay.table(f"public.{table}").rows
         where = f"at the end of cut {cut.record['cut']}, the copy of {table}"
         if key is None and copy and all(KEY not in row for row in copy.values()):
@@ -221,11 +220,11 @@ class Checker:
                 self._complain_of_copy(table, f"{where} has {found}, and the table {expected}")
 
     def _seen_row(self, table: str, row: Row | None) -> Row | None:
-        """Return the row, unless the options leave out later changes of it."""
+        """Return the row, or None if the options exclude its changes from the stream."""
         return None if row is None or (table in VISITED and self._is_left_out(row["origin"])) else row
 
     def _complain_of_copy(self, table: str, what: str) -> None:
-        """Report each table once, because other problems follow from the first."""
+        """Report a wrong copy. Report each table only once, because the first problem causes others."""
         if table not in self._untrue:
             self._untrue.add(table)
             self.tally.complain("untrue", what)
@@ -239,9 +238,9 @@ class Checker:
     # --- epochs
 
     def _check_epoch(self, cut: Cut) -> None:
-        """Check that an epoch begins at the slot's position when it was adopted, and never by itself.
+        """Check that a new epoch follows a start with --adopt-slot, and begins at the slot's position at that time.
 
-        PostgreSQL sends everything after the slot's position, so exactly these transactions come again.
+        PostgreSQL sends everything after this position, so exactly these transactions have to come again.
         """
         epoch, end_lsn = cut.record["epoch"], cut.record["end_lsn"]
         if epoch == self._epoch:
@@ -259,9 +258,9 @@ class Checker:
         self._due = deque(found for found in former if position is not None and found[0]["lsn"] >= position)
 
     def _take_repeated(self, cut: Cut) -> Iterator[list[Event]]:
-        """Yield the transactions that come again.
+        """Yield the transactions of this cut that were delivered in the last epoch as well.
 
-        They must equal those of the last epoch, and come before all others.
+        They must equal the former ones, and come before all new transactions.
         """
         for _, group in groupby(sorted(_changes(cut), key=_order), _beginning):
             found = list(group)
@@ -284,15 +283,14 @@ class Checker:
     def _cannot_come_again(self, found: list[Event]) -> bool:
         """Return whether a transaction was prepared before the slot's position and committed after it.
 
-        After this transaction is delivered, another prepared transaction can hold the slot back at such a position.
-        PostgreSQL does not send the rows of a transaction that was prepared before the slot's position, but only its
-        commit.
+        Of such a transaction, PostgreSQL sends only the commit, and not the rows. The slot can be at such a position
+        although the transaction was delivered, because another prepared transaction holds it back.
         """
         lines = [event["after"]["id"] for event in found if event.op == "c" and event["table"] == "ledger"]
         return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
 
     def _complain_of_missing(self, when: str = "") -> None:
-        """Report the transactions that should have come again by now: the first one, and the number of all."""
+        """Report the number of transactions that should have come again by now, and the first one."""
         missing = [found for found in self._due if not self._cannot_come_again(found)]
         if missing:
             what = f"{len(missing)} transactions after the slot's position have not come again{when}"
@@ -325,7 +323,7 @@ class Checker:
             self._check_aside(event)
 
     def _check_aside(self, event: Event) -> None:
-        """Check a message outside of transactions: it comes once, at its own LSN, and not if its origin is left out."""
+        """Check that a message outside of transactions comes once, and that the options do not exclude it."""
         self.tally.messages += 1
         number, *origin = event["content"].decode().split()
         known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
@@ -339,7 +337,7 @@ class Checker:
         return bool(origin) and self._options.origin == "none"
 
     def _check_transaction(self, found: list[Event]) -> None:
-        """Check one transaction: it is whole, comes once, and has the right attributes."""
+        """Check that a transaction is complete, comes once, and has the right attributes."""
         tally = self.tally
         rows = [event for event in found if event.op != "m"]
         tally.transactions += 1
@@ -361,7 +359,7 @@ class Checker:
             self.tally.complain("other", f"{name} has {told} and is of {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
-        """Check that each message is where its note says, and that there are no others, as of a lost savepoint."""
+        """Check that each message has the place that its note gives, and that there are no other messages."""
         messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
@@ -379,7 +377,7 @@ class Checker:
         if changes != line["changes"] + 1:
             tally.complain("torn", f"{name}, has {changes} changes instead of {line['changes'] + 1}")
         if line["ticket"] is None:
-            tally.prepared += 1  # and the first one
+            tally.prepared += 1  # the transaction that populates the tables has no ticket either
             return
         if line["ticket"] <= self._last_ticket:
             tally.complain("out_of_order", f"{name}, with ticket {line['ticket']} comes after {self._last_ticket}")
@@ -392,7 +390,7 @@ class Checker:
             tally.complain("out_of_order", f"{name}, comes before {line['follows']}")
 
     def check_repeated(self, records: Iterable[Event], checkpoints: Sequence[Checkpoint]) -> None:
-        """Check records in at-least-once mode: each is new, or it is a repetition from after the last checkpoint."""
+        """Check in at-least-once mode that only records after the last checkpoint come again, unchanged."""
         known: dict[tuple[str, int, Position], Event] = {}
         delivered, left = 0, list(checkpoints)
         for record in sorted(records, key=lambda record: record.timestamp_ms):
@@ -421,7 +419,7 @@ class Checker:
             last[place] = max(record.position, last.get(place, record.position))
 
     def check_whole(self, there: Contents, rest: list[Event]) -> None:
-        """Compare all records with PostgreSQL's content. ``rest`` has the records that no cut listed."""
+        """Compare the result of all records with the database. ``rest`` has the records that no cut lists."""
         tally = self.tally
         self._complain_of_missing()
         for position in self._adoptions:
@@ -442,13 +440,13 @@ class Checker:
             tally.complain("other", problem)
 
     def _leave_out(self, name: str, table: Table) -> None:
-        """Remove rows that were read although the options leave out their changes."""
+        """Remove rows from a copy whose changes the options exclude. A load reads them nevertheless."""
         table.rows = {key: row for key, row in table.rows.items() if self._seen_row(name, row) is not None}
 
     def _check_all_asides(self, there: Contents) -> None:
-        """Check messages outside of transactions.
+        """Check all messages outside of transactions.
 
-        A message must be there if a commit followed it, because it was flushed.
+        A message must have been delivered if its writer committed, because the commit has flushed it.
         """
         for number, lsn in there.asides.items():
             if number not in self._asides:
@@ -461,9 +459,9 @@ class Checker:
 
 
 def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[Checkpoint], tally: Tally) -> None:
-    """Report each position of the slot that was confirmed before its checkpoint was written.
+    """Report each sampled position of the slot that is beyond the last checkpoint at that time.
 
-    Each epoch is checked separately, because the checkpoints of an earlier epoch say nothing about its positions.
+    Only checkpoints of the same epoch are compared, because positions of two epochs cannot be compared.
     """
     reached, epoch, left = 0, FIRST_EPOCH, deque(checkpoints)
     for moment, position in samples:
@@ -477,7 +475,7 @@ def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[
 
 
 def _changes(cut: Cut) -> list[Event]:
-    """Return the records of a cut without rows that were read, which belong to no transaction."""
+    """Return the records of a cut, but not the rows that were read, because these belong to no transaction."""
     return [event for event in cut.events if event.op != "r"]
 
 
@@ -486,13 +484,13 @@ def _touched(event: Event) -> tuple[str, Key]:
 
 
 def _beginning(event: Event) -> Position:
-    """Return the position of the transaction's first event, or of the message outside of transactions."""
+    """Return the position of the first event of the transaction. A message outside of transactions is its own first."""
     epoch, lsn, seq = event.position
     return epoch, lsn, min(seq, 0)
 
 
 def _order(event: Event) -> tuple[Position, str, int]:
-    """Return the sort key of events. The copies of a truncate differ only in their partitions."""
+    """Return the sort key of an event. The copies of a truncate differ only in their partitions."""
     return event.position, event.topic, event.partition
 
 

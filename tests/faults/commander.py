@@ -1,6 +1,7 @@
-"""Commands to the pipeline of a storm, and whether each was carried out once.
+"""Commands to the pipeline of a storm. This module gives them, and checks that each was carried out once.
 
-Used by ``storm``. Commands are sent as ``pgsluice snapshot`` does it, but not through the pipeline's proxies.
+``storm`` uses it. Commands are sent in the same way as by ``pgsluice snapshot``, but not through the pipeline's
+proxies.
 """
 
 import json
@@ -19,7 +20,7 @@ from tests.faults.checker import Tally
 from tests.support.reader import CONSUMER
 
 FIRST = ("refused", "done", "accepted")
-"""The outcomes in the first answer to a command. The last one has tables, and each table gets one of ``LAST`` later."""
+"""The outcomes in the first answer to a command. Each table of an accepted command later gets one of ``LAST``."""
 LAST = ("loaded", "ended")
 
 POLL_S = 0.1
@@ -38,7 +39,7 @@ class Commander:
         """The ids of commands that Kafka has certainly stored."""
 
     def give(self, verb: Verb, tables: Sequence[str] = (), where: str = "") -> bool:
-        """Send a command. Return whether Kafka has certainly stored it, because brokers may be away."""
+        """Send a command. Return whether Kafka has certainly stored it. Brokers may be down, so this may fail."""
         command = new_command(verb, tuple(f"public.{table}" for table in tables), where)
         try:
             with self._client() as client:
@@ -52,7 +53,7 @@ class Commander:
 
     def is_done(self) -> bool:
         """Return whether every command was answered, and no load is in progress according to the last checkpoint."""
-        answered = self._answers().keys()  # first, so that the checkpoint has their effects
+        answered = self._answers().keys()  # read answers first, so that the checkpoint contains their effects
         with self._client() as client:
             checkpoint = client.checkpoint()
         return checkpoint is not None and not (
@@ -60,7 +61,7 @@ class Commander:
         )
 
     def loaded(self) -> dict[str, str]:
-        """Return how the loads of tables have ended: the state of each in its record."""
+        """Return the state in the record of each loaded table, which says how its load has ended."""
         with self._client() as client:
             return {one.table: one.state for one in client.loaded()}
 
@@ -73,7 +74,7 @@ class Commander:
         return CommandClient(options, self._topics)
 
     def _answers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the answers in the topic, in their order, by the command's id."""
+        """Return the answers in the topic by the command's id, in the order of the topic."""
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         consumer = Consumer({**CONSUMER, "bootstrap.servers": self._bootstrap_servers})
         try:
@@ -93,7 +94,7 @@ class Commander:
 def check_answers(
     sent: Iterable[str], answers: Mapping[str, Sequence[Mapping[str, Any]]], tally: Tally, *, is_atomic: bool
 ) -> None:
-    """Report commands without an answer, and those that seem to have been carried out twice."""
+    """Report commands without an answer, and commands whose answers show that they were carried out twice."""
     for identifier in sent:
         tally.commands += 1
         found = answers.get(identifier, ())

@@ -1,10 +1,10 @@
-"""``pgsluice`` with a failpoint: the process kills itself when it passes a step for the n-th time.
+"""Runs ``pgsluice`` with a failpoint. The process kills itself when it passes a step for the n-th time.
 
     python daemon.py STEP N RULE run -c config.toml
 
-The product has no failpoints. This script wraps the methods before or after which a crash could do harm. Each step
-brings about the state that its name describes, and then sends SIGKILL. If a rule is named, it is taken out of the
-product, and the storms have to notice that. STEP and RULE may be empty. ``storm`` starts it.
+The product has no failpoints. This script wraps the methods before or after which a crash could do harm. A step first
+brings about the state that its name describes, and then sends SIGKILL. If RULE is given, the script switches this rule
+of the product off, and the storms have to notice that. STEP and RULE may be empty. ``storm`` starts this script.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ from pgsluice.transactions import Transactions
 FLUSH_S = 10.0
 
 COMMIT_MAX_S = 0.02
-"""Most commits are answered within this time. So a crash comes before the request, before the answer, or after it."""
+"""The time in which most commits are answered. A random part of it ends before the request, the answer, or after."""
 
 REPORTS_S = 1.0
-"""Enough for a status update to arrive."""
+"""The time in which a status update certainly arrives."""
 
 
 def _received_does_not_matter() -> None:
@@ -59,7 +59,7 @@ def _received_does_not_matter() -> None:
 
 
 def _released_at_once() -> None:
-    # ignore the prepares of the session and those of the last checkpoint
+    # Forget a prepared transaction as soon as its commit is received, and ignore those of the last checkpoint.
     Progress.confirmable = property(lambda self: min((self.delivered, self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
     Progress.on_prepared_commit = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
 
@@ -90,7 +90,7 @@ def _refusals_are_forgotten() -> None:
 
 
 def _the_server_never_went_back() -> None:
-    # otherwise a refusal at an earlier start would stay recorded
+    # A refusal that an earlier start has recorded would stop every later start.
     _refusals_are_forgotten()
     Session._judge = lambda *_: None  # type: ignore[method-assign]
 
@@ -150,7 +150,7 @@ RULES: Mapping[str, Callable[[], None]] = {
     "a checkpoint has the offset of commands": _commands_are_taken_again,
     "writers are waited for": _nobody_is_waited_for,
 }
-"""The rules that can be taken out."""
+"""The rules that can be switched off."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ class Step:
     method: str
     before: bool = False
     first: Callable[..., object] = lambda *_: None
-    """Brings about the state that the step is named after. It gets the arguments of the method."""
+    """Brings about the state after which the step is named. It is called with the arguments of the method."""
     wait_s: float = 0.0
-    """Before each call of a coroutine."""
+    """The pause before each call, if the method is a coroutine function."""
     counts: Callable[..., bool] = lambda *_: True
-    """Whether a call counts. It gets the arguments of the method."""
+    """Returns whether a call counts as a pass. It is called with the arguments of the method."""
     armed: Callable[[], threading.Event] | None = None
-    """Creates an event that a call waits for. The call counts only if the event has happened since the last count."""
+    """Creates an event. A call counts only if the event was set since the last call that counted."""
 
 
 def _flush(producer: CutProducer) -> None:
@@ -179,21 +179,22 @@ def _flush_sink(sink: KafkaSink, *_: object) -> None:
 
 
 def _send_commit(producer: TransactionalProducer) -> None:
-    """Send the commit, which may arrive, but do not wait for the answer."""
+    """Send the commit request, but do not wait long enough for its answer. The request may or may not arrive."""
     _flush(producer)
     with suppress(KafkaException):
         producer._producer.commit_transaction(random.uniform(0, COMMIT_MAX_S))
 
 
 def _report_for_a_while(_: TransactionalProducer) -> None:
-    """Delay the commit in the worker thread. The event loop continues to run, and so do the status updates."""
+    """Delay the commit in the worker thread. The event loop continues to send status updates."""
     time.sleep(REPORTS_S)
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return an event that is set at the end of an undelivered transaction whose Prepare alone held the slot back.
+    """Return an event that is set when the commit of a certain prepared transaction was received.
 
-    At this moment, a status update is due.
+    The transaction is one that is not delivered yet, and that alone holds the slot back. A status update is sent at
+    this moment. If it already confirmed the commit, a crash would lose the transaction.
     """
     ended, happened = Session._ended, threading.Event()
 
@@ -213,7 +214,7 @@ def _release_of_the_oldest() -> threading.Event:
 
 
 def _of_load(state: str) -> Callable[..., bool]:
-    """Return whether a mark with this state joins the open cut."""
+    """Return a function that tells whether a mark with this state joins the open cut."""
     return lambda _outbox, _loads, _place, marks, *_: any(mark.state == state for mark in marks)
 
 
@@ -222,7 +223,7 @@ def _has_answer(_: Requests, __: CommandState, answers: Sequence[Answer] = (), *
 
 
 SILENCE_S = 3.0
-"""Like a server that has to decode for long before it sends something. A session reports every two seconds."""
+"""How long nothing is received, as if the server had to decode for long. A session reports every two seconds."""
 
 SILENCE = "nothing received and time to report"
 COMMIT_PREPARED = "commit prepared received and time to report"
@@ -263,14 +264,14 @@ STEPS: Mapping[str, Step] = {
     "load about to end": Step(Outbox, "join_load", before=True, counts=_of_load("end")),
     "load ended": Step(Outbox, "join_load", counts=_of_load("end")),
 }
-"""All steps by name, in the order of a session."""
+"""All steps by name, in the order in which a session passes them."""
 
 LOAD_STEPS = [name for name, step in STEPS.items() if step.owner in (Commands, Requests, ChunkReader, Outbox)]
-"""The steps that are passed when a command has requested a load."""
+"""The steps that are passed only if a command has requested a load."""
 
 
 def install(step: Step, passes: int) -> None:
-    """Wrap the step's method so that the process dies at its ``passes``-th call."""
+    """Wrap the step's method, so that the process dies when the method is called for the ``passes``-th time."""
     method = getattr(step.owner, step.method)
     passing = _Passing(step, passes)
 
@@ -295,7 +296,7 @@ def install(step: Step, passes: int) -> None:
 
 
 class _Passing:
-    """Counts the calls of a step's method."""
+    """Counts the calls of a step's method, and kills the process at the last one."""
 
     def __init__(self, step: Step, passes: int) -> None:
         self._step = step

@@ -1,8 +1,8 @@
-"""A server that is restored from a snapshot of its disk, and an operator who does what the runbook says.
+"""Restores a server from a snapshot of its disk, and adopts the slot as the runbook says.
 
-The server reuses the LSNs that it has used since the snapshot. But the heartbeats in Kafka say that everything up to
-these LSNs is delivered. A daemon that believed this would drop the transactions that get these LSNs now. So it has to
-refuse until an operator adopts the slot (docs/runbook.md).
+The restored server reuses the LSNs that it had used after the snapshot. But the heartbeats in Kafka say that everything
+up to these LSNs is delivered. If the daemon believed this, it would drop the transactions that now get these LSNs. So
+it has to refuse until an operator adopts the slot (docs/runbook.md).
 """
 
 import time
@@ -18,23 +18,23 @@ from tests.faults.workload import Workload
 
 REFUSED = 65
 WENT_BACK = "restored"
-"""The daemon's message about a server whose history differs from the delivered one."""
+"""A part of the daemon's message about a server whose history differs from the delivered history."""
 REFUSED_BEFORE = "An earlier run found this"
-"""The daemon's message when it has not examined the server again, because a refusal is recorded."""
+"""A part of the daemon's message when it stops because a refusal is recorded, without examining the server again."""
 
 REACTION_S = 120.0
-"""How long the daemon may take to start, or to notice the restoration. Brokers may be down meanwhile."""
+"""How long the daemon may take to start, or to notice the restoration. Brokers may be down at that time."""
 
 POLL_S = 0.1
 
 PUBLISHED = 3
-"""How many published transactions are written at LSNs that were used before. The daemon has to notice them."""
+"""The number of published transactions that are written at reused LSNs. The daemon has to notice them."""
 
 SCRATCH_ROWS = 1000
-"""The rows of a transaction that is not published."""
+"""The number of rows that an unpublished transaction writes."""
 
 MARGIN_BYTES = 256 * 1024
-"""More bytes of WAL than an idle server writes in a short time."""
+"""An amount of WAL that an idle server does not write in a short time."""
 
 
 class Restoration:
@@ -54,7 +54,10 @@ class Restoration:
         """The end of the WAL when the snapshot was taken."""
 
     def run(self, restore: Restore) -> int | None:
-        """Return the slot's position when it was adopted. Return None if the daemon went on, which is an error."""
+        """Restore the server, and adopt the slot after the daemon has refused. Return the slot's position then.
+
+        Return None if the daemon continued, which is an error.
+        """
         self._victim.daemon.wait_until_ready(timeout_s=REACTION_S)
         with self._workload.quiet():
             self._set_back(restore)
@@ -64,7 +67,8 @@ class Restoration:
         self._overwrite()
         if restore.notice is Notice.LATE:
             refused = self._refuses_to_start(restore.death)
-        # the server's WAL has grown beyond the delivered position, and looks right again
+        # The WAL has now grown beyond the delivered position, so the server looks right again. The daemon has to refuse
+        # nevertheless.
         if not (refused and self._refuses_to_start(because=REFUSED_BEFORE)):
             return None
         position = self._position()
@@ -88,9 +92,9 @@ class Restoration:
         self._note(f"restored, {self._lost_end:X} is lost, the slot is at {self._position():X}")
 
     def _save_slot(self) -> None:
-        """Have the slot's position written to disk, which a server before 17 may not do when it is stopped.
+        """Make the server write the slot's position to disk. Before PostgreSQL 17, a shutdown may not do this.
 
-        A checkpoint logs the running transactions. When this record is confirmed, the server saves the slot.
+        A checkpoint logs the running transactions. When the daemon confirms this record, the server saves the slot.
         """
         with self._database.connect() as connection:
             connection.execute("CHECKPOINT")
@@ -103,7 +107,7 @@ class Restoration:
                 connection.execute("INSERT INTO scratch SELECT generate_series(1, %s)", [SCRATCH_ROWS])
 
     def _overwrite(self) -> None:
-        """Return when the WAL has grown beyond its lost part, which now has other published transactions."""
+        """Wait until the lost part of the WAL is overwritten, with other published transactions in it."""
         count = "SELECT count(*) FROM ledger"
         with self._database.connect() as connection:
             enough = _number(connection, count) + PUBLISHED
@@ -114,7 +118,7 @@ class Restoration:
         self._note("the lost WAL is overwritten")
 
     def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
-        """Start the daemon, and return whether it refuses. It may die at a step before."""
+        """Start the daemon, and return whether it refuses the server. With ``death``, let another daemon die before."""
         if death is not None:
             self._victim.die(death, or_with=REFUSED)
         said_before = len(self._victim.daemon.log_text())
@@ -122,7 +126,7 @@ class Restoration:
         return self._refuses(because, said_before)
 
     def _refuses(self, because: str, said_before: int = 0) -> bool:
-        """Wait until the daemon ends for this reason. Return False if it delivers beyond the lost WAL instead."""
+        """Wait until the daemon stops for this reason. Return False if it confirms a position after the lost WAL."""
         daemon = self._victim.daemon
         deadline = time.monotonic() + REACTION_S
         while daemon.alive:
@@ -139,14 +143,14 @@ class Restoration:
         return True
 
     def _adopt(self, death: Death | None) -> None:
-        """Begin a new epoch. If the daemon dies meanwhile, start it again with --adopt-slot."""
+        """Begin a new epoch. With ``death``, let the daemon die first, and start it again with --adopt-slot."""
         if death is not None:
             self._victim.die(death, "--adopt-slot")
         self._victim.start(None, "--adopt-slot")
         self._victim.daemon.wait_until_ready(timeout_s=REACTION_S)
 
     def _wait_until_confirmed(self) -> None:
-        """Return when everything that was written is delivered, and confirmed to the server."""
+        """Wait until everything that was written is delivered, and is confirmed to the server."""
         self._victim.wait_until_confirmed(self._end_of_wal(), self._position)
 
     def _end_of_wal(self) -> int:

@@ -1,6 +1,6 @@
-"""Runs rounds of storms, one on each server version at a time, until there have been enough kills.
+"""Runs rounds of storms until there have been enough kills. A round has one storm on each server version.
 
-Used by ``test_faults`` and ``python -m tests.faults``.
+``test_faults`` and ``python -m tests.faults`` use it.
 """
 
 import itertools
@@ -17,49 +17,49 @@ from tests.faults.storm import SERVER_SETTINGS, Cluster, Fate, Report, Storm, St
 VERSIONS = (14, 16, 18)
 
 ROUND_KILLS = 30
-"""How many kills all pipelines of a round have together.
+"""The number of kills in a round, in all its pipelines together.
 
-After these, everything is read and checked, and new pipelines begin.
+At the end of a round, everything is read and checked. The next round begins with new pipelines.
 """
 
 KILLS_PER_BROKER_KILL = 12
 KILLS_PER_SERVER_KILL = 5
 KILLS_PER_RESTORE = 2
-"""The least number of kills around a restoration: of the restored server, and of the daemon that has adopted the
+"""The minimum number of kills in a restoration. The server is killed, and so is the daemon that has adopted the
 slot."""
 
 OTHER_FAULTS = 6
-"""The number of restorations of a pipeline in a round."""
+"""The number of faults around each pipeline in a round, besides kills and a restoration."""
 
 ORDERS = 5
-"""The number of commands to a pipeline in a round, beside those that make it pass a step."""
+"""The number of commands to a pipeline in a round, besides those that make its daemon pass a step."""
 
 
 class StormError(AssertionError):
-    """Something was lost, doubled, torn or out of order, or something stopped that should go on."""
+    """Raised when something was lost, doubled, torn or out of order, or when something stopped unexpectedly."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in one round."""
+    """The script of one round."""
 
     options: Mapping[int, script.Options]
-    """The options by server version. ``deaths`` and ``weather`` have the same keys."""
+    """The options by server version. The mappings below have server versions as keys as well."""
     deaths: Mapping[int, Sequence[script.Death]]
     weather: Mapping[int, Sequence[script.Fault]]
     restores: Mapping[int, script.Restore]
-    """The restorations by server version. One server is restored in each round."""
+    """The restoration of one of the servers. It is empty in at-least-once mode."""
     brokers: Sequence[script.Fault]
     loading: Mapping[int, script.Loading]
-    """By server version, like ``orders``."""
     orders: Mapping[int, Sequence[script.Order]]
 
     @classmethod
     def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
         """Draw a round with ``kills`` kills.
 
-        In at-least-once mode, the network has no faults, because records that a dead owner left in it could arrive
-        later. No server is restored either, because only cuts distinguish the repetitions of a new epoch from others.
+        In at-least-once mode, the network has no faults, because records of a dead owner could stay in it and arrive
+        later. No server is restored either, because the checker could not tell the repetitions of a new epoch from
+        other repetitions without cuts.
         """
         is_exact = mode == "exactly_once"
         brokers = kills // KILLS_PER_BROKER_KILL
@@ -87,7 +87,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Subject:
-    """The product in the storms. A rule may be taken out of it."""
+    """The version of the product that is tested. ``without`` is the rule that is switched off, if any."""
 
     versions: Sequence[int] = VERSIONS
     mode: script.Mode = "exactly_once"
@@ -95,7 +95,7 @@ class Subject:
 
 
 def run(seed: str, kills: int, subject: Subject, say: Callable[[str], None], *, first_round: int = 1) -> Report:
-    """Run rounds until there have been enough kills. Raise StormError, with seed and script, if a round fails."""
+    """Run rounds until there have been ``kills`` kills. Raise StormError, with seed and script, if a round fails."""
     total = Report()
     versions = subject.versions
     names = {version: f"PG{version}" for version in versions}
@@ -134,7 +134,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
 
 
 def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report: Report) -> dict[int, BaseException]:
-    """Run all storms at the same time. Return the errors that ended some of them early."""
+    """Run all storms at the same time. Return the errors that have ended storms early."""
     failures: dict[int, BaseException] = {}
     calm, stop = threading.Event(), threading.Event()
 
@@ -161,7 +161,7 @@ def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report:
 def _story(
     seed: str, kills: int, plan: Plan, storms: Mapping[int, Storm], failures: Mapping[int, BaseException]
 ) -> str:
-    """Return all information about a failed round."""
+    """Describe a failed round: its script, what happened, and what is wrong."""
     first, _, number = seed.rpartition(".")
     lines = [f"round {number} of seed {first}, drawn again by KILLS={kills} SEED={first} ROUND={number}:"]
     for version, storm in storms.items():

@@ -1,4 +1,4 @@
-"""The parts of a round, all drawn from one seed: the options of each daemon, its deaths, and the faults around it."""
+"""The parts of a round: the options of each daemon, its deaths, and the faults around it. A seed decides them all."""
 
 import random
 from collections.abc import Sequence
@@ -28,34 +28,35 @@ PASSES = {
     "load about to end": 1,
     "load ended": 1,
 }
-"""How often a step is passed at most before the daemon dies there, if it is not ``USUAL_PASSES``."""
+"""For steps that are passed more or less often than others: the highest pass at which the daemon may die."""
 USUAL_PASSES = 15
+"""The highest pass at which the daemon may die at any other step."""
 EARLY_PASSES = 5
-"""How often a step is passed at most before the daemon dies there, if there are the most faults around it."""
+"""The highest pass for a death that has to come early, while most faults happen."""
 FIRST_STEPS = ("slot announced", "slot created")
-"""Steps that are passed only when a pipeline starts for the first time."""
+"""The steps that are passed only when a pipeline starts for the first time."""
 START_STEPS = (
     "streaming, not fenced",
     "fenced, checkpoint not read",
     "checkpoint read",
     SILENCE,
 )
-"""Steps that are passed once in a session."""
+"""The steps that are passed once in each session."""
 
 FIRST_STARTS = START_STEPS[:3]
-"""Steps at which a daemon dies before it can notice that the server was restored."""
+"""The steps of a start that come before the daemon can notice that the server was restored."""
 
 ADOPTING_STEPS = ("checkpoint read", "Kafka transaction begun", "checkpoint produced", "commit sent", "committed")
-"""Steps that a daemon passes when it begins a new epoch."""
+"""The steps that a daemon passes when it begins a new epoch."""
 
 SCRATCH = (40, 160)
 
 TWO_PHASE_VERSION = 15
 TWO_PHASE_STEPS = ("prepared", *(step for step in STEPS if "prepared received" in step))
-"""Steps that need a newer server."""
+"""The steps that are passed only if ``two_phase`` is set."""
 
 STREAM_STEPS = ("stream committed", "stream aborted", "spilled", "read back")
-"""Steps that are not passed if large transactions are sent after their commit."""
+"""The steps that are passed only if large transactions are sent before their commit."""
 
 TRANSACTION_STEPS = [name for name, step in STEPS.items() if step.owner is TransactionalProducer]
 
@@ -64,7 +65,7 @@ Mode = Literal["exactly_once", "at_least_once"]
 AT_A_MOMENT = "at a moment"
 
 DEATHS_BEFORE_TRAPS = 5
-"""Rounds with more kills also have those at which a prepared transaction could be lost."""
+"""If a daemon dies more often, some of its deaths are at steps where a prepared transaction could be lost."""
 
 LIFE_MAX_S = 4.0
 """The longest life of a daemon that dies at a random moment, including its start."""
@@ -85,7 +86,7 @@ ORDERED = (
     "made_1",
     "made_2",
 )
-"""Tables that commands load. The others are so large that their loads would take most of the time."""
+"""The tables that commands may load. Other tables are too large, so that their loads would take too long."""
 
 ORDER_PAUSE_S = (1.0, 5.0)
 PAUSED_S = (0.5, 2.0)
@@ -96,14 +97,14 @@ ORIGIN_VERSION = 16
 
 @dataclass(frozen=True)
 class Loading:
-    """How tables are loaded; the keys are those of ``[snapshot]``."""
+    """How tables are loaded. The fields are settings of ``[snapshot]``."""
 
     mode: str = "initial"
     chunk_rows: int = 40
 
     @classmethod
     def draw(cls, rng: random.Random) -> Self:
-        """Draw small chunks, so that loads last."""
+        """Draw a small chunk size, so that loads take long."""
         return cls(rng.choice(("initial", "when_needed")), rng.randint(*CHUNK_ROWS))
 
     def __str__(self) -> str:
@@ -125,7 +126,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the stream. The keys are those of ``[postgres]``."""
+    """The options of the stream. The fields are settings of ``[postgres]``."""
 
     streaming: str = "on"
     two_phase: bool = False
@@ -151,12 +152,12 @@ class Options:
 
 
 def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
-    """Draw ``count`` commands. One of them pauses all loads for a short time."""
+    """Draw ``count`` commands, and two more that pause all loads for a short time."""
     found: list[Order] = []
     while len(found) < count:
         verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
-        # a load of some rows replaces nothing, and no load does without all origins, so marks could not identify the
-        # rows
+        # A load of only some rows never replaces rows, and without all origins, no load does. Marks would not tell the
+        # two apart then, so load only some rows if changes of all origins are sent.
         where = "id % 3 = 0" if verb == "start" and options.origin == "any" and rng.random() < 1 / 5 else ""
         table = "goods" if where else rng.choice(ORDERED)
         found.append(Order(verb, rng.uniform(*ORDER_PAUSE_S), table, where))
@@ -167,7 +168,7 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
 
 @dataclass(frozen=True)
 class Death:
-    """The death of a daemon: when it passes a step for the ``passes``-th time, or after ``seconds``."""
+    """The death of a daemon. It comes when a step is passed for the ``passes``-th time, or after ``seconds``."""
 
     step: str
     passes: int = 1
@@ -212,18 +213,18 @@ class Restore:
 
     after: int
     scratch: int
-    """Unpublished transactions between the two, each of some tens of KiB."""
+    """The number of unpublished transactions between the snapshot and the restoration, each of some tens of KiB."""
     saves_slot: bool
-    """Whether the snapshot has the slot's last position. Otherwise, delivered transactions come again."""
+    """Whether the snapshot contains the slot's last position. Otherwise, delivered transactions come again."""
     notice: Notice
     death: Death | None
-    """The death of the first daemon that is started with the restored server."""
+    """The death of the first daemon that connects to the restored server, if it dies."""
     adopter: Death | None
-    """The death of the daemon that has to adopt the slot."""
+    """The death of the daemon that is to adopt the slot, if it dies."""
 
     @classmethod
     def draw(cls, rng: random.Random, deaths: int) -> Self:
-        """Draw one for a daemon that is going to die ``deaths`` times."""
+        """Draw a restoration for a pipeline whose daemon is going to die ``deaths`` times."""
         notice = rng.choice(list(Notice))
         dies = notice is not Notice.RUNNING and rng.random() < 1 / 2
         return cls(
@@ -246,11 +247,11 @@ class Restore:
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
 FOREIGN_TRANSACTION = "foreign transactions"
-"""Another program writes to every topic of changes, and aborts. No consumer sees its records, but they use up
+"""Another program writes to every topic of changes, and aborts. Consumers do not see its records, but the records have
 offsets."""
 
 FOREIGN_AT_LEAST = 2
-"""How often this happens in every round. Sometimes brokers are away, or there is no daemon."""
+"""The minimum number of these faults per pipeline and round. Some have no effect, as when brokers are down."""
 
 DATABASE_FAULTS = (
     ("daemon frozen", 2),
@@ -258,7 +259,7 @@ DATABASE_FAULTS = (
     *((f"PostgreSQL {name}", 1) for name in NETWORK),
     *((f"Kafka {name}", 1) for name in NETWORK),
 )
-"""The faults around one pipeline, besides kills of its server, with the frequency of each."""
+"""The faults around one pipeline, with their relative frequency. Kills of its server are added to them."""
 
 BROKER_KILLED = "broker killed"
 BROKER_FROZEN = "broker frozen"
@@ -266,11 +267,11 @@ BROKER_ISOLATED = "broker isolated"
 """The broker is cut off from the other brokers, but not from clients. It still claims to lead its partitions."""
 
 ISOLATION_S = (8.0, 24.0)
-"""The others elect new leaders after ``broker.session.timeout.ms``, which is 6 s here."""
+"""The duration of an isolation. New leaders are elected after ``broker.session.timeout.ms``, which is 6 s here."""
 
 
 def steps(options: Options, mode: Mode) -> list[str]:
-    """Return the steps that a daemon passes again and again."""
+    """Return the steps that every daemon with these options passes."""
     never = [*FIRST_STEPS]
     if not options.two_phase:
         never += TWO_PHASE_STEPS
@@ -282,12 +283,12 @@ def steps(options: Options, mode: Mode) -> list[str]:
 
 
 def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
-    """Draw how a daemon that passes the ``usual`` steps dies ``count`` times.
+    """Draw ``count`` deaths of a daemon that passes the ``usual`` steps.
 
-    Every third death is at a random moment.
+    About every third death is at a random moment.
     """
     found = [Death(rng.choice(FIRST_STEPS))] if count > 2 and rng.random() < 0.5 else []
-    # in at-least-once mode, this death makes records come twice
+    # In at-least-once mode, this death causes repeated records.
     found.append(Death(CUT_RECORD, rng.randint(2, EARLY_PASSES)))
     while len(found) < count:
         if rng.random() < 1 / 3:
@@ -297,7 +298,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
     if count > DEATHS_BEFORE_TRAPS:
-        # with prepared transactions that are delivered, and another session afterwards
+        # The first life is long enough to deliver prepared transactions, and further sessions follow.
         traps = [Death(AT_A_MOMENT, seconds=LIFE_MAX_S), Death(SILENCE)]
         traps += [Death(COMMIT_PREPARED)] if COMMIT_PREPARED in usual else []
         found[-len(traps) - 1 : -1] = traps
@@ -305,7 +306,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
 
 
 def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
-    """Draw ``count`` faults around one pipeline, and ``kills`` kills of its server."""
+    """Draw ``count`` faults around one pipeline, and add ``kills`` kills of its server."""
     kinds = rng.choices(*zip(*DATABASE_FAULTS, strict=True), k=count)
     kinds[:FOREIGN_AT_LEAST] = [FOREIGN_TRANSACTION for _ in kinds[:FOREIGN_AT_LEAST]]
     kinds += ["PostgreSQL killed"] * kills
@@ -314,7 +315,10 @@ def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
 
 
 def cluster_weather(rng: random.Random, freezes: int, isolations: int, kills: int) -> list[Fault]:
-    """Draw faults of brokers, which happen one at a time. No broker is isolated before there are topics."""
+    """Draw faults of brokers, which happen one after the other. An isolation is not the first, if there are others.
+
+    There are no topics yet at the beginning.
+    """
     kinds = [BROKER_FROZEN] * freezes + [BROKER_KILLED] * kills
     rng.shuffle(kinds)
     for _ in range(isolations):

@@ -1,7 +1,7 @@
-"""A pipeline in a storm: a workload with faults from a script, then calm, and then the check by an independent reader.
+"""A pipeline in a storm. A script of faults accompanies its workload, and an independent reader checks it at the end.
 
-The storms of all server versions share one ``Cluster``. Each has a proxy in front of every broker, and one in front of
-its server. ``test_faults`` uses it, and so does ``python -m tests.faults`` for long runs.
+The storms of all server versions share one ``Cluster``. Each storm has a proxy in front of every broker, and one in
+front of its server. ``test_faults`` runs storms, and so does ``python -m tests.faults``, for longer.
 """
 
 import json
@@ -58,11 +58,11 @@ CALM_S = 120.0
 PARTITIONS = 2
 
 LOADED_S = 120.0
-"""How long loads, and the deliveries before them, may make no progress."""
+"""How long loads, and the deliveries before them, may stand still."""
 
 BESIDE_WORK_S = 15.0
-"""How long the workload continues beside loads after the last fault. It prepares transactions that keep some tables
-from being read."""
+"""How long the workload continues during loads after the last fault. Its prepared transactions lock some tables, so not
+all loads can end in this time."""
 
 POLL_S = 0.02
 SAMPLE_S = 0.05
@@ -76,16 +76,16 @@ SERVER_SETTINGS = {
 
 
 FOREIGN_TIMEOUT_S = 10
-"""The time-out of another program's requests. After it, the brokers end the transaction."""
+"""The time-out of another program's requests, and of its transactions, which the brokers then abort."""
 FOREIGN_PAUSE_S = 0.2
 """How long another program keeps a transaction open."""
 STREAMING_S = 15.0
-"""How long another program waits for a daemon that streams. Some daemons die before."""
+"""How long another program waits until the daemon streams. Some daemons die before they stream."""
 
 
 @dataclass(frozen=True)
 class StormSetup:
-    """The configuration of a storm's daemon: its options, its mode, and the rule that is taken out of it, if any."""
+    """The configuration of a storm's daemon. ``without`` is the rule that is switched off, if any."""
 
     options: Options
     mode: Mode
@@ -95,7 +95,7 @@ class StormSetup:
 
 @dataclass(frozen=True)
 class Fate:
-    """The script of a pipeline."""
+    """The script of one pipeline."""
 
     deaths: Sequence[Death]
     weather: Sequence[Fault]
@@ -104,7 +104,7 @@ class Fate:
 
 
 def settings(setup: StormSetup) -> dict[str, dict[str, Any]]:
-    """Return the daemon's settings: all limits are small, and reports are as frequent as possible."""
+    """Return the daemon's settings. Limits are low, and status updates are as frequent as possible."""
     return {
         "postgres": {"publications": [PUBLICATION], "status_interval": "100ms", **asdict(setup.options)},
         "kafka": {"topics": {"partitions": PARTITIONS}},
@@ -117,16 +117,16 @@ def settings(setup: StormSetup) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Report:
-    """What a run did, and its result."""
+    """The events and the results of a run."""
 
     options: Counter[str] = field(default_factory=Counter)
-    """Those of all pipelines."""
+    """The number of pipelines with each option."""
     kills: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, other: "Report") -> None:
-        """Add another run."""
+        """Add the figures of another run."""
         self.options += other.options
         self.kills += other.kills
         self.faults += other.faults
@@ -147,9 +147,9 @@ class Report:
 
 
 class Cluster:
-    """Three brokers, each behind a proxy for every pipeline.
+    """Three brokers. For each pipeline, every broker has a proxy of its own.
 
-    At most one of them at a time is killed, frozen or isolated.
+    At most one broker at a time is killed, frozen or isolated.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -183,7 +183,7 @@ class Cluster:
         return ",".join(proxy.address for proxy in self.proxies[name].values())
 
     def suffer(self, faults: Sequence[Fault], report: Report, stop: threading.Event) -> None:
-        """Let the brokers' faults happen, one after the other. In the end, all brokers run and agree."""
+        """Carry out the brokers' faults, one after the other. At the end, all brokers run and are in sync."""
         for fault in faults:
             stop.wait(fault.pause)
             if fault.kind == BROKER_KILLED:
@@ -199,11 +199,11 @@ class Cluster:
                 stop.wait(fault.seconds)
                 self.kafka.resume(fault.broker)
         if not stop.is_set():
-            # a broker that was isolated would give the independent reader outdated answers
+            # A broker that was isolated may still be outdated. It would show the independent reader old logs.
             self.kafka.wait_until_in_sync()
 
     def _isolate(self, fault: Fault, report: Report, stop: threading.Event) -> None:
-        """Isolate a broker that leads a partition. If the chosen one leads none, as after a kill, take another one."""
+        """Isolate the fault's broker, or another broker if this one leads no partition, for example after a kill."""
         nodes = [(fault.broker + offset - 1) % BROKERS + 1 for offset in range(BROKERS)]
         node = next((node for node in nodes if self.kafka.led(node)), fault.broker)
         self._links.isolate(node, silently=fault.count % 2 == 0)
@@ -216,7 +216,7 @@ class Cluster:
 
 
 class Positions:
-    """The samples of the slot's position."""
+    """Samples the slot's position within a block."""
 
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
@@ -244,13 +244,13 @@ class Positions:
 
 
 class Storm:
-    """One pipeline on one server, from its first start to the check."""
+    """One pipeline on one server, from its first start to the final check."""
 
     def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, setup: StormSetup) -> None:
-        """Choose the database, which stays empty until ``run``, and the cluster's listener."""
+        """Choose the database, which has to stay empty until ``run``, and the pipeline's listener in the cluster."""
         self.report = Report(Counter([*str(setup.options).split(", "), str(setup.loading)]))
         self.log: list[str] = []
-        """What happened, with the seconds since the beginning."""
+        """The events, each with the seconds since the beginning."""
         self._name = f"storm_{database.name.removeprefix('test_')}"
         self._setup = setup
         self._database = database
@@ -264,15 +264,18 @@ class Storm:
         self._adoptions: list[int] = []
         """The slot's position at the beginning of each new epoch."""
         self._lost_from: list[int] = []
-        """The LSN from which on the WAL was lost, for each restoration."""
+        """For each restoration: the LSN from which on the WAL was lost."""
         self._undisturbed = threading.Lock()
-        """Only one fault at a time happens to the server, its network and the daemon, besides the daemon's deaths."""
+        """Held during a fault of the server, its network or the daemon, so that only one of them happens at a time.
+
+        Deaths of the daemon are the exception.
+        """
         self._began = time.monotonic()
         self._failed = threading.Event()
         self._failures: list[BaseException] = []
 
     def run(self, fate: Fate, calm: threading.Event) -> None:
-        """Run the script, then check. ``calm`` is set after the last fault of the brokers."""
+        """Run the script, then check the result. ``calm`` is set after the last fault of the brokers."""
         server = self._database.server
         self._workload.prepare()
         with ExitStack() as context:
@@ -324,12 +327,12 @@ class Storm:
         try:
             with self._accounted_for():
                 body()
-        except BaseException as failure:  # noqa: BLE001 - raised again when the other thread has ended as well
+        except BaseException as failure:  # noqa: BLE001 - raised again when the other threads have ended
             self._failures.append(failure)
 
     @contextmanager
     def _accounted_for(self) -> Iterator[None]:
-        """Note the daemon's state when the block fails, because it will have ended when the error is reported."""
+        """Log the daemon's state if the block fails, because the daemon will have ended when the error is reported."""
         try:
             yield
         except BaseException:
@@ -337,7 +340,7 @@ class Storm:
             raise
 
     def _die_around(self, restore: Restore | None, deaths: Sequence[Death]) -> None:
-        """Let the daemon die as scripted, and restore the server in between if the script says so."""
+        """Let the daemon die as the script says. If the script has a restoration, restore the server in between."""
         if restore is None:
             self._die(deaths)
             return
@@ -346,7 +349,7 @@ class Storm:
         self._die(deaths[restore.after :])
 
     def _die(self, deaths: Sequence[Death]) -> None:
-        """Let the daemon die as often as the script says. Afterwards, a new one runs."""
+        """Let the daemon die these deaths, one after the other. Then start a daemon that stays alive."""
         for death in deaths:
             if death.step in LOAD_STEPS and not self._provoke():
                 self._victim.die(Death(AT_A_MOMENT, seconds=LIFE_MAX_S))
@@ -378,11 +381,14 @@ class Storm:
             self._commander.give(order.verb, [order.table] if order.table else [], order.where)
 
     def _provoke(self) -> bool:
-        """Command the next daemon to load a table. Return whether the command was certainly stored."""
+        """Command the next daemon to load a table. Return whether Kafka has certainly stored the command."""
         return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
 
     def _load_beside_work(self) -> None:
-        """Have a daemon load tables when it has caught up, because the stream has to reach a chunk's position."""
+        """Load tables while the workload runs.
+
+        Before that, wait until the daemon has caught up, because the stream has to reach the position of each chunk.
+        """
         with self._database.connect() as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
         assert row is not None, "a query has a row"
@@ -394,9 +400,9 @@ class Storm:
         self._wait_until_loaded(BESIDE_WORK_S, is_quiet=False)
 
     def _finish_loads(self) -> None:
-        """Restart the daemon, and return when every table is loaded.
+        """Restart the daemon, and wait until every table is loaded.
 
-        Without the restart, a blocked table would wait for long.
+        Without the restart, a table that could not be read would be tried again only after a long time.
         """
         self._daemon.stop()
         self._victim.start(None)
@@ -413,10 +419,12 @@ class Storm:
     def _wait_until_loaded(self, timeout_s: float, *, is_quiet: bool = True) -> bool:
         """Wait until there is nothing to load, and no command to carry out. Return False if this takes too long.
 
-        While it ``is_quiet``, only the time without progress is limited, because a busy machine may need minutes.
+        If the workload ``is_quiet``, only the time without progress is limited, because a busy machine may need
+        minutes.
         """
         reached, end = "", time.monotonic() + timeout_s
-        # if a command loaded some rows of a table, the daemon finds the rest only at its next look
+        # If a command has loaded only some rows of a table, the daemon loads the table only after its next look at the
+        # publications. Until then, it reports nothing to load.
         wanted = {*FILLED, *self._workload.made}
         while not (self._has_loaded() and self._commander.is_done() and wanted <= self._commander.loaded().keys()):
             if not self._daemon.alive:
@@ -429,7 +437,7 @@ class Storm:
         return True
 
     def _reached(self) -> str:
-        """Return a text that changes whenever the daemon makes progress."""
+        """Return a text from the daemon's status that changes whenever the daemon makes progress."""
         try:
             status = self._daemon.status()
         except ServerError:
@@ -438,7 +446,7 @@ class Storm:
         return f"{status.get('delivered_lsn')} {snapshot.get('tables')} {snapshot.get('rows')}"
 
     def _has_loaded(self) -> bool:
-        """Return whether the daemon knows of no table that is to be loaded."""
+        """Return whether the daemon reports no table that has to be loaded."""
         try:
             snapshot = self._daemon.status()["snapshot"]
         except ServerError:
@@ -472,7 +480,7 @@ class Storm:
             self._disturb(proxies, what, fault)
 
     def _write_as_somebody_else(self, seconds: float) -> None:
-        """Write to all topics of changes in transactions, and abort them."""
+        """Write to all topics of changes in transactions, and abort these transactions."""
         settings = {
             "bootstrap.servers": self._cluster.kafka.bootstrap_servers,
             "transactional.id": f"somebody else beside {self._name}",
@@ -488,13 +496,13 @@ class Storm:
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
-        except KafkaException as error:  # brokers are down; they abort the transaction
+        except KafkaException as error:  # brokers are down, and will abort the transaction
             self._note(f"somebody else: {error}")
 
     def _wait_until_streaming(self) -> None:
-        """Return when the daemon streams, or after ``STREAMING_S``.
+        """Wait until the daemon streams, or for ``STREAMING_S``.
 
-        Before that, foreign records disturb no prediction.
+        Until it streams, it predicts no offsets, so foreign records would have no effect.
         """
         end = time.monotonic() + STREAMING_S
         while self._daemon.readiness("active") != HTTP_OK and time.monotonic() < end:
@@ -508,11 +516,11 @@ class Storm:
         producer.flush(FOREIGN_TIMEOUT_S)
 
     def _some_brokers(self, fault: Fault) -> list[Proxy]:
-        """Return one broker's proxy, or all of them."""
+        """Return the proxy of one broker, or all proxies."""
         return list(self._brokers.values()) if fault.count % 2 else [self._brokers[fault.broker]]
 
     def _freeze(self, seconds: float) -> None:
-        # it may die meanwhile
+        # The daemon may die while it is frozen.
         with suppress(ServerError, OSError, ValueError):
             self._daemon.send(signal.SIGSTOP)
             time.sleep(seconds)
@@ -581,7 +589,7 @@ class Storm:
                     reader.read_rest(), checkpoints(self._cluster.kafka.bootstrap_servers, self._name)
                 )
             there = Contents.of(connection, options, self._workload.made)
-            if not is_exact:  # rows that were read a second time after a crash cannot be distinguished from others
+            if not is_exact:  # after a crash, rows that were read twice cannot be distinguished from equal rows
                 there = there.without(WITHOUT_KEY)
             checker.check_whole(there, reader.read_rest() if is_exact else [])
             self._commander.check(self.report.tally)
@@ -589,10 +597,10 @@ class Storm:
             reader.close()
 
     def _replay(self, reader: Reader) -> Replay:
-        """Return a consumer that starts a new copy of a table with every second load of it.
+        """Return a consumer that starts a new copy of a table with about every second load.
 
-        Without all origins, no load replaces rows, so the consumer starts a new copy with each load. Otherwise a table
-        without a key would have its rows twice.
+        If the stream lacks some origins, loads do not replace rows. The consumer then starts a new copy with every
+        load, because otherwise a table without a key would have its rows twice.
         """
         is_whole = self._setup.options.origin == "none"
         return Replay(
@@ -605,7 +613,7 @@ class Storm:
 
 
 def confirmed_lsn(connection: psycopg.Connection, slot: str) -> int | None:
-    """Return the slot's position. Return None if there is no slot."""
+    """Return the slot's position, or None if there is no slot."""
     query = "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s"
     row = connection.execute(query, [slot]).fetchone()
     return None if row is None or row[0] is None else int(row[0])

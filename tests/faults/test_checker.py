@@ -1,7 +1,7 @@
-"""The storms' checker reports each kind of problem, and reports nothing if everything is right.
+"""Tests that the storms' checker reports each kind of problem, and reports nothing about a correct history.
 
-Each test makes a small history, and damages it in one way. Then it puts the history into cuts whose records match their
-content, as a daemon with this error would write them.
+A test takes a small history, and damages it in one way. It puts the damaged history into cuts whose cut records match
+their content, as a daemon with this error would write them.
 """
 
 from collections import Counter
@@ -37,10 +37,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 STRINGS = ("origin", "lsn")
 
 History: TypeAlias = list[list[Event]]
-"""The records of each cut, without their offsets."""
+"""For each cut, its records without offsets."""
 
 Marks: TypeAlias = Mapping[int, Sequence[dict[str, Any]]]
-"""Marks by the number of their cut."""
+"""The marks of each cut, by the number of the cut."""
 
 Spoil: TypeAlias = Callable[[History], object]
 
@@ -51,7 +51,7 @@ SLOT_LSN = 460
 
 
 def row(table: str, op: str, lsn: int, seq: int, *values: object, origin: str | None = None) -> Event:
-    """Return a record of a table's topic."""
+    """Return a record of the topic of a table."""
     columns = COLUMNS[table]
     fields = [
         {"name": name, "type": ["null", kind := "string" if name in STRINGS else "long"], "pg.type": f"pg_{kind}"}
@@ -87,9 +87,9 @@ def stamp(lsn: int, seq: int, origin: str | None) -> dict[str, Any]:
 
 
 def transaction(number: int) -> list[Event]:
-    """Return a transaction after a message outside of transactions.
+    """Return a message outside of transactions, and a transaction.
 
-    Every third belongs to the visitor, who moves no money.
+    The visitor writes every third transaction, and moves no money in it.
     """
     lsn, moved = number * 100, 7 * number
     origin = ORIGIN if number % 3 == 0 else None
@@ -117,7 +117,7 @@ def transaction(number: int) -> list[Event]:
 
 
 def numbered(records: Iterable[Event]) -> list[Event]:
-    """Number the events of each transaction from zero, like a daemon that knows no other events."""
+    """Number the events of each transaction from zero, so that missing events leave no gaps."""
     return [
         change(event, seq=number) if event["seq"] >= 0 else event
         for _, found in groupby(records, lambda event: (event["lsn"], event["seq"] < 0))
@@ -137,7 +137,7 @@ def history() -> History:
 
 
 def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN, marks: Marks | None = None) -> list[Cut]:
-    """Give the records their offsets, in their order, and each cut its record.
+    """Return the cuts of a history, with their cut records. Records get offsets in the order in which they come.
 
     A cut without records begins an epoch.
     """
@@ -156,13 +156,13 @@ def laid_out(spoilt: History, slot_lsn: int = SLOT_LSN, marks: Marks | None = No
 
 
 def birth(number: int, epoch: int, slot_lsn: int) -> dict[str, Any]:
-    """Return the record of the cut that begins an epoch."""
+    """Return the cut record of a cut that begins an epoch."""
     nothing = {"full": False, "first_lsn": None, "last_lsn": None, "ts": None, "transactions": 0, "events": 0}
     return {"cut": number, "epoch": epoch, "end_lsn": slot_lsn, **nothing, "topics": []}
 
 
 def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: dict[str, int]) -> dict[str, Any]:
-    """Return the record that a cut would have."""
+    """Return the cut record that matches these records."""
     changes = [event for event in records if event["seq"] >= 0]
     by_topic = {
         topic: list(found)
@@ -193,7 +193,7 @@ def cut_record(number: int, records: list[Event], firsts: dict[str, int], ends: 
 
 
 def contents(options: Options, cuts: History | None = None) -> Contents:
-    """Return the content of the database after the whole history, without changes that the options leave out."""
+    """Return the content of the database after the whole history, without changes that the options exclude."""
     events = [event for cut in cuts or history() for event in cut if event.op != "m"]
     rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in COLUMNS}
     for event in events:
@@ -228,7 +228,7 @@ def judged(
 ) -> Tally:
     """Return the checker's reports about a history that it reads cut by cut.
 
-    A new epoch begins at the first adoption.
+    A new epoch begins at the position of the first adoption.
     """
     checker = Checker(Replay(tombstones=lambda _: False, partitions=lambda _: 1), options, adoptions, prepares)
     checker.check_cuts(laid_out(spoilt, adoptions[0] if adoptions else SLOT_LSN))
@@ -237,7 +237,7 @@ def judged(
 
 
 def change(event: Event, **fields: object) -> Event:
-    """Return the record with other values in it."""
+    """Return a copy of the record in which these fields have other values."""
     assert event.value is not None
     return replace(event, value=event.value | fields)
 
@@ -256,7 +256,7 @@ def test_nothing_is_wrong_without_messages_and_origins() -> None:
 
 
 def found(cuts: History, lsn: int, *names: str) -> list[tuple[list[Event], Event]]:
-    """Return the records at an LSN, each with its cut, from these topics or from all."""
+    """Return the records at an LSN, each with its cut. If there are names, return only records of these topics."""
     return [
         (cut, event)
         for cut in cuts
@@ -266,7 +266,7 @@ def found(cuts: History, lsn: int, *names: str) -> list[tuple[list[Event], Event
 
 
 def without(lsn: int, *names: str, unnoticed: bool = False) -> Spoil:
-    """Leave records out. ``unnoticed``: leave no gap in the numbers."""
+    """Leave records out. With ``unnoticed``, renumber the others, so that there is no gap."""
 
     def spoil(cuts: History) -> None:
         for cut, event in found(cuts, lsn, *names):
@@ -278,7 +278,7 @@ def without(lsn: int, *names: str, unnoticed: bool = False) -> Spoil:
 
 
 def with_other(at: int, name: str, /, **fields: object) -> Spoil:
-    """Put other values into a record."""
+    """Change fields of a record."""
 
     def spoil(cuts: History) -> None:
         for cut, event in found(cuts, at, name):
@@ -288,7 +288,7 @@ def with_other(at: int, name: str, /, **fields: object) -> Spoil:
 
 
 def with_other_row(lsn: int, name: str, **columns: object) -> Spoil:
-    """Put other values into a row."""
+    """Change columns of a row."""
 
     def spoil(cuts: History) -> None:
         for _, event in found(cuts, lsn, name):
@@ -298,7 +298,7 @@ def with_other_row(lsn: int, name: str, **columns: object) -> Spoil:
 
 
 def again(lsn: int, *names: str, at: int | None = None) -> Spoil:
-    """Have records come twice, the second time in the last cut, and at another LSN if one is given."""
+    """Repeat records in the last cut, at another LSN if ``at`` is given."""
 
     def spoil(cuts: History) -> None:
         cuts[-1] += [change(event, lsn=lsn if at is None else at) for _, event in found(cuts, lsn, *names)]
@@ -316,14 +316,14 @@ def exchange_cuts(cuts: History) -> None:
 
 
 def exchange_transactions(cuts: History) -> None:
-    """Exchange the first two transactions in the order of commits."""
+    """Exchange the commit LSNs of the first two transactions."""
     lsns = {100: 200, 200: 100}
     moved = [change(event, lsn=lsns.get(event["lsn"], event["lsn"])) for event in cuts[0]]
     cuts[0] = sorted(moved, key=lambda event: event.position)
 
 
 def tear(cuts: History) -> None:
-    """Let a cut end between debit and credit."""
+    """Let a cut end between the debit and the credit of a transaction."""
     ((_, credit),) = found(cuts, 200, "credit")
     end = cuts[0].index(credit)
     cuts[1][:0] = cuts[0][end:]
@@ -331,7 +331,7 @@ def tear(cuts: History) -> None:
 
 
 def misplace_message(cuts: History) -> None:
-    """Let a message come before its note, which says that the note came first."""
+    """Put a message before its note, although the note says that the message follows it."""
     with_other(200, "messages", seq=0)(cuts)
     with_other(200, "note", seq=1)(cuts)
 
@@ -392,7 +392,7 @@ def test_it_complains_of_what_no_cut_lists() -> None:
 
 
 class TestAtLeastOnce:
-    """Records after the last checkpoint may come again, and must be the same."""
+    """Records after the last checkpoint may come again, but must not have changed."""
 
     @staticmethod
     def judged(records: Iterable[Event], *checkpoints: Checkpoint) -> Tally:
@@ -403,7 +403,7 @@ class TestAtLeastOnce:
 
     @staticmethod
     def records() -> list[Event]:
-        """Return all records, each with the time 1000 ms times its number."""
+        """Return all records. Their timestamps are one second apart."""
         everything = [event for cut in history() for event in cut]
         return [replace(event, timestamp_ms=1000 * number) for number, event in enumerate(everything)]
 
@@ -434,13 +434,13 @@ class TestAtLeastOnce:
 
 
 class TestNewEpoch:
-    """After an adoption, exactly the transactions after the slot's position come again, before all others."""
+    """After an adoption, exactly the transactions after the slot's position have to come again, before new ones."""
 
     @staticmethod
     def history(slot_lsn: int = SLOT_LSN) -> History:
-        """Return all transactions.
+        """Return a history with two epochs.
 
-        The last one is in a second epoch, which begins with those after the slot's position.
+        The second epoch begins with the repeated transactions after the slot's position. The last transaction follows.
         """
         *cuts, last = history()
         former = [event for event in last if event["lsn"] <= 500]
@@ -520,15 +520,15 @@ class TestNewEpoch:
 
 
 def of_epoch_2(lsn: int) -> list[Event]:
-    """Return the records at an LSN, as they would be in the second epoch."""
+    """Return the records at an LSN as the second epoch would repeat them."""
     return [change(event, epoch=2) for cut in history() for event in cut if event["lsn"] == lsn]
 
 
 class Scene:
-    """A history with a table that has three rows before the slot. A load reads them, in two cuts."""
+    """A history with a table that had three rows before the slot was created. A load delivers them in two cuts."""
 
     def __init__(self) -> None:
-        """Have one row change before it is read, another one after that, and a third one be deleted at the end."""
+        """Build the history. One row changes before it is read, one changes later, and one is deleted later."""
         self.cuts = history()
         self._change(400, row("goods", "u", 400, 0, 2, 21))
         self._change(500, deleted(500, 3))
@@ -542,14 +542,14 @@ class Scene:
         self.forgets = False
 
     def _change(self, lsn: int, event: Event) -> None:
-        """Add a change to a transaction, in front of its line in the ledger."""
+        """Add a change to a transaction, before its line in the ledger."""
         ((cut, line),) = found(self.cuts, lsn, "ledger")
         cut.insert(cut.index(line), event)
         with_other_row(lsn, "ledger", changes=line["after"]["changes"] + 1)(self.cuts)
         self.cuts = [numbered(one) for one in self.cuts]
 
     def truth(self) -> Truth:
-        """Return the witness of this history."""
+        """Return the content of the tables as the witness would report it."""
         told = [Committed(5, [Change("goods", None, goods(number, 10 * number)) for number in (1, 2, 3)])]
         events = sorted((event for cut in Scene().cuts for event in cut if event.op not in "mr"), key=position_of)
         for lsn, found in groupby(events, lambda event: event["lsn"]):
@@ -583,13 +583,13 @@ class Scene:
                     cut[place] = change(event, **fields)
 
     def count(self, rows: int) -> None:
-        """Have the marks of the second cut report this many rows."""
+        """Set the number of rows in the marks of the second cut."""
         for one in self.marks[2]:
             one["rows"] = rows
 
 
 def deleted(lsn: int, number: int) -> Event:
-    """Return the event of a deleted row."""
+    """Return the event of a DELETE."""
     before = {"id": number, "n": None}
     return change(row("goods", "d", lsn, 0, number, 0), after=None, before=before, before_image="key")
 
@@ -610,12 +610,12 @@ def goods(number: int, n: int) -> dict[str, str | None]:
 
 
 def read(lsn: int, count: int, *values: object) -> Event:
-    """Return a row that was read, after ``count`` other rows and marks at its position."""
+    """Return a row that was read. At its position, ``count`` other rows and marks come before it."""
     return change(row("goods", "r", lsn, FIRST_SEQ + count, *values), xid=0)
 
 
 def read_loose(lsn: int, count: int, number: int) -> Event:
-    """Return a row that was read of a table without a key."""
+    """Return a row that was read from a table without a key."""
     found = change(row("loose", "r", lsn, FIRST_SEQ + count, number, 0), xid=0)
     return replace(found, key=None, key_bytes=None, key_schema=None)
 
@@ -627,13 +627,13 @@ LOOSE_AGAIN = LOOSE | {"id": "second load"}
 def mark(
     state: str, lsn: int, count: int, rows: int, fields: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return a mark after ``count`` rows and marks at its position. ``fields`` select another table or load."""
+    """Return a mark that ``count`` rows and marks precede at its position. ``fields`` select another table or load."""
     names = {"topic": "p.public.goods", "schema": "public", "table": "goods", "id": "load", "state": state}
     return {**names, "epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True, **fields}
 
 
 class TestLoads:
-    """Rows that were read equal the table at their position, and a copy equals it from the end of its load on."""
+    """Rows that were read have to equal the table at their position. After a load, the copy has to equal the table."""
 
     def test_nothing_is_wrong_with_what_is_right(self) -> None:
         for forgets in (False, True):
@@ -733,14 +733,14 @@ class TestLoads:
         assert self.judged_without_key(rows=(1, 1)).untrue == 1
 
     def test_rows_that_are_older_than_the_load_are_gone_at_its_end(self) -> None:
-        """A consumer may have the row from an earlier time, before changes were missing."""
+        """A consumer may have kept such a row from an earlier epoch, and may have missed the change that deleted it."""
         table = Table("public.goods", ("id",), {("9",): {"id": "9", "n": "1"}}, places={("9",): (1, 1, 0)})
         table.drop_before((1, 220, FIRST_SEQ))
         assert table.rows == {}
 
 
 class TestAnswers:
-    """Each command is answered once, and so is each table that it has named."""
+    """Each command has one first answer, and each table of an accepted command has one final answer."""
 
     @staticmethod
     def judged(*answers: Answer, is_atomic: bool = True) -> Tally:

@@ -1,4 +1,4 @@
-"""Kills at random: nothing is lost, doubled, torn or out of order. ``make faults`` goes on for longer."""
+"""Tests that nothing is lost, doubled, torn or out of order after random kills. ``make faults`` runs for longer."""
 
 import random
 
@@ -19,7 +19,7 @@ def test_the_product_has_the_step(name: str) -> None:
 
 @pytest.mark.timeout(1200)
 def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
-    """A failure prints the arguments with which ``make faults`` draws the same faults again."""
+    """Run some rounds. A failure prints the arguments with which ``make faults`` draws the same faults again."""
     subject = Subject(sorted(random.sample(VERSIONS, 2)))
     report = run(str(random.randrange(10**6)), KILLS, subject, print)
     assert report.tally.transactions > 0

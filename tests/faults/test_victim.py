@@ -1,4 +1,4 @@
-"""A storm that waits for its daemon notices if the daemon delivers nothing more, or has ended."""
+"""Tests that a storm that waits for its daemon notices if the daemon has ended or stopped delivering."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ from tests.faults.workload import PUBLICATION
 STANDSTILL_S = 1.0
 ROUNDS = 10
 PAUSE_S = 0.2
-"""The daemon delivers ten times, which takes longer in all than it may stand still."""
+"""The pause before each of ten deliveries. Together, they take longer than ``STANDSTILL_S``."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def write(database: Database, n: int) -> int:
 def test_a_daemon_that_delivers_may_take_longer_than_one_that_stands_still(
     database: Database, daemon: Daemon, victim: Victim
 ) -> None:
-    """The slot stands still up to the end, like one that an early prepared transaction holds back."""
+    """Keep the slot's position at zero until the end, as if an early prepared transaction held the slot back."""
     asked, end = 0, write(database, 0) + 2**20
 
     def position() -> int:

@@ -1,4 +1,4 @@
-"""The daemon of a storm. It is started again and again, and dies as the script says. Used by storm and restoration."""
+"""The daemon of a storm. It is started again and again, and dies as the script says."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from tests.faults import daemon as failpoints
 from tests.faults.script import AT_A_MOMENT, Death
 
 PATIENCE_S = 30.0
-"""If the daemon does not pass a step within this time, it is killed from outside."""
+"""How long the daemon may take to pass the step at which it dies. After that, it is killed from outside."""
 
 POLL_S = 0.02
 CONFIRMED_POLL_S = 0.1
@@ -21,18 +21,18 @@ CONFIRMED_POLL_S = 0.1
 LOG_SHOWN = 3000
 
 STANDSTILL_S = 120.0
-"""How long the daemon may deliver nothing although there are changes. Brokers may be away meanwhile."""
+"""How long the daemon may deliver nothing although there are changes. Brokers may be down in this time."""
 
 KILLED = -9
 
 
 class Victim:
-    """Starts the daemon, and sees how it ends."""
+    """Starts the daemon, and checks how it ends."""
 
     def __init__(self, daemon: Daemon, kills: Counter[str], note: Callable[[str], None], without: str = "") -> None:
-        """Choose the daemon, and the rule that is taken out of it, if any.
+        """Choose the daemon. ``without`` is the rule that is switched off in it, if any.
 
-        ``kills`` counts and ``note`` records its deaths.
+        ``kills`` counts the daemon's deaths, and ``note`` logs them.
         """
         self.daemon = daemon
         self._kills = kills
@@ -40,7 +40,7 @@ class Victim:
         self._without = without
 
     def start(self, death: Death | None, *arguments: str) -> None:
-        """Start a daemon that dies in this way. If one still runs, kill it first."""
+        """Start a daemon that dies in this way. If a daemon still runs, kill it first."""
         if self.daemon.alive:
             self.daemon.kill()
             self._kills[f"daemon: {AT_A_MOMENT}"] += 1
@@ -50,7 +50,7 @@ class Victim:
         self.daemon.start(*arguments, wait=False)
 
     def die(self, death: Death, *arguments: str, or_with: int = KILLED) -> None:
-        """Start the daemon, and return when it is dead. It may also end by itself with the expected exit code."""
+        """Start the daemon, and return when it is dead. It may also end by itself with exit code ``or_with``."""
         self.start(death, *arguments)
         deadline = time.monotonic() + (death.seconds if death.step == AT_A_MOMENT else PATIENCE_S)
         while self.daemon.alive and time.monotonic() < deadline:
@@ -69,9 +69,9 @@ class Victim:
     ) -> None:
         """Wait until the slot's ``position`` has reached ``lsn``.
 
-        A busy machine may need minutes to catch up, and an early prepared transaction can hold the slot back nearly to
-        the end. So only the time without deliveries has a limit. Raise TimeoutError after it, and ServerError if the
-        daemon has ended.
+        A busy machine may need minutes to catch up, and an early prepared transaction can hold the slot back nearly
+        until the end. So only the time without deliveries is limited. Raise TimeoutError if the daemon delivers nothing
+        for ``standstill_s``, and ServerError if it has ended.
         """
         delivered, since = INVALID_LSN, time.monotonic()
         while (reached := position() or INVALID_LSN) < lsn:
@@ -90,7 +90,7 @@ class Victim:
     def delivered(self) -> int:
         """Return the position up to which everything is delivered, as the daemon reports it.
 
-        It is 0/0 between two sessions.
+        The position is 0/0 between two sessions.
         """
         try:
             status = self.daemon.status()
@@ -99,7 +99,7 @@ class Victim:
         return parse_lsn(status.get("delivered_lsn", "0/0"))
 
     def account(self) -> str:
-        """Return the daemon's current status, and the end of its log, over all its starts."""
+        """Return the daemon's current status, and the end of its log. All its starts write to the same log."""
         try:
             status = json.dumps(self.daemon.status())
         except ServerError as error:
@@ -107,7 +107,7 @@ class Victim:
         return f"status of the daemon: {status}\nend of its log:\n{self.daemon.log_text()[-LOG_SHOWN:]}"
 
     def expect_end(self, *expected: int) -> None:
-        """Note that the daemon has ended. Raise ServerError unless its exit code is one of those expected."""
+        """Wait until the daemon has ended. Raise ServerError unless its exit code is among the expected ones."""
         status = self.daemon.wait()
         if status not in expected:
             raise ServerError(f"pgsluice ended with exit code {status}:\n{self.daemon.log_text()[-LOG_SHOWN:]}")

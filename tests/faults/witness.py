@@ -1,7 +1,7 @@
-"""The content of each table at every position, from a slot of its own that decodes what PostgreSQL committed.
+"""The content of each table at every position. It comes from a second slot, and uses no code of pgsluice.
 
-PostgreSQL decodes the WAL a second time, with a function of its SQL interface. This uses no code of pgsluice. The
-storms compare rows that were read, and copies of tables, with it.
+PostgreSQL decodes the WAL for this slot with a function of its SQL interface. The storms compare rows that were read,
+and copies of tables, with this content.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -18,7 +18,7 @@ SLOT = "witness"
 PUBLICATION = "witnessed"
 
 KEY = "id"
-"""The key of every table that has one."""
+"""The key column of all tables that have a key."""
 
 CREATE = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
 PEEK = "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, %s, '1', %s, %s)"
@@ -28,14 +28,14 @@ _SHORT, _INT, _LONG = Struct("!H"), Struct("!I"), Struct("!Q")
 UNCHANGED = "<unchanged>"
 
 Row: TypeAlias = dict[str, str | None]
-"""PostgreSQL's texts by column."""
+"""The values of a row by column, in PostgreSQL's text format."""
 
 Key: TypeAlias = str | None
-"""None stands for all rows of a table that has no key."""
+"""The key of a row. None stands for all rows of a table."""
 
 
 class Change(NamedTuple):
-    """A change of one row, or of all. ``old`` is the known part of the old row, ``new`` the new one."""
+    """A change of one row. ``old`` is the known part of the old row. A truncate has neither ``old`` nor ``new``."""
 
     table: str
     old: Row | None
@@ -43,7 +43,7 @@ class Change(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """A transaction with changes, by the LSN of its commit."""
+    """A transaction with changes, and the LSN of its commit."""
 
     lsn: int
     changes: Sequence[Change]
@@ -51,13 +51,13 @@ class Committed(NamedTuple):
 
 @dataclass
 class TableContents:
-    """The rows of one table, by key. For a table without a key, the number of equal rows."""
+    """The rows of one table, by key. If the table has no key, ``keyless`` has the number of each of its rows."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     keyless: Counter[frozenset[tuple[str, str | None]]] = field(default_factory=Counter)
 
     def apply(self, change: Change) -> Key:
-        """Apply a change, and return its key. A change of the key itself comes as two changes."""
+        """Apply a change, and return the key of the row. Return None for a truncate, or if the table has no key."""
         if change.old is None and change.new is None:
             self.rows.clear()
             self.keyless.clear()
@@ -80,10 +80,10 @@ class TableContents:
 
 
 class Truth:
-    """The tables at a position, which only advances.
+    """The content of the tables at a position that only advances.
 
-    A restored server reuses LSNs. ``lost_from``: the LSNs from which on its WAL was lost, one for each epoch except the
-    last. Transactions after such an LSN that the witness reports happened in a later epoch.
+    A restored server reuses LSNs. ``lost_from`` has the LSN from which on its WAL was lost, for each epoch except the
+    last. The witness does not know the lost transactions, so those that it reports after this LSN are of a later epoch.
     """
 
     def __init__(self, committed: Iterable[Committed], lost_from: Sequence[int] = ()) -> None:
@@ -109,7 +109,7 @@ class Truth:
 
 
 def committed(connection: psycopg.Connection) -> list[Committed]:
-    """Return everything that the slot decodes, from its creation to the present."""
+    """Return all transactions that were committed since the slot was created."""
     arguments = SLOT, "proto_version", "publication_names", PUBLICATION
     with connection.transaction(), connection.cursor(binary=True) as cursor:
         connection.execute("SET LOCAL logical_decoding_work_mem = '64MB'")
@@ -136,7 +136,7 @@ def _transactions(messages: Iterable[bytes]) -> Iterator[Committed]:
 
 
 def _relation(data: bytes) -> tuple[int, str, list[str]]:
-    """Return the oid, the name, and the columns."""
+    """Return the OID, the name and the columns in a Relation message."""
     (oid,) = _INT.unpack_from(data, 1)
     _, table, rest = data[5:].split(b"\0", 2)
     (count,) = _SHORT.unpack_from(rest, 1)
@@ -160,7 +160,7 @@ def _change(data: bytes, relations: dict[int, tuple[str, list[str]]]) -> Change:
 
 
 def _row(data: bytes, at: int, names: Sequence[str]) -> tuple[Row, int]:
-    """Return the row that begins there, and where it ends."""
+    """Return the row that begins at offset ``at``, and the offset at which it ends."""
     row: Row = {}
     at += _SHORT.size
     for name in names:

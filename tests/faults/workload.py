@@ -1,10 +1,10 @@
-"""The transactions in the database while everything around it fails. There are many kinds, and all are recorded.
+"""The workload of a storm: transactions of many kinds, which continue while servers, brokers and the daemon fail.
 
-Every transaction that changes published tables inserts a row into ``ledger``: its number, and how many changes it makes
-beside that row. So the content of PostgreSQL says which transactions were committed, even if the answer to a COMMIT was
-lost. One worker is a visitor: it works under a replication origin, like a program that applies another server's
-changes. Some tables have rows before the daemon starts, and others join the publication later. This module knows
-neither the daemon nor its options.
+Every transaction that changes published tables inserts a row into ``ledger``, with its number and the number of its
+other changes. So the database itself says which transactions were committed, even if the answer to a COMMIT was lost.
+One worker, the visitor, works under a replication origin, like a program that applies another server's changes. Some
+tables have rows before the daemon starts, and others join the publication later. This module does not depend on the
+daemon or its options.
 """
 
 import random
@@ -25,80 +25,83 @@ from tests.faults import witness
 PUBLICATION = "everything"
 
 VISITED = ("ledger", "batch", "note", "aside")
-"""Tables to which the visitor writes. Each row has its origin."""
+"""The tables to which the visitor writes. Their rows have a column with the origin."""
 
 WITHOUT_KEY = "loose"
 
 FILLED = ("goods", WITHOUT_KEY)
-"""Tables that have rows before the daemon starts."""
+"""The tables that have rows before the daemon starts."""
 
 SKIPPED = (*VISITED, "debit", "credit")
-"""Tables that prepared transactions lock for long, so that they cannot be read. Only commands load them."""
+"""The tables that only commands load. Prepared transactions lock them for long, so that they often cannot be read."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
-"""The tables that are published and compared in the end, together with those that are created later."""
+"""The tables that are published from the beginning. At the end, they are compared, and so are later tables."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
 HASTY = VISITOR + 1
-"""Changes rows of the tables that are loaded, in bursts, so that each chunk meets some of these transactions."""
+"""The worker that changes rows of the loaded tables in bursts, so that some transactions run while a chunk is read."""
 ORIGIN = "elsewhere"
-"""The replication origin of the visitor. Origins belong to the whole server, and only one session can use one at a
-time."""
+"""The replication origin of the visitor. An origin belongs to the whole server, and only one session at a time can use
+it."""
 
 ACCOUNTS = 40
 HELD = 6
-"""Accounts, and rows of other tables, that only prepared transactions touch, because their locks are held for long."""
+"""The number of accounts that only prepared transactions change, because these hold their locks for long."""
 
 BALANCE = 1000
 
 BIG_BYTES = 12_000
-"""The length of a document's text, which is stored out of line. An update that does not touch it does not send it."""
+"""The length of a document's text, which is TOASTed. An update that does not change it does not send it."""
 
 BATCH_ROWS = (50, 200)
-"""The rows of a step of a large transaction: more than logical_decoding_work_mem can hold."""
+"""The number of rows in one step of a large transaction. They exceed logical_decoding_work_mem."""
 
 GOODS = 300
+"""The number of rows of ``goods`` before the daemon starts."""
+
 LOOSE = 120
-"""The number of rows that exist before the daemon starts."""
+"""The number of rows of ``loose`` before the daemon starts."""
 
 GOODS_BYTES = 2_400
-"""The length of some of their texts, which are stored out of line."""
+"""The length of some texts of ``goods``, which are TOASTed."""
 
 MADE_ROWS = 80
 MADE_MAX = 3
 MAKING_S = (2.0, 8.0)
-"""The pause between two tables that are created and join the publication."""
+"""The pause before the next table is created and joins the publication."""
 
 ASYNCHRONOUS = 0.3
-"""How many transactions are visible before they are on disk."""
+"""The share of asynchronous commits, which are visible before they are on disk."""
 
 PAUSE_S = 0.2
 """The longest pause between two transactions of a worker."""
 
 HASTY_PAUSE_S = 0.05
 BURST = 40
-"""A busy worker makes this many transactions with short pauses."""
+"""The number of transactions in a burst, between which the pauses are short."""
 REST_S = 3.0
 
 CONNECT_TIMEOUT_S = 5
 RETRY_S = 0.1
 
 WORKER_NUMBERS = 1_000_000
-"""The distance between the first numbers of two workers."""
+"""The distance between the first transaction numbers of two workers."""
 
 GIDS = [f"held {number}" for number in range(1, HELD + 1)]
 """The gids of prepared transactions, which are used again and again."""
 
 LONG = GIDS[:3]
 LONG_WEIGHT = 0.08
-"""The gids in LONG are chosen so seldom that their transactions stay prepared while the daemon dies several times."""
+"""The weight with which a gid in LONG is chosen, compared with 1 for the others. It is so low that these transactions
+stay prepared while the daemon dies several times."""
 
 PREPARED_PAUSE_S = 0.3
-"""The longest pause between two steps with prepared transactions, which therefore outlive several crashes."""
+"""The longest pause between two actions with prepared transactions."""
 
 HERE = "nullif(current_setting('storm.origin', true), '')"
-"""The session's origin, in SQL."""
+"""SQL expression for the session's origin."""
 
 SETUP = f"""
 CREATE TABLE ledger (
@@ -125,7 +128,10 @@ WHERE NOT EXISTS (SELECT FROM pg_replication_origin WHERE roname = '{ORIGIN}');
 CREATE PUBLICATION {PUBLICATION} FOR TABLE {", ".join(TABLES)};
 CREATE PUBLICATION {witness.PUBLICATION} FOR TABLE {", ".join(TABLES)};
 """
-"""``scratch`` and ``ticket`` are not published. Tickets are held over the commit, so they are in commit order."""
+"""Creates the tables. ``scratch`` and ``ticket`` are not published.
+
+A transaction locks the row of ``ticket`` until it has committed, so the numbers in it are in commit order.
+"""
 
 FILL = f"""
 INSERT INTO goods
@@ -133,7 +139,7 @@ SELECT 10 * id, 0, repeat('x', CASE WHEN id % 3 = 0 THEN {GOODS_BYTES} ELSE 5 EN
 FROM generate_series(1, {GOODS}) AS id;
 INSERT INTO loose SELECT n % 100, 'row ' || n % 50 FROM generate_series(1, {LOOSE}) AS n;
 """
-"""These rows are written before the daemon follows the tables. Only the witness sees them."""
+"""Writes rows before the daemon's slot exists. Only the witness's slot sees their inserts."""
 
 POPULATE = f"""
 INSERT INTO debit SELECT id, {BALANCE} FROM generate_series(1, {ACCOUNTS + HELD}) AS id;
@@ -143,10 +149,10 @@ INSERT INTO shape SELECT id, 0 FROM generate_series(1, 5) AS id;
 """
 POPULATE_CHANGES = 2 * (ACCOUNTS + HELD) + ACCOUNTS + 5
 TOTAL = 2 * (ACCOUNTS + HELD) * BALANCE
-"""The sum of all balances, at every moment from then on."""
+"""The sum of all balances after ``POPULATE``. No transaction changes it."""
 
 Work: TypeAlias = Callable[[psycopg.Connection, random.Random], int]
-"""An action inside a transaction. It returns how many changes of published rows it made."""
+"""An action inside a transaction. It returns the number of its changes of published rows."""
 
 
 class RolledBack(Exception):
@@ -167,14 +173,14 @@ def _move(connection: psycopg.Connection, source: int, target: int, amount: int)
 
 
 def edit_documents(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Update wide rows, mostly without touching what is stored out of line."""
+    """Update wide rows, mostly without changing the TOASTed text."""
     first = rng.randint(1, ACCOUNTS)
     some = "WHERE id BETWEEN %s AND %s"
     kind = rng.randrange(6)
     if kind == 0:
         text = f"repeat(md5('{rng.random()}'), {BIG_BYTES // 32})"
         return connection.execute(f"UPDATE document SET big = {text} {some}", [first, first]).rowcount
-    if kind == 1:  # the key, with the text left alone
+    if kind == 1:  # change the key, but not the text
         move = "UPDATE document SET id = id + 1000 WHERE id = %s"
         back = "UPDATE document SET id = id - 1000 WHERE id = %s"
         there = connection.execute(move, [first]).rowcount
@@ -183,9 +189,9 @@ def edit_documents(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Make a transaction so large that the server sends it before its commit.
+    """Make a transaction so large that the server may send it before its commit.
 
-    Pause between its parts, so that many overlap.
+    Pause between its parts, so that large transactions overlap.
     """
     worker = rng.randrange(2**31)  # rows that no other worker touches
     changes = 0
@@ -196,13 +202,13 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
         changes += tentatively(connection, rng, some_of_batch(worker))
         changes += tentatively(connection, rng, remark)
         time.sleep(rng.uniform(0, 0.1))
-    if rng.random() < 0.5:  # the remaining rows are compared at the end
+    if rng.random() < 0.5:  # otherwise, the rows stay, and are compared at the end
         changes += connection.execute("DELETE FROM batch WHERE worker = %s", [worker]).rowcount
     return changes
 
 
 def some_of_batch(worker: int) -> Work:
-    """Return work on the rows of a large transaction, after a remark. A server that streams may send both at once."""
+    """Return work that writes a remark and then changes rows of a large transaction."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         some = "UPDATE batch SET filler = filler || 'y' WHERE worker = %s AND id %% 3 = %s"
@@ -212,7 +218,7 @@ def some_of_batch(worker: int) -> Work:
 
 
 def change_shape(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Alter a table between changes of its rows. Update all rows afterwards, so that a mirror knows their values."""
+    """Alter a table between changes of its rows. Update all rows afterwards, so that copies get their new values."""
     changes = connection.execute("UPDATE shape SET n = n + 1").rowcount
     columns = [name for (name,) in connection.execute(EXTRA_COLUMNS).fetchall()]
     if len(columns) > 3 or (columns and rng.random() < 0.4):
@@ -235,7 +241,7 @@ WHERE attrelid = 'shape'::regclass AND attnum > 0 AND NOT attisdropped AND attna
 
 
 def stir(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Change rows that existed before. Some get keys before or after all others, and their texts are not sent."""
+    """Change rows that existed before the daemon started. Some get a key that is lower or higher than all others."""
     own = 10 * rng.randint(1, GOODS)
     kind = rng.randrange(6)
     if kind == 0:
@@ -244,7 +250,7 @@ def stir(connection: psycopg.Connection, rng: random.Random) -> int:
         return connection.execute(insert, [own + rng.randint(1, 9)]).rowcount
     if kind == 1:
         return connection.execute("DELETE FROM goods WHERE id = %s", [own]).rowcount
-    if kind in (2, 3):  # a change of the key is two events: one that deletes, one that inserts
+    if kind in (2, 3):  # a change of the key results in two events, a delete and an insert
         there = rng.choice((-own, own + 100 * GOODS, own - 10))
         move = "UPDATE goods SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM goods WHERE id = %s)"
         return 2 * connection.execute(move, [there, own, there]).rowcount
@@ -253,7 +259,7 @@ def stir(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Change rows of a table without a key, in which several rows can be equal."""
+    """Change rows of the table without a key, in which several rows can be equal."""
     number, kind = rng.randrange(100), rng.randrange(3)
     if kind == 0:
         insert = "INSERT INTO loose SELECT %s, 'row ' || n FROM generate_series(1, 3) AS n"
@@ -264,7 +270,7 @@ def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def touch_made(names: Sequence[str]) -> Work:
-    """Return work on one of the tables that were created later, or none if there are none."""
+    """Return work on one of these tables, which were created later. Without tables, the work does nothing."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         if not names:
@@ -281,7 +287,7 @@ def touch_made(names: Sequence[str]) -> Work:
 
 
 def remark(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Write a note, and a message with its number just before or after it."""
+    """Write a note, and a message with the number of the note directly before or after it."""
     place = rng.choice((-1, 1))
     ((number,),) = connection.execute("SELECT nextval('note_id_seq')").fetchall()
     emit = "SELECT pg_logical_emit_message(true, 'remark', %s::text)"
@@ -291,34 +297,36 @@ def remark(connection: psycopg.Connection, rng: random.Random) -> int:
     connection.execute(note, [number, place])
     if place > 0:
         connection.execute(emit, [number])
-        # PostgreSQL may exchange a message and the row right after it if a savepoint ends between them
+        # If a savepoint ends directly after a message, PostgreSQL may exchange the message and the next row. So make
+        # the next row an unpublished one.
         connection.execute("INSERT INTO scratch VALUES (1)")
     return 1
 
 
 def say_aside(connection: psycopg.Connection, _: random.Random) -> int:
-    """Write a message outside of transactions. If the transaction commits, a row shows that the message was written."""
+    """Write a message outside of transactions, and a row that records it if the transaction commits."""
     emit = f"pg_logical_emit_message(false, 'aside', concat_ws(' ', number, {HERE}))"
     one = "(SELECT nextval('aside_id_seq') AS number) AS one"
     return connection.execute(f"INSERT INTO aside SELECT number, {emit} FROM {one}").rowcount
 
 
 def mixed(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Do several things, some of them inside savepoints that are rolled back."""
+    """Do several kinds of work, each in a savepoint that may be rolled back."""
     works = transfer, edit_documents, remark, say_aside, stir, shuffle
     return sum(tentatively(connection, rng, rng.choice(works)) for _ in range(rng.randint(1, 4)))
 
 
 def visit(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Do several things as the visitor, who touches no rows of other workers. Large transactions are rare."""
-    # PostgreSQL takes the origin of a streamed transaction from its first change, and messages have none
+    """Do several kinds of work as the visitor, who changes no rows of other workers. Large transactions are rare."""
+    # PostgreSQL takes the origin of a streamed transaction from its first change, but a message has no origin. So
+    # begin with a row.
     connection.execute("INSERT INTO scratch VALUES (1)")
     works = *((remark, say_aside) * 4), fill_batch
     return sum(tentatively(connection, rng, rng.choice(works)) for _ in range(rng.randint(1, 4)))
 
 
 def tentatively(connection: psycopg.Connection, rng: random.Random, work: Work) -> int:
-    """Do ``work`` in a savepoint, which may contain another one. Half of them are rolled back."""
+    """Do ``work`` in a savepoint, which may contain another savepoint. Half of all savepoints are rolled back."""
     with suppress(RolledBack), connection.transaction():
         changes = work(connection, rng)
         if rng.random() < 0.3:
@@ -333,7 +341,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Sets up the session's origin. If the last session was cut off, this succeeds only after a while."""
+"""Sets up the session's origin. After the last session was cut off, this fails until the server has noticed."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),
@@ -346,22 +354,22 @@ KINDS: Sequence[tuple[Work, int]] = (
     (stir, 12),
     (shuffle, 5),
 )
-"""The kinds of work, with their frequencies."""
+"""The kinds of work, with their relative frequencies."""
 
 
 class Workload:
-    """Threads that work on one database until they are told to stop. If the server is down, they wait for it."""
+    """Threads that work on one database until ``stop``. If the server is down, they wait for it."""
 
     def __init__(self, database: Database, seed: str) -> None:
         self.database = database
         self.failures: list[BaseException] = []
-        """The errors that ended workers. There should be none."""
+        """The errors that have ended workers. If all is well, the list is empty."""
         self._stop = threading.Event()
         self.made: list[str] = []
-        """Tables that have joined the publication since."""
+        """The tables that have joined the publication later."""
         self._turns = [threading.Lock() for _ in range(HASTY + 2)]
-        """Each worker, including those that prepare transactions or create tables, holds its own lock while it
-        works."""
+        """A lock for each worker, which holds it during a transaction. The first is for prepared transactions, and the
+        last for new tables."""
         self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
         rngs = {number: random.Random(f"{seed} {number}") for number in range(1, HASTY + 1)}
         works = [partial(self._work, number, rng, self._turns[number]) for number, rng in rngs.items()]
@@ -375,7 +383,7 @@ class Workload:
         ]
 
     def prepare(self) -> None:
-        """Create tables and publication, and the first rows of some tables, which only the witness sees."""
+        """Create the tables and the publications, and the rows that exist before the daemon starts."""
         with self.database.connect() as connection:
             connection.execute(SETUP)
             connection.execute(witness.CREATE, [witness.SLOT])
@@ -387,7 +395,7 @@ class Workload:
         return self._preparer.prepares
 
     def populate(self) -> None:
-        """Write the first rows. Call this when the slot exists, so that it sees them."""
+        """Write the first rows of the other tables. Call this when the daemon's slot exists, so that it sees them."""
         with self.database.connect() as connection, connection.transaction():
             connection.execute(POPULATE)
             connection.execute("INSERT INTO ledger VALUES (0, %s)", [POPULATE_CHANGES])
@@ -398,7 +406,7 @@ class Workload:
             thread.start()
 
     def stop(self) -> None:
-        """Return when every worker has finished its transaction. Raise the error of a worker that failed."""
+        """Stop all workers when they have finished their transactions. Raise the error of a worker that failed."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -408,13 +416,13 @@ class Workload:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Pause all workers within the block. It begins when all transactions have ended, including prepared ones."""
+        """Pause all workers within the block. The block begins when all transactions have ended, even prepared ones."""
         with ExitStack() as context:
             for turn in self._turns:
                 context.enter_context(turn)
             self._end_prepared()
             with self.database.connect() as connection:
-                connection.execute("INSERT INTO scratch VALUES (1)")  # then everything before is on disk
+                connection.execute("INSERT INTO scratch VALUES (1)")  # its commit writes all earlier WAL to disk
             yield
 
     def _end_prepared(self) -> None:
@@ -457,17 +465,17 @@ class Workload:
 
 
 class Maker:
-    """Creates tables, fills them, and then publishes them. Workers learn of a table when it is published."""
+    """Creates tables, fills them, and then publishes them. Workers change a table only when it is published."""
 
     def __init__(self, made: list[str], rng: random.Random) -> None:
         self.rng = rng
         self._made = made
         self._names = (f"made_{number}" for number in count(1))
         self._unpublished: str | None = None
-        """A filled table that may have been published: the answer was lost."""
+        """A filled table that may not be published yet, because the answer to ALTER PUBLICATION was lost."""
 
     def make(self, connection: psycopg.Connection) -> None:
-        """Create one table, or publish the last one."""
+        """Create and publish a table. If the last table is not published yet, publish that table instead."""
         if self._unpublished is None:
             name = next(self._names)
             table = sql.Identifier(name)
@@ -485,21 +493,22 @@ class Maker:
 
 
 class Preparer:
-    """Prepares transactions, and commits them or rolls them back later, over restarts of everything."""
+    """Prepares transactions, and commits them or rolls them back later, even after restarts of the server."""
 
     def __init__(self, worker: int, rng: random.Random) -> None:
         self.rng = rng
         self._number = worker * WORKER_NUMBERS
         self._numbers: dict[str, int] = {}
-        """The attributes of the last transaction that was prepared under each gid."""
+        """By gid: the number of the last transaction that was prepared under it."""
         self.prepares: dict[int, int] = {}
         """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
 
     def step(self, connection: psycopg.Connection) -> None:
-        """Prepare a transaction, or end one."""
+        """Prepare a transaction, or end a prepared transaction."""
         free = [gid for gid in GIDS if gid not in _prepared(connection)]
         if not free or self.rng.random() < 0.5:
-            # if only long ones were left, the weights would have no effect
+            # If all prepared transactions are long ones, the weights in resolve_one have no effect. So end one of them
+            # only seldom.
             if self.rng.random() < LONG_WEIGHT or any(gid not in LONG for gid in _prepared(connection)):
                 self.resolve_one(connection)
             return
@@ -512,7 +521,7 @@ class Preparer:
             connection.rollback()
 
     def _fill(self, connection: psycopg.Connection, share: int) -> None:
-        """Change rows that only the holder of ``share`` touches. Sometimes change only unpublished rows, or none."""
+        """Change the account that is reserved for ``share``. Sometimes change only unpublished rows, or none."""
         account = ACCOUNTS + share
         kind = self.rng.randrange(10)
         if kind == 0:
@@ -521,7 +530,8 @@ class Preparer:
             connection.execute("INSERT INTO scratch VALUES (1)")
         else:
             _move(connection, account, account, self.rng.randint(-50, 50))
-            # the next session learns late of a large one; the end of a small one can be reported before its delivery
+            # A large transaction arrives late in the next session. A small one can end so fast that a status update
+            # comes before its delivery.
             is_large = kind < (6 if GIDS[share - 1] in LONG else 4)
             changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
             changes += sum(tentatively(connection, self.rng, work) for work in (remark, say_aside))
@@ -532,7 +542,7 @@ class Preparer:
             self.prepares[self._number] = lsn
 
     def resolve_one(self, connection: psycopg.Connection) -> bool:
-        """Commit a prepared transaction or roll it back. Return False if there is none."""
+        """Commit a prepared transaction, or roll it back. Return False if no transaction is prepared."""
         held = _prepared(connection)
         if not held:
             return False
@@ -559,13 +569,13 @@ def _prepared(connection: psycopg.Connection) -> list[str]:
 
 
 def _enter(connection: psycopg.Connection, number: int, changes: int, follows: int | None = None) -> None:
-    """Write the transaction's line in the ledger: its last change."""
+    """Write the transaction's line in the ledger, which is its last change."""
     (ticket,) = connection.execute("UPDATE ticket SET n = n + 1 RETURNING n").fetchone() or (None,)
     connection.execute("INSERT INTO ledger VALUES (%s, %s, %s, %s)", [number, changes, ticket, follows])
 
 
 def one_transaction(connection: psycopg.Connection, rng: random.Random, number: int, work: Work) -> None:
-    """Do ``work`` in a separate transaction, with its line in the ledger. One in eight is rolled back."""
+    """Do ``work`` in a transaction, and write its line in the ledger. Roll back one transaction in eight."""
     with suppress(RolledBack), connection.transaction():
         if rng.random() < ASYNCHRONOUS:
             connection.execute("SET LOCAL synchronous_commit = off")
@@ -578,7 +588,7 @@ def one_transaction(connection: psycopg.Connection, rng: random.Random, number: 
 
 @contextmanager
 def connections(database: Database, stop: threading.Event) -> Iterator[Callable[[], psycopg.Connection]]:
-    """Yield a function that returns an open connection, and a new one if the last was lost."""
+    """Yield a function that returns an open connection. If the last connection was lost, it opens a new one."""
     with ExitStack() as context:
         current: psycopg.Connection | None = None
 

@@ -1,4 +1,4 @@
-"""``python -m tests.gameday [--seed n] [--only name ...]``: ``make game-day`` calls it."""
+"""The command ``python -m tests.gameday [--seed n] [--only name ...]``, for ``make game-day``."""
 
 import argparse
 import random
@@ -16,7 +16,7 @@ from tests.gameday.scene import game_day
 
 
 def main() -> int:
-    """Break everything in random order, and print the table of times. Return 1 if something was wrong."""
+    """Carry out all breakages in random order, and print the table of times. Return 1 if one of them went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.gameday", description=__doc__)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))
     parser.add_argument("--only", nargs="+", help="words in the names of the breakages to play")
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _play(chosen: Sequence[Breakage], say: Callable[[str], object]) -> Day:
-    """Play until something goes wrong, because the next breakage then needs a new pipeline."""
+    """Play breakages until one goes wrong. The rest then needs a new pipeline."""
     with tempfile.TemporaryDirectory() as directory, game_day(Path(directory)) as (scene, prometheus):
         day = Day(scene, prometheus, say)
         try:

@@ -1,4 +1,4 @@
-"""Everything that the game day breaks, and how the runbook says it is repaired."""
+"""The breakages of the game day, each with the repair that the runbook describes."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ from tests.support.weather import wait_until
 Step = Callable[[GameDay], object]
 
 NONE: tuple[str, ...] = ()
-"""No message: the status says `waiting`, or nothing, and pgsluice goes on by itself."""
+"""The reasons of a breakage after which pgsluice continues by itself, so that it reports no row of the runbook."""
 
 WENT_BACK = (
     "Changes before … are in Kafka, but the server's WAL ends at …",
@@ -29,15 +29,16 @@ WENT_BACK = (
     "The transaction that ends at … has xid …, but the one delivered had xid …",
     "Position …, recorded as delivered, lies inside the commit record …",
 )
-"""Which of them comes depends on how much the restored server has written when pgsluice looks at it."""
+"""The possible reasons after a restoration. They depend on how much WAL the server has written since then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breakage:
-    """``reasons`` are rows of the runbook. pgsluice has to give one of them. ``NONE``: it has nothing to say.
+    """A way to break the pipeline, and the repair.
 
-    ``repair`` follows the advice of that row, and returns when pgsluice was started, if it had stopped. ``alerts``:
-    whether an alert has to fire. It does not if pgsluice mends this faster than rules are evaluated.
+    ``reasons`` are messages in the runbook. pgsluice has to report one of them, unless there are none. ``repair``
+    follows the advice in the runbook, and starts pgsluice if it had stopped. ``alerts`` says whether an alert has to
+    fire. Nothing fires if pgsluice recovers before the alerting rules are evaluated.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Breakage:
 
 
 def nothing(_: GameDay) -> None:
-    """Do nothing, because pgsluice goes on by itself."""
+    """Do nothing, because pgsluice continues by itself."""
 
 
 def start(scene: GameDay) -> None:
@@ -71,7 +72,7 @@ def drop_slot(scene: GameDay) -> None:
 
 
 def advance_slot(scene: GameDay) -> None:
-    """Somebody advances the slot while pgsluice is stopped, for example for an upgrade."""
+    """Advance the slot while pgsluice is stopped, as an administrator might do during an upgrade."""
     scene.daemon.stop_well()
     scene.pipeline.write()
     scene.take_slot("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())")
@@ -79,7 +80,7 @@ def advance_slot(scene: GameDay) -> None:
 
 
 def invalidate_slot(scene: GameDay) -> None:
-    """The server may keep too little WAL for the time in which pgsluice is stopped."""
+    """Write more WAL while pgsluice is stopped than the server may keep for the slot."""
     scene.daemon.stop_well()
     scene.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
     for _ in range(4):
@@ -133,7 +134,7 @@ def renew_certificate(scene: GameDay) -> None:
 
 
 def restore_server(scene: GameDay) -> None:
-    """The server goes back to a copy of its files, which lacks what was delivered since."""
+    """Restore the server from a copy of its files, which lacks changes that are delivered."""
     scene.pipeline.wait_until_confirmed()
     scene.server.take_snapshot()
     scene.pipeline.wait_for(state="streaming")
@@ -143,7 +144,7 @@ def restore_server(scene: GameDay) -> None:
 
 
 def promote_standby(scene: GameDay) -> None:
-    """The primary dies, the standby with a copy of the slot takes over, and the address leads to it later."""
+    """Kill the primary, and promote a standby that has a copy of the slot. The proxy does not lead to it yet."""
     primary = scene.server
     scene.standby = standby = scene.stack.enter_context(primary.standby())
     scene.pipeline.wait_for(state="streaming")
@@ -161,7 +162,7 @@ def is_copied(source: Connection, target: Connection, slot: str) -> bool:
 
 
 def go_over(scene: GameDay) -> None:
-    """Let the address lead to the standby."""
+    """Make the proxy lead to the former standby."""
     assert scene.standby is not None
     scene.proxy.target = (scene.standby.host, scene.standby.port)
     scene.pipeline.database = Database(scene.standby, "shop")
@@ -183,7 +184,7 @@ def delete(name: str) -> Step:
 
 
 def delete_schemas(scene: GameDay) -> None:
-    """This shows when a session begins, which reads all schemas."""
+    """Delete the topic of schemas, and end the session, because only the start of a session reads all schemas."""
     delete_topic(scene.kafka, scene.topic("schemas"))
     scene.end_walsender()
 
@@ -200,7 +201,7 @@ def accept_and_load(scene: GameDay) -> None:
 
 
 def forge_checkpoint(scene: GameDay) -> None:
-    """Another program writes under our key while pgsluice is stopped, so that nothing of ours comes after it."""
+    """Write a checkpoint under the pipeline's key while pgsluice is stopped, so that it is the last checkpoint."""
     scene.daemon.stop_well()
     topic = scene.topic("checkpoint")
     last = read_committed(scene.kafka, topic)[-1].value()
@@ -232,7 +233,7 @@ def limit(scene: GameDay, size: str) -> None:
 
 
 def fill_disk(scene: GameDay) -> None:
-    """An open transaction that does not fit into ``buffer.spill_max``. It stays open until the repair."""
+    """Open a transaction that does not fit into ``buffer.spill_max``. It stays open until the repair."""
     connection = scene.open.enter_context(scene.pipeline.database.connect(autocommit=False))
     scene.pipeline.write_in(connection, 12_000, width=1000)
 
@@ -244,7 +245,7 @@ def allow_more(scene: GameDay) -> None:
 
 
 def add_table(scene: GameDay) -> None:
-    """No rule fits the table."""
+    """Create a table whose column cannot have the type that the rule in ``SETTINGS`` chooses."""
     scene.execute("CREATE TABLE orders (n int PRIMARY KEY, amount int)", "INSERT INTO orders VALUES (1, 1)")
 
 

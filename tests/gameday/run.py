@@ -1,4 +1,4 @@
-"""Breaks the pipeline in one way after the other, and measures how long noticing and repairing take."""
+"""Carries out one breakage after the other. It measures how long it takes to notice and to repair each of them."""
 
 import json
 import time
@@ -15,20 +15,21 @@ from tests.support.weather import wait_until
 
 PATIENCE_S = 90.0
 SETTLED_S = 40.0
-"""Longer than the windows of the rules, which are 20 s here."""
+"""How long to wait for alerts to end. It is longer than the time windows of the rules, which are 20 s here."""
 POLL_S = 0.1
 
 
 class GameDayError(Exception):
-    """Something was not noticed, or the runbook did not repair it."""
+    """Raised when a breakage was not noticed, or when the runbook's advice did not repair it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured of one breakage, in seconds. None: there was nothing to measure.
+    """The measurements of one breakage, in seconds. None means that nothing was expected.
 
-    ``alert_s`` and ``reason_s`` count from the breakage, and ``repair_s`` from the beginning of the repair until a row
-    written after it was delivered. ``where`` says who gave the reason.
+    ``alert_s`` and ``reason_s`` are the times from the breakage until the alert and the reason. ``repair_s`` is the
+    time from the beginning of the repair until a row that was written after it was delivered. ``where`` says where the
+    reason was found: in the status or in the log.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Day:
         return Result(breakage.name, alert, alert_s, reason_s, where, self._repair(breakage))
 
     def _repair(self, breakage: Breakage) -> float:
-        """Return how long it takes until a row that is written after the repair is delivered."""
+        """Repair the breakage. Return the time until a row that is written after the repair was delivered."""
         scene, began = self._scene, time.monotonic()
         if breakage.reasons and scene.daemon._server is not None and not scene.daemon.alive:
             scene.daemon.wait()
@@ -91,7 +92,7 @@ class Day:
         return took
 
     def _settle(self) -> None:
-        """Wait until Prometheus sees the pipeline stream, and the last alerts are over if they end by themselves."""
+        """Wait until Prometheus sees that the pipeline streams. Then give alerts ``SETTLED_S`` to end."""
         wait_until(lambda: self._prometheus.query("pgsluice_active == 1"), "Prometheus to see the pipeline")
         end = time.monotonic() + SETTLED_S
         while self._firing() and time.monotonic() < end:
@@ -101,7 +102,7 @@ class Day:
         return {name for name, state in self._prometheus.alerts().items() if state == "firing"}
 
     def _where(self, reasons: Sequence[str]) -> str:
-        """Return who says the reason: the status, or the last line of the log of a process that has ended."""
+        """Return "status" or "log" if one of the reasons is there, otherwise "". The log counts when the process has ended."""
         daemon = self._scene.daemon
         if daemon.alive:
             with suppress(ServerError):
@@ -117,7 +118,7 @@ def _gives(reasons: Sequence[str], text: str) -> bool:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the results as a table in Markdown."""
+    """Return the results as a Markdown table."""
     lines = ["| what is broken | first alert | alert | reason | reason in | repaired |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {one.name} | {one.alert or '-'} | {_s(one.alert_s)} | {_s(one.reason_s)} | {one.where or '-'} "

@@ -1,7 +1,7 @@
-"""What the game day breaks: PostgreSQL with TLS and a password, a broker, one daemon, and Prometheus with our alerts.
+"""The pipeline of the game day: PostgreSQL with TLS and a password, a broker, one daemon, and Prometheus with alerts.
 
 The daemon reaches PostgreSQL through a proxy, whose address stays the same when a standby takes over. A writer inserts
-numbers all the time, and goes on as soon as the server takes them.
+numbers all the time. If the server is down, it tries again until the server accepts them.
 """
 
 import re
@@ -43,10 +43,10 @@ IMPATIENT = (
     (r"for: \d+[mh]", "for: 2s"),
     (r"\[1h\]", "[20s]"),
     (r"lag_seconds\) > 300", "lag_seconds) > 5"),
-    (r"timestamp_seconds\) > 300", "timestamp_seconds) > 30"),  # the slot is looked at every ten seconds
+    (r"timestamp_seconds\) > 300", "timestamp_seconds) > 30"),  # pgsluice looks at the slot every ten seconds
     (r"oldest_prepared_seconds\) > 3600", "oldest_prepared_seconds) > 5"),
 )
-"""How the rules are changed: waiting for minutes becomes waiting for seconds. Nothing else is."""
+"""The changes to the alerting rules: patterns and replacements. They only shorten times from minutes to seconds."""
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "postgres": {"failover": True},
@@ -54,11 +54,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "tables": {"rules": [{"match": "public.orders", "types": {"amount": "uuid"}}]},
     "kafka": {"client": {"batch.size": 16384}},
 }
-"""``memory_max`` and ``spill_max`` are small so that one transaction exceeds them. No value of orders is a uuid."""
+"""The daemon's settings. ``memory_max`` and ``spill_max`` are so low that one transaction exceeds them.
+
+The rule for ``orders`` chooses a type that its column cannot have.
+"""
 
 
 def impatient(directory: Path) -> Path:
-    """Write the rules with limits of seconds. Return the file."""
+    """Write the alerting rules with the shorter times to a file. Return its path."""
     text = ALERTS.read_text()
     for pattern, replacement in IMPATIENT:
         text, count = re.subn(pattern, replacement, text)
@@ -77,22 +80,22 @@ class GameDay(Scene):
         self.proxy = proxy
         self.kafka = pipeline.kafka
         self.stack = ExitStack()
-        """What a breakage adds, such as a standby."""
+        """The servers that a breakage adds, such as a standby."""
         self.standby: Standby | None = None
         self.open = ExitStack()
-        """Transactions that are open until it is closed."""
+        """The connections with open transactions. The repair closes them."""
         self._password = password
         self._stop = Event()
         self._writer = Thread(target=self._write, daemon=True)
 
     @property
     def server(self) -> Postgres:
-        """The primary."""
+        """The primary server."""
         return self.pipeline.database.server
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Insert numbers within the block, whatever happens to the server."""
+        """Insert numbers within the block, even if the server is down at times."""
         self._writer.start()
         try:
             yield
@@ -101,7 +104,7 @@ class GameDay(Scene):
             self._writer.join()
 
     def change_password(self, password: str) -> None:
-        """Change the password of the role, without telling pgsluice."""
+        """Change the password of pgsluice's role on the server, but not in the file that pgsluice reads."""
         self.execute(f"ALTER ROLE pgsluice PASSWORD '{password}'")
 
     def tell_password(self, password: str) -> None:
@@ -109,17 +112,17 @@ class GameDay(Scene):
         self._password.write_text(password)
 
     def show_certificate(self, certificate: Path, key: Path) -> None:
-        """Let the server present another certificate."""
+        """Make the server present another certificate."""
         for name, file in (("server.crt", certificate), ("server.key", key)):
             self.server.write_file(name, file.read_text())
         self.execute("SELECT pg_reload_conf()")
 
     def end_walsender(self) -> None:
-        """End the session of pgsluice, as an administrator does."""
+        """Terminate the walsender of pgsluice, as an administrator might do."""
         self.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE usename = 'pgsluice'")
 
     def take_slot(self, statement: str) -> None:
-        """End the walsender, and run a statement about the slot before pgsluice is back. ``%s`` is the slot."""
+        """Terminate the walsender, and run a statement before pgsluice uses the slot again. ``%s`` is the slot."""
         end = time.monotonic() + 60
         while time.monotonic() < end:
             self.end_walsender()
@@ -129,7 +132,7 @@ class GameDay(Scene):
         raise ServerError("the slot is always in use")
 
     def _write(self) -> None:
-        """Insert one number after the other. The next one is higher than all before, also after an error."""
+        """Insert one number after the other. Each number is higher than all former ones, even after an error."""
         number = 1_000_000
         while not self._stop.is_set():
             with suppress(psycopg.Error), self.pipeline.database.connect() as connection:
@@ -141,7 +144,7 @@ class GameDay(Scene):
 
 @contextmanager
 def game_day(directory: Path) -> Iterator[tuple[GameDay, Prometheus]]:
-    """Start everything, and return when the pipeline streams."""
+    """Start everything, and yield the scene when the pipeline streams."""
     authority = Authority(directory, "authority")
     certificate, key = authority.issue("server", ["localhost"])
     password = directory / "password"
@@ -186,7 +189,7 @@ def _prepare(server: Postgres) -> None:
     database = Database(server, "shop")
     prepare(database)
     with database.connect() as connection:
-        # large transactions are sent before they commit
+        # Make the server send large transactions before they commit.
         connection.execute("ALTER DATABASE shop SET logical_decoding_work_mem = '64kB'")
         connection.execute("CREATE ROLE pgsluice LOGIN REPLICATION PASSWORD 'first'")
         connection.execute(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA public TO pgsluice"))

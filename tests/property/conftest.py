@@ -1,4 +1,4 @@
-"""Settings of Hypothesis: no test fails because the machine is busy."""
+"""Settings of Hypothesis. They have no deadline, so that no test fails because the machine is busy."""
 
 from hypothesis import settings
 

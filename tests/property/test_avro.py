@@ -1,4 +1,8 @@
-"""Properties of Avro: fastavro reads what psycopg reads, and other bytes lead at most to a marked value."""
+"""Properties of the Avro encoding.
+
+fastavro reads the same values from it as psycopg from PostgreSQL's text. A text that PostgreSQL never writes is either
+read in the same way or marked as a value that does not fit.
+"""
 
 import io
 import math
@@ -141,7 +145,7 @@ KINDS = sorted(TYPES)
 
 
 def mutations(text: bytes) -> st.SearchStrategy[bytes]:
-    """Return texts similar to ``text``: a piece is replaced by something that occurs in texts of other types."""
+    """Return texts like ``text`` in which one part is replaced by a character that texts of other types contain."""
     piece = st.sampled_from(
         [b"", b"-", b"+", b"_", b" ", b".", b"0", b"9", b"e", b":", b'"', b"\\", b"{", b"}", b",", b"\xff"]
     )
@@ -183,7 +187,7 @@ def test_every_type(kind: Kind, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @given(st.data())
-def test_a_text_that_is_not_postgresql_s_is_marked_or_read_as_psycopg_reads_it(kind: Kind, data: st.DataObject) -> None:
+def test_a_text_that_postgresql_never_writes_is_marked_or_read_as_by_psycopg(kind: Kind, data: st.DataObject) -> None:
     text = data.draw(TYPES[kind].flatmap(mutations))
     for options in (OPTIONS, FULL):
         fields = TableFields(options).assign(table(kind))
@@ -197,13 +201,13 @@ def test_a_text_that_is_not_postgresql_s_is_marked_or_read_as_psycopg_reads_it(k
 
 
 def agrees(value: object, reading: object) -> bool:
-    """Compare as :func:`same`, but compare decimals by value, because a mutated text may have fewer digits."""
+    """Compare like :func:`same`, but compare decimals by value, because a mutated text may have fewer digits."""
     return same(value, reading) or (isinstance(value, Decimal) and value == reading)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @given(st.binary(max_size=60) | st.text('0123456789-+.:eBCNaInfity{}",\\ xtf', max_size=30).map(str.encode))
-def test_any_bytes_fit_or_are_marked(kind: Kind, text: bytes) -> None:
+def test_any_bytes_are_encoded_or_marked(kind: Kind, text: bytes) -> None:
     relation = table(kind)
     for options in (OPTIONS, FULL, TypeOptions(numeric=(38, 9))):
         fields = TableFields(options).assign(relation)
@@ -235,7 +239,7 @@ def test_a_key_holds_what_the_row_holds(case: tuple[Kind, bytes]) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1))
 @example(2**63 - 1)
-def test_longs_are_what_the_specification_says(number: int) -> None:
+def test_longs_are_encoded_as_specified(number: int) -> None:
     zigzag = (number << 1) ^ (number >> 63)
     expected = bytearray()
     while zigzag > 127:
@@ -246,7 +250,7 @@ def test_longs_are_what_the_specification_says(number: int) -> None:
 
 
 @given(st.integers(0, 0x7F7FFFFE), st.sampled_from([Decimal(0), Decimal("1e-40"), Decimal("-1e-40")]))
-def test_float4_next_to_the_middle_of_two(bits: int, nudge: Decimal) -> None:
+def test_float4_near_the_middle_of_two_neighbours(bits: int, nudge: Decimal) -> None:
     low, high = (nearest_single(repr(value).encode()) for value in singles(bits))
     with_nudge = (Decimal(low) + Decimal(high)) / 2 * (1 + nudge)
     text = str(with_nudge.normalize()).lower().encode()
@@ -265,7 +269,7 @@ def singles(bits: int) -> tuple[float, float]:
 
 
 def days_of_year(year: int) -> int:
-    """Return the number of days from 1970-01-01 to the first of January of an astronomical year."""
+    """Return the number of days from 1970-01-01 to January 1 of an astronomical year."""
     before = year - 1
     leap_days = before // 4 - before // 100 + before // 400
     return 365 * (year - 1970) + leap_days - (1969 // 4 - 1969 // 100 + 1969 // 400)
@@ -276,8 +280,8 @@ def days_of_year(year: int) -> int:
 @example(0, 364, 86_399_999_999)
 @example(9999, 364, 86_399_999_999)
 @example(10_000, 0, 0)
-def test_years_beyond_python_s(year: int, day_of_year: int, time_us: int) -> None:
-    # 2001 is not a leap year; in leap years, dates after February come a day later
+def test_years_outside_the_range_of_python(year: int, day_of_year: int, time_us: int) -> None:
+    # 2001 is not a leap year. In leap years, dates after February come one day later.
     day = date(2001, 1, 1) + timedelta(days=day_of_year)
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     days = days_of_year(year) + day_of_year + (1 if is_leap and day.month > 2 else 0)
@@ -356,11 +360,11 @@ def envelope(history: TableFields, relation: Relation) -> dict[str, Any]:
 
 
 @given(st.lists(VERSION.map(version), max_size=8), VERSION.map(version))
-def test_field_names_are_a_function_of_the_schemas_registered(versions: list[Relation], last: Relation) -> None:
+def test_field_names_depend_only_on_the_registered_schemas(versions: list[Relation], last: Relation) -> None:
     history = TableFields(OPTIONS)
     registered: list[dict[str, Any]] = []
     for relation in versions:
-        # as after a restart: from the registered schemas, each of which is there once
+        # A restart derives the names from the registered schemas, each of which it reads once.
         found = envelope(TableFields(OPTIONS, FieldHistory(registered)), relation)
         assert found == envelope(history, relation)
         registered += [] if found in registered else [found]
@@ -368,8 +372,8 @@ def test_field_names_are_a_function_of_the_schemas_registered(versions: list[Rel
 
 
 @given(st.lists(st.tuples(VERSION.map(version), st.booleans()), max_size=8))
-def test_a_history_that_goes_on_is_the_one_that_begins_anew(versions: list[tuple[Relation, bool]]) -> None:
-    """A schema that is assigned, but then not registered, leaves no trace."""
+def test_a_continued_history_equals_a_new_one(versions: list[tuple[Relation, bool]]) -> None:
+    """Compare a history that learns schemas one by one with a new one. Schemas that were not registered have no effect."""
     history = FieldHistory()
     registered: list[dict[str, Any]] = []
     for relation, is_registered in versions:
@@ -381,7 +385,7 @@ def test_a_history_that_goes_on_is_the_one_that_begins_anew(versions: list[tuple
 
 
 @given(st.lists(VERSION.map(version), max_size=8))
-def test_a_field_belongs_to_one_column_for_ever(versions: list[Relation]) -> None:
+def test_a_field_always_belongs_to_the_same_column(versions: list[Relation]) -> None:
     history = TableFields(OPTIONS)
     owners: dict[str, tuple[str, str]] = {}
     for relation in versions:
@@ -396,7 +400,7 @@ def test_a_field_belongs_to_one_column_for_ever(versions: list[Relation]) -> Non
 
 
 @given(st.lists(VERSION.map(version), min_size=2, max_size=6))
-def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: list[Relation]) -> None:
+def test_every_schema_reads_or_refuses_the_rows_of_every_other(versions: list[Relation]) -> None:
     history = TableFields(OPTIONS)
     rows: list[tuple[Any, bytes]] = []
     for relation in versions:
@@ -411,7 +415,8 @@ def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: l
             try:
                 as_read = reread(writer_schema, reader_schema, body)
             except fastavro.read.SchemaResolutionError:
-                # only readers from before a field became wider fail: they refuse the row instead of reading it wrongly
+                # Only a reader with a schema from before a field became wider refuses a row. It never reads a wrong
+                # value.
                 assert known < written
                 assert narrower(reader_schema, writer_schema)
             else:
@@ -420,7 +425,7 @@ def test_every_schema_reads_the_rows_of_every_other_right_or_refuses(versions: l
 
 
 def narrower(reader_schema: Any, writer_schema: Any) -> list[str]:  # noqa: ANN401 - parsed by fastavro
-    """Return the fields that are wider in the writer's schema."""
+    """Return the names of the fields that are wider in the writer's schema."""
     wide = {field["name"]: field["type"][1] for field in writer_schema["fields"]}
     names = {field["name"]: field["type"][1] for field in reader_schema["fields"] if field["name"] in wide}
     return [
@@ -434,5 +439,5 @@ def reread(writer_schema: Any, reader_schema: Any, body: bytes) -> Any:  # noqa:
     return fastavro.schemaless_reader(io.BytesIO(body), writer_schema, reader_schema)
 
 
-def test_the_oracle_knows_the_trap_of_rounding_twice() -> None:
+def test_the_oracle_does_not_round_twice() -> None:
     assert nearest_single(b"7.038531e-26") == 7.038530691851209e-26

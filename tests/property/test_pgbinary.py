@@ -1,4 +1,7 @@
-"""Properties of values in binary format: any bytes cause at most a ProtocolError, and shortcuts change nothing."""
+"""Properties of values in binary format.
+
+Any bytes cause at most a ProtocolError. Encoding a value directly gives the same result as encoding its text.
+"""
 
 from functools import cache
 
@@ -17,7 +20,7 @@ from pgsluice.pgoutput.messages import BinaryValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
 from tests.support.avro_oracle import nearest_single, numeric, same
 
-# Values that send functions write, from which mutations start.
+# Values as PostgreSQL's send functions write them. Mutations start from these.
 ARRAY = "00000001 00000001 00000017 00000002 00000001 00000004 00000007 ffffffff"
 POINTS = "00000002 3ff0000000000000 4000000000000000 4008000000000000 4010000000000000"
 QUERY = "00000005 0204 0001 01000063 00 0203 0101000062 00 0100006100"
@@ -78,7 +81,7 @@ TYPMODS = {"numeric": (-1, numeric(10, 2)[1])}
 
 @cache
 def encoders(name: str) -> list[tuple[RowEncoder, ToText]]:
-    """Return the encoders of a row with a column of this type, and the conversion that they use."""
+    """Return encoders of a row with a column of this type, each with the conversion to text that it uses."""
     pg_type = PgType(OIDS[name], "public", name) if name in OIDS else PgType(0, CATALOG, name)
     found = []
     for typmod in TYPMODS.get(name, (-1,)):
@@ -95,20 +98,20 @@ def encoded(encoder: RowEncoder, value: bytes) -> tuple[bytes, list[tuple[bytes,
 
 
 def confirm(name: str, value: bytes) -> None:
-    """Encode a value directly and through its text, and compare. Only documented errors are allowed."""
+    """Encode a value directly and through its text, and compare the results. Only documented errors are allowed."""
     for encoder, to_text in encoders(name):
         try:
             found = encoded(encoder, BinaryValue(value))
         except ProtocolError as error:
-            assert "binary value of column c" in str(error)  # noqa: PT017 - it need not be raised
+            assert "binary value of column c" in str(error)  # noqa: PT017 - no error is required
         except TypeChanged:
-            assert name == "pair"  # an attribute of another type
+            assert name == "pair"  # the bytes give an attribute another type
         else:
             assert found == encoded(encoder, bytes(to_text(value)))
 
 
 def mutations(value: bytes) -> st.SearchStrategy[bytes]:
-    """Return values similar to ``value``: a piece of it is replaced, or its end is cut off."""
+    """Return values like ``value`` in which some bytes are replaced, or the end is cut off."""
     position, length = st.integers(0, len(value)), st.integers(0, 4)
     piece = st.binary(max_size=4) | st.sampled_from([bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0\0\0\x01"])
     replaced = st.builds(lambda at, gone, new: value[:at] + new + value[at + gone :], position, length, piece)
@@ -118,7 +121,7 @@ def mutations(value: bytes) -> st.SearchStrategy[bytes]:
 @pytest.mark.parametrize("name", SEEDS)
 @settings(max_examples=60)
 @given(st.data())
-def test_near_what_send_functions_write(name: str, data: st.DataObject) -> None:
+def test_bytes_similar_to_those_of_send_functions(name: str, data: st.DataObject) -> None:
     value = bytes.fromhex(SEEDS[name])
     confirm(name, value)
     once = data.draw(mutations(value))
@@ -126,10 +129,10 @@ def test_near_what_send_functions_write(name: str, data: st.DataObject) -> None:
     confirm(name, data.draw(mutations(once)))
 
 
-def test_the_text_of_what_does_not_fit_is_utf_8() -> None:
-    """As in text format.
+def test_the_text_of_a_value_that_does_not_fit_is_utf_8() -> None:
+    """The text of a value that does not fit has to be valid UTF-8, as in text format.
 
-    The example is a two-dimensional array with a byte that a database without encoding accepts.
+    The example is a two-dimensional array with a byte that only a database without encoding accepts.
     """
     confirm("_text", bytes.fromhex("00000002 00000000 00000019" + "00000001 00000001" * 2 + "00000001 80"))
 
@@ -142,7 +145,7 @@ def test_any_bytes(name: str, value: bytes) -> None:
 
 
 def test_a_query_of_any_depth_is_read() -> None:
-    """The depth must still be possible with a server's stack."""
+    """Read a query of a depth that a server's stack still allows."""
     depth = 20_000
     value = (depth + 1).to_bytes(4, "big") + b"\x02\x01" * depth + b"\x01\x00\x00a\x00"
     assert BUILT_IN["tsquery"](value) == b"!" * depth + b"'a'"

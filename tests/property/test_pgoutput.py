@@ -1,4 +1,4 @@
-"""Properties of pgoutput: messages of the test encoder are read back, and nothing else is accepted."""
+"""Properties of the pgoutput decoder. It reads all messages of the test encoder, and refuses all other bytes."""
 
 from typing import get_args
 
@@ -89,7 +89,7 @@ START = st.builds(StreamStart, UINT32, st.booleans())
 
 @st.composite
 def _payloads(draw: st.DrawFn) -> tuple[bool, bytes]:
-    """Return a valid payload, and whether it belongs to a stream."""
+    """Return whether a message belongs to a streamed transaction, and its valid payload."""
     in_stream = draw(st.booleans())
     return in_stream, encode(draw(INSIDE | st.just(StreamStop()) if in_stream else OUTSIDE | START))
 
@@ -101,7 +101,7 @@ def _decode(payload: bytes, *, in_stream: bool) -> Message:
 
 
 def _check_documented(payload: bytes, *, in_stream: bool) -> None:
-    """Check that bytes are either refused as documented, or equal to the encoded message."""
+    """Check that bytes are either refused with a documented error, or equal to the message that is read from them."""
     try:
         message = _decode(payload, in_stream=in_stream)
     except ProtocolError as error:
@@ -135,7 +135,7 @@ def test_every_truncation_is_refused(case: tuple[bool, bytes]) -> None:
     in_stream, payload = case
     for length in range(len(payload)):
         if payload[:1] == b"A" and length == 9:
-            continue  # the short Stream Abort
+            continue  # this is a Stream Abort without the fields of parallel streaming
         with pytest.raises(ProtocolError):
             _decode(payload[:length], in_stream=in_stream)
 
@@ -150,7 +150,7 @@ def test_trailing_bytes_are_refused(case: tuple[bool, bytes], tail: bytes) -> No
 
 @given(_payloads(), st.data())
 @settings(deadline=None)
-def test_a_changed_byte_is_refused_or_means_what_it_says(case: tuple[bool, bytes], data: st.DataObject) -> None:
+def test_a_payload_with_a_changed_byte_is_refused_or_read_exactly(case: tuple[bool, bytes], data: st.DataObject) -> None:
     in_stream, payload = case
     at = data.draw(st.integers(0, len(payload) - 1))
     byte = data.draw(st.binary(min_size=1, max_size=1))
@@ -159,7 +159,7 @@ def test_a_changed_byte_is_refused_or_means_what_it_says(case: tuple[bool, bytes
 
 @given(st.sampled_from(b"BCORYIUDTMSEcAbPpKr"), st.binary(max_size=64), st.booleans())
 @settings(deadline=None)
-def test_any_bytes_are_refused_or_mean_what_they_say(kind: int, rest: bytes, in_stream: bool) -> None:  # noqa: FBT001  # drawn
+def test_any_bytes_are_refused_or_read_exactly(kind: int, rest: bytes, in_stream: bool) -> None:  # noqa: FBT001  # drawn
     _check_documented(bytes([kind]) + rest, in_stream=in_stream)
 
 
@@ -223,7 +223,7 @@ def test_a_status_update_is_read_as_it_was_written(
 
 @given(st.binary(max_size=40))
 @settings(deadline=None)
-def test_any_copy_data_is_a_frame_or_refused(data: bytes) -> None:
+def test_any_copy_data_is_parsed_or_refused(data: bytes) -> None:
     for parse in (parse_frame, parse_standby_status_update):
         try:
             parse(data)

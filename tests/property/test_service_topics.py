@@ -1,4 +1,4 @@
-"""Properties of records in service topics: they have only documented effects, even if another program wrote them."""
+"""Properties of records in service topics. They have only documented effects, even if another program wrote them."""
 
 import json
 from dataclasses import asdict
@@ -21,7 +21,7 @@ SCHEMAS = [json.loads(hostile.RECORD.schema), hostile.CUT, hostile.KEY, "string"
 
 
 def changed(value: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any JSON
-    """Return values that differ from ``value`` in one part."""
+    """Return values in which one part of ``value`` is changed or left out, and arbitrary values."""
     if isinstance(value, dict) and value:
         one = st.sampled_from(sorted(value)).flatmap(
             lambda name: changed(value[name]).map(lambda part: {**value, name: part})
@@ -72,7 +72,7 @@ def test_schemas(value: bytes) -> None:
 
 @settings(max_examples=300)
 @given(st.sampled_from(SCHEMAS).flatmap(changed))
-def test_what_schemas_say(schema: Any) -> None:  # noqa: ANN401 - any JSON
+def test_schemas_with_changed_content(schema: Any) -> None:  # noqa: ANN401 - any JSON
     record = {**json.loads(hostile.RECORD.value()), "schema": json.dumps(schema)}
     hostile.take_schema(json.dumps(record).encode())
 

@@ -369,7 +369,7 @@ class Stream:
         raise SourceUnavailable(self._connection.why)
 
     def _next(self) -> list[XLogData | Keepalive]:
-        """Return the messages that have arrived. They belong to some records, sometimes with a keepalive between them."""
+        """Return the messages that have arrived: those of some WAL records, sometimes with a keepalive between them."""
         dice, walsender = self._dice, self._walsender
         frames, self._waiting = self._waiting, []
         room = dice.choice((1, 2, 5, 50))
