@@ -102,7 +102,7 @@ class Day:
         return {name for name, state in self._prometheus.alerts().items() if state == "firing"}
 
     def _where(self, reasons: Sequence[str]) -> str:
-        """Return "status" or "log" if one of the reasons is there, otherwise "". The log counts when the process has ended."""
+        """Return where one of the reasons is found: "status", "log" (if the process has ended), or "" for nowhere."""
         daemon = self._scene.daemon
         if daemon.alive:
             with suppress(ServerError):

@@ -373,7 +373,7 @@ def test_field_names_depend_only_on_the_registered_schemas(versions: list[Relati
 
 @given(st.lists(st.tuples(VERSION.map(version), st.booleans()), max_size=8))
 def test_a_continued_history_equals_a_new_one(versions: list[tuple[Relation, bool]]) -> None:
-    """Compare a history that learns schemas one by one with a new one. Schemas that were not registered have no effect."""
+    """Compare a history that learns schemas one by one with a new history. Unregistered schemas have no effect."""
     history = FieldHistory()
     registered: list[dict[str, Any]] = []
     for relation, is_registered in versions:

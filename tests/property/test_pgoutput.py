@@ -150,7 +150,7 @@ def test_trailing_bytes_are_refused(case: tuple[bool, bytes], tail: bytes) -> No
 
 @given(_payloads(), st.data())
 @settings(deadline=None)
-def test_a_payload_with_a_changed_byte_is_refused_or_read_exactly(case: tuple[bool, bytes], data: st.DataObject) -> None:
+def test_a_changed_byte_is_refused_or_read_exactly(case: tuple[bool, bytes], data: st.DataObject) -> None:
     in_stream, payload = case
     at = data.draw(st.integers(0, len(payload) - 1))
     byte = data.draw(st.binary(min_size=1, max_size=1))

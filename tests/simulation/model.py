@@ -122,7 +122,7 @@ class Model:
         self._switches: list[int] = []
         """The positions at which the server's timelines ended, from the first timeline on."""
         self._restored: list[tuple[int, int]] = []
-        """For each restoration from a snapshot of the disk: the last producer epoch, and the end of the restored WAL."""
+        """For each restoration from a snapshot of the disk: the last producer epoch, and the restored WAL's end."""
         self._is_refused = False
         """Whether a refusal of the server is recorded, and no epoch has begun since."""
         self._refusals: list[str] = []

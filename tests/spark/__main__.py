@@ -1,4 +1,4 @@
-"""``python -m tests.spark --kills 100 [--seed n]``: ``make spark-faults`` calls it."""
+"""The command ``python -m tests.spark --kills 100 [--seed n]``, for ``make spark-faults``."""
 
 import argparse
 import random
@@ -16,7 +16,7 @@ from tests.spark.shop import opened
 
 
 def main() -> int:
-    """Run, and print the counts. Return 1 if something was wrong."""
+    """Kill drivers, compare the tables, and print the counts. Return 1 if something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.spark", description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))

@@ -15,11 +15,11 @@ from tests.support.order import begin_with
 HERE = Path(__file__).parent
 
 LONGEST = ("query", "audit", "mirror", "ledger", "docs", "latest", "maintenance", "cli")
-"""The files that take minutes, the longest first."""
+"""The files whose tests take minutes. Those that take longest come first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files. Leave PySpark's sockets to the garbage collector without an error; other warnings stay errors."""
+    """Sort the files. Accept warnings about sockets that PySpark does not close. Other warnings stay errors."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
@@ -32,18 +32,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = new_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
-    gc.collect()  # while open sockets are not yet an error
+    gc.collect()  # while warnings about unclosed sockets are still ignored
 
 
 @pytest.fixture
 def make(spark: SparkSession, kafka: Kafka) -> Callable[..., Handmade]:
-    """Provide a function that creates a pipeline with these tables."""
+    """Provide a function that creates a handmade pipeline with some tables."""
     return lambda *tables, **options: Handmade(spark, kafka, *tables, **options)
 
 
 @pytest.fixture(scope="module")
 def without_compilation(spark: SparkSession) -> Iterator[None]:
-    """Let Spark interpret its plans, which is faster for many plans with few rows."""
+    """Make Spark interpret its plans, which is faster for many plans with few rows."""
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
     yield

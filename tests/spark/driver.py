@@ -1,6 +1,6 @@
 """A driver that mirrors a pipeline and is killed at a step: ``python -m tests.spark.driver <life as JSON>``.
 
-The product has no code for this. The script wraps the commits of Delta tables, in the process that dies.
+The product has no failpoints. The script wraps the commits of Delta tables in the process that dies.
 """
 
 import json
@@ -22,19 +22,19 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""How long to wait for the other table, which may have nothing of these cuts."""
+"""How long to wait for the commit of the other table. These cuts may not change that table."""
 
 CONTROL: Final = "_pgsluice_cuts"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The moment when a driver dies: ``before``, ``within`` or ``after`` the commit of ``table``."""
+    """The moment at which a driver dies: ``before``, ``within`` or ``after`` the commit of ``table``."""
 
     table: str
     when: str
     other: str = ""
-    """A table that must already have the same cuts. If it does not get them in time, the driver does not die."""
+    """A table that has to be committed before. If this does not happen in time, the driver does not die."""
 
 
 STEPS: Final[Mapping[str, Step]] = {
@@ -47,7 +47,7 @@ STEPS: Final[Mapping[str, Step]] = {
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What one driver does until it dies."""
+    """The arguments of one driver: its pipeline, its target, and the step at which it dies."""
 
     step: str
     prefix: str
@@ -61,7 +61,7 @@ class Life:
 def killed(life: Life, log: Path) -> bool:
     """Run a driver.
 
-    Return whether it died at its step. Raise RuntimeError if it ended in any way other than that or success.
+    Return True if it died at its step, and False if it succeeded. Raise RuntimeError if it failed.
     """
     command = [sys.executable, "-m", "tests.spark.driver", json.dumps(asdict(life))]
     with log.open("ab") as output:
@@ -74,7 +74,7 @@ def killed(life: Life, log: Path) -> bool:
 
 
 def main() -> None:
-    """Mirror to the present end of the topics, or die."""
+    """Mirror the topics up to their present end, or die at the step."""
     life = Life(**json.loads(sys.argv[1]))
     die_at(STEPS[life.step])
     with tempfile.TemporaryDirectory() as directory:
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def die_at(step: Step) -> None:
-    """Let commits of the step's table kill this process."""
+    """Make a commit of the step's table kill this process."""
     commit, other_is_done = DeltaTable._commit, Event()
 
     def wrapped(table: DeltaTable, said: Commit, action: Callable[[], object]) -> int:
@@ -116,7 +116,7 @@ def die_at(step: Step) -> None:
 
 
 def _die_with_new_files(table: Path) -> None:
-    """Die when rows of the table are on the disk, but in no commit yet."""
+    """Die when the table has new files that no commit contains yet."""
     before = set(table.glob("*.parquet"))
     while set(table.glob("*.parquet")) <= before:
         pass
@@ -124,7 +124,7 @@ def _die_with_new_files(table: Path) -> None:
 
 
 def die() -> None:
-    """Kill this process and its JVM, which is in the same group."""
+    """Kill this process and its JVM, which is in the same process group."""
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""A target whose driver dies when it commits to a table. The product has no hooks for this."""
+"""Wraps a target, so that the driver dies when it commits to one of the tables. The product has no failpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from pgsluice_spark.targets import Target, TargetTable
 
 
 class Killed(Exception):
-    """Raised in place of the driver's death."""
+    """Raised instead of killing the driver."""
 
 
 @dataclass(frozen=True)
 class DyingTable:
-    """A table whose commits end the driver, before or after they are made."""
+    """A table whose commits end the driver, after the commit if ``made``, and otherwise before."""
 
     table: TargetTable
     made: bool
@@ -33,7 +33,7 @@ class DyingTable:
 
 @dataclass(frozen=True, slots=True)
 class Dying:
-    """A target whose driver dies when it commits to a table."""
+    """A target whose driver dies when it commits to the table ``victim``."""
 
     target: Target
     victim: str

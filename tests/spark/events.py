@@ -1,4 +1,4 @@
-"""Schemas of the wire contract, and events encoded by fastavro."""
+"""Schemas of the wire contract, and events that fastavro encodes."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def column(name: str, schema: str | Json, **properties: str) -> Json:
 
 
 def envelope_schema(columns: list[Json]) -> Json:
-    """Return the contract's envelope around a row of ``columns``."""
+    """Return the contract's envelope schema for rows with these columns."""
     envelope: Json = json.loads((CONTRACT / "envelope.avsc").read_text())
     before = next(field for field in envelope["fields"] if field["name"] == "before")
     before["type"][1]["fields"] = columns
@@ -38,7 +38,7 @@ def envelope_schema(columns: list[Json]) -> Json:
 
 
 def key_schema(columns: dict[str, str | Json]) -> Json:
-    """Return the contract's key with other columns."""
+    """Return the contract's key schema with these columns."""
     key: Json = json.loads((CONTRACT / "key.avsc").read_text())
     return {**key, "fields": [{"name": name, "type": kind} for name, kind in columns.items()]}
 
@@ -78,7 +78,7 @@ def frame(identifier: int, schema: Json, datum: Json) -> bytes:
 
 
 def versions(subject: str, schemas: dict[int, Json]) -> list[SchemaVersion]:
-    """Return schemas by id, oldest first, as a registry returns them."""
+    """Return the versions of a subject as a registry returns them. ``schemas`` has the schemas by id, oldest first."""
     return [
         SchemaVersion(subject, number, identifier, json.dumps(schema))
         for number, (identifier, schema) in enumerate(schemas.items(), start=1)

@@ -1,6 +1,6 @@
-"""Runs these tests with the oldest PySpark that is supported: ``python -m tests.spark.floor [pytest options]``.
+"""``python -m tests.spark.floor [pytest options]`` runs these tests with the oldest supported PySpark.
 
-It is kept in the sandbox's cache, and comes before the installed one in the import path.
+This version is kept in the sandbox's cache, and comes before the installed version in the import path.
 """
 
 import os

@@ -21,16 +21,16 @@ COLUMNS = [column("id", "int"), column("note", "string"), column("count", "int")
 
 
 def schema_of(table: str, schema: Json) -> Json:
-    """Return a schema of the contract with the namespace of another table."""
+    """Return a copy of a schema of the contract with the namespace of this table."""
     found: Json = json.loads(json.dumps(schema).replace("shop.public.orders", f"shop.public.{table}"))
     return found
 
 
 class Handmade:
-    """The topics of a pipeline, with tables whose columns are ``COLUMNS`` and whose key is ``id``."""
+    """The topics of a pipeline. At first, its tables have the columns ``COLUMNS`` and the key ``id``."""
 
     def __init__(self, spark: SparkSession, kafka: Kafka, *tables: str, topic: str = "", partitions: int = 1) -> None:
-        """Choose the tables. If ``topic`` is given, they share it."""
+        """Create the topics of these tables. If ``topic`` is given, all tables share this topic."""
         self.kafka = kafka
         self.prefix = uuid4().hex
         self.transactions = f"{self.prefix}.transactions"
@@ -54,7 +54,7 @@ class Handmade:
         )
 
     def register(self, table: str, columns: list[Json], key: dict[str, str | Json]) -> None:
-        """Give a table other columns. Later events have them."""
+        """Register schemas with other columns for a table. Later events have these columns."""
         topic = self.topics[table]
         for part, schema in (("key", key_schema(key)), ("value", envelope_schema(columns))):
             known = self.registry.schemas.setdefault(f"{topic}-{part}", {})
@@ -80,7 +80,7 @@ class Handmade:
             data = [frame(one, known[one], datum) for one, known, datum in zip(ids, schemas, (key, event), strict=True)]
             framed_key = None if event["op"] == "t" else data[0]
             self._producer.produce(topic, data[1], framed_key, partition, on_delivery=delivered)
-            assert self._producer.flush(30) == 0  # one after the other, even if they go to several topics
+            assert self._producer.flush(30) == 0  # so that events of several topics are written in order
         return places
 
     def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - anything of a cut record
@@ -92,7 +92,7 @@ class Handmade:
         self.write_cut(entries, **{"end_lsn": end_lsn, **fields})
 
     def entries(self, places: list[tuple[str, int]], events: list[Json]) -> list[Json]:
-        """Return a cut record's entries for these events."""
+        """Return the topics that a cut record has to list for these events."""
         ids = self.topic_ids()
         found: dict[str, Json] = {}
         for (topic, offset), event in zip(places, events, strict=True):
@@ -105,7 +105,7 @@ class Handmade:
         return list(found.values())
 
     def write_cut(self, entries: list[Json], *, number: int | None = None, parts: int = 1, **fields: Any) -> None:  # noqa: ANN401 - as above
-        """Write a cut record. By default, it has the next number."""
+        """Write a cut record. Its number is ``number``, or the next one."""
         self.number = self.number + 1 if number is None else number
         record = {"pipeline": "shop", "cut": self.number, "epoch": 1, "end_lsn": 0, "parts": parts, **fields}
         for part in range(parts):
@@ -115,7 +115,7 @@ class Handmade:
         assert self._producer.flush(30) == 0
 
     def letter(self, table: str, op: str) -> Json:
-        """Write a dead letter. Return a cut record's entry for it."""
+        """Write a dead letter. Return the topic entry that its cut record has to contain."""
         fields = {"schema": "public", "table": table, "op": op, "topic": self.topics[table], "reason": "refused"}
         datum = {**fields, "epoch": 1, "lsn": 1, "seq": 0, "xid": 1, "ts": COMMITTED, "detail": "", "key": None}
         self._producer.produce(self.dead_letters, frame(LETTER_ID, LETTER, datum))

@@ -1,4 +1,4 @@
-"""The targets with which mirrors are tested, each with a reader other than Spark."""
+"""The targets of the tests of mirrors, each with a reader other than Spark."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -18,21 +18,21 @@ from tests.spark.shop import SYSTEM, Row, ordered
 from tests.support.versions import covers_all
 
 CATALOG = "iceberg"
-"""The name of the catalog of Iceberg in the session."""
+"""The name of the Iceberg catalog in the session."""
 
 
 class Lake(ABC):
-    """A target, and how its tables are read without Spark."""
+    """A target, and a way to read its tables without Spark."""
 
     target: Target
     foreign: ClassVar[str]
-    """Part of its message about a foreign delete."""
+    """A part of the message about a delete by another program."""
 
     @abstractmethod
     def __init__(self, spark: SparkSession, directory: Path) -> None: ...
 
     def rows(self, table: str, version: int) -> list[Row]:
-        """Return the rows of a table at a commit."""
+        """Return the rows of a table after the commit ``version``."""
         found = self._read(table, version)
         columns = {name: found.column(name).to_pylist() for name in found.column_names if name != SYSTEM}
         return ordered([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)])
@@ -58,8 +58,8 @@ class DeltaLake(Lake):
     def _read(self, table: str, version: int) -> pa.Table:
         found = DeltaTable(str(self._directory / table), version=version)
         if "typeWidening" in (found.protocol().reader_features or ()):
-            # The query engine of deltalake refuses such tables. Its log is read all the same, and says which files
-            # make up the version. Their columns get the widest of their types here.
+            # The query engine of deltalake refuses such tables, but deltalake can read their log. So take the files of
+            # this version from the log, and give each column the widest of its types.
             files = [pq.read_table(file) for file in found.file_uris()]
             return pa.concat_tables(files, promote_options="permissive") if files else pa.table({})
         return pa.table(QueryBuilder().register("t", found).execute("SELECT * FROM t").read_all())
@@ -104,4 +104,4 @@ HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
 
 USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
-"""For tests that hardly depend on the target, because Spark takes a minute for each target."""
+"""The targets for tests that hardly depend on the target. Usually it is only one, because each takes a minute."""

@@ -1,7 +1,7 @@
-"""A ledger in two tables, mirrored by drivers that are killed, and compared with what PostgreSQL itself decodes.
+"""A ledger in two tables. Drivers mirror them and are killed. The mirror is then compared with the source.
 
-At every entry of the control table, all tables have to be equal to the tables of the witness
-(``tests/faults/witness.py``) at the entry's position. ``deltalake`` reads the Delta tables, without Spark.
+At every entry of the control table, all tables have to equal the tables of the witness (``tests/faults/witness.py``) at
+the entry's position. ``deltalake`` reads the Delta tables, without Spark.
 """
 
 import random
@@ -41,26 +41,26 @@ SETUP: Final = (
     "INSERT INTO lines SELECT n, n, 'item ' || n FROM generate_series(1, 60) AS n",
 )
 TRANSACTIONS: Final = 8
-"""The number of transactions between two lives."""
+"""The number of transactions that are committed before each driver starts."""
 
 SCHEMA_CHANGES: Final = (
     "ALTER TABLE orders ADD COLUMN comment text",
     "ALTER TABLE lines ADD COLUMN price int",
-    "ALTER TABLE lines ALTER amount TYPE bigint",  # this rewrites the rows, so the table is loaded again
+    "ALTER TABLE lines ALTER amount TYPE bigint",  # this rewrites the rows, so the table has to be loaded again
 )
 LOAD_EVERY: Final = 4
 EPOCH_EVERY: Final = 10
-"""A new epoch begins after this many lives, once the schema has changed."""
+"""The number of drivers between two new epochs. The first one begins when all schema changes are done."""
 
 LOAD_S: Final = 300
 
 
 @dataclass(slots=True)
 class Tally:
-    """The findings of a run.
+    """The counts of a run.
 
-    ``compared``: how many tables were compared, at entries. ``torn``: entries whose sums differ. ``unfinished``: tables
-    that are not loaded according to the last entry.
+    ``compared`` is the number of comparisons of a table at an entry, and ``torn`` the number of entries at which the
+    sums of the two tables differ. ``unfinished`` is the number of tables that are not loaded at the last entry.
     """
 
     kills: int = 0
@@ -74,7 +74,7 @@ class Tally:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether nothing was wrong."""
+        """Whether nothing was wrong."""
         return not (self.lost or self.doubled or self.torn or self.unfinished)
 
 
@@ -85,7 +85,7 @@ class Ledger:
         self._shop, self._rng, self._next = shop, rng, 1000
 
     def write(self, count: int) -> None:
-        """Commit some transactions, each of which changes both tables."""
+        """Commit some transactions, each of which changes both tables. Wait until they are in Kafka."""
         self._shop.run(*self._transactions(count))
 
     def write_unseen(self, count: int) -> None:
@@ -97,7 +97,7 @@ class Ledger:
         return [f"BEGIN; {self._change()}; {self._amounts()}; COMMIT" for _ in range(count)]
 
     def _amounts(self) -> str:
-        """Add a row to both tables, so that each transaction changes both."""
+        """Return statements that add a row to both tables, so that each transaction changes both."""
         self._next += 1
         id, amount = self._next, self._rng.randrange(100)  # noqa: A001 - the column's name
         return f"INSERT INTO orders VALUES ({id}, {amount}, {NOTE}); INSERT INTO lines VALUES ({id}, {amount}, 'new')"
@@ -106,7 +106,7 @@ class Ledger:
         by, rest = self._rng.randrange(1, 9), self._rng.randrange(7)
         some = f"WHERE id % 7 = {rest}"
         changes = (
-            f"UPDATE orders SET id = -id {some}",  # the notes are not sent
+            f"UPDATE orders SET id = -id {some}",  # the stream does not contain the notes, which are TOASTed
             f"UPDATE orders SET id = -id {some}; UPDATE orders SET note = 'short' {some}",
             "; ".join(f"UPDATE {name} SET amount = amount + {by} WHERE abs(id) % 7 = {rest}" for name in TABLES),
             f"DELETE FROM orders WHERE abs(id) % 7 = {rest}; DELETE FROM lines {some}",
@@ -116,7 +116,7 @@ class Ledger:
 
 
 def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callable[[str], object]) -> Tally:
-    """Kill drivers at all steps in turn. Let the last driver finish, then compare."""
+    """Kill drivers at all steps in turn. Let the last driver finish, then compare the tables."""
     ledger, tally, steps = Ledger(shop, rng), Tally(), list(STEPS)
     for number in range(kills):
         step = steps[number % len(steps)]
@@ -128,7 +128,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
         say(f"{number + 1}: {step}, max_events {max_events}{'' if died else ', not reached'}")
         if rng.random() < 0.5:
             shutil.rmtree(directory / "checkpoint", ignore_errors=True)
-    if kills >= len(SCHEMA_CHANGES):  # the last change of the schema may not have been noticed yet
+    if kills >= len(SCHEMA_CHANGES):  # the daemon may not have noticed the last schema change yet
         with _load(shop):
             tally.loads += 1
     ledger.write(TRANSACTIONS)
@@ -150,7 +150,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 
 @contextmanager
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
-    """While a driver lives, change the source's schema, or load it again, after a gap or without one."""
+    """Change the source before or while a driver runs: its schema, a new epoch after lost changes, or a load."""
     later = number - len(SCHEMA_CHANGES)
     if later < 0:
         shop.run(SCHEMA_CHANGES[number])
@@ -166,7 +166,7 @@ def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterato
 
 
 def _begin_epoch(shop: Shop, ledger: Ledger) -> None:
-    """Lose the slot and some transactions, and continue in a new epoch."""
+    """Drop the slot, write some transactions that are lost, and continue in a new epoch."""
     shop.daemon.stop_well()
     own = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name <> %s"
     shop.connection.execute(f"{own} AND database = current_database()", [SLOT])
@@ -176,7 +176,7 @@ def _begin_epoch(shop: Shop, ledger: Ledger) -> None:
 
 @contextmanager
 def _load(shop: Shop) -> Iterator[None]:
-    """Load both tables in the background. At the end of the block, they are loaded."""
+    """Load both tables in the background. Wait for the loads at the end of the block."""
     names = [f"public.{name}" for name in TABLES]
     line = [sys.executable, "-m", "pgsluice", "snapshot", "start", "-c", str(shop.daemon.config_file), *names]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as load:
@@ -201,7 +201,7 @@ def _life(shop: Shop, directory: Path, step: str, max_events: int) -> Life:
 
 
 def compare(shop: Shop, lake: Path, said_by: Iterable[Row], tally: Tally, say: Callable[[str], object]) -> None:
-    """Compare the tables with the witness at every entry."""
+    """Compare the tables with the witness at every entry of the control table."""
     truth, tables = Truth(committed(shop.connection)), DeltaLake(shop.spark, lake)
     for entry in said_by:
         truth.advance(entry["epoch"], entry["end_lsn"])
@@ -218,7 +218,7 @@ def compare(shop: Shop, lake: Path, said_by: Iterable[Row], tally: Tally, say: C
 
 
 def entries(lake: Path) -> list[Row]:
-    """Return the control table in order."""
+    """Return the entries of the control table in order."""
     found = QueryBuilder().register("t", DeltaTable(str(lake / CONTROL))).execute("SELECT * FROM t").read_all()
     columns = [found.column(name).to_pylist() for name in found.column_names]
     rows = [dict(zip(found.column_names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -226,7 +226,7 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return the problems that a control table would show if it were written before ``table`` has the cut."""
+    """Return the entries as if each had been written before the commit of ``table``, with its former version."""
     found = []
     before: int | None = None
     for row in rows:

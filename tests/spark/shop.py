@@ -1,6 +1,6 @@
-"""A daemon with tables, and the tables at every cut, as an independent consumer derives them from its topics.
+"""A database, its daemon, and an independent consumer that knows the content of the tables at every cut.
 
-``Shop.model`` follows the contract (docs/events.md) with Confluent's client and without Spark.
+The consumer, ``Shop.model``, follows the contract (docs/events.md). It uses Confluent's client, and not Spark.
 """
 
 import time
@@ -22,13 +22,13 @@ from tests.support.reader import Cut, Event, Reader
 
 Row = dict[str, Any]
 Rows = dict[str, Row]
-"""Rows by their key, as text."""
+"""The rows of a table by key. The key is a text."""
 
 SYSTEM = "_pgsluice"
 
 
 class Model:
-    """Copies of all tables. ``at[cut]`` has the tables at the end of a cut."""
+    """Copies of all tables. ``at[cut]`` has their rows at the end of a cut."""
 
     def __init__(self) -> None:
         self.at: dict[int, dict[str, Rows]] = {}
@@ -75,7 +75,7 @@ class Model:
 
 
 class Shop:
-    """A pipeline under test. ``run`` executes SQL, and returns once all changes are in Kafka."""
+    """A pipeline under test. ``run`` executes SQL, and returns when all changes are in Kafka."""
 
     def __init__(self, spark: SparkSession, connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> None:
         self.connection, self.daemon, self.kafka = connection, daemon, kafka
@@ -132,7 +132,7 @@ def opened(
 
 
 def ordered(rows: list[Row]) -> list[Row]:
-    """Return rows in a fixed order. Columns that are null are removed, because they may be missing."""
+    """Return rows in a fixed order. Null columns are removed, because a row may lack them instead."""
     plain = [{name: _plain(value) for name, value in row.items() if value is not None} for row in rows]
     return sorted(plain, key=lambda row: repr(sorted(row.items())))
 
@@ -152,5 +152,5 @@ def spark_rows(frame: DataFrame) -> list[Row]:
 
 
 def _moment(value: Any, is_moment: bool) -> Any:  # noqa: ANN401, FBT001 - any value of a row
-    """Return a moment with its time zone, because PySpark returns local time."""
+    """Return a moment in UTC with its time zone, because PySpark returns local time without a time zone."""
     return value.astimezone(UTC) if is_moment and value is not None else value

@@ -1,4 +1,4 @@
-"""An audit of a mirror on real servers, while the source changes."""
+"""Audits of a mirror on real servers, while the source changes."""
 
 import json
 import threading
@@ -73,7 +73,7 @@ LOADED = 8
 
 WRITES = (
     "UPDATE orders SET amount = amount + 1 WHERE id <= 1000 AND id % 50 = {n} % 50",
-    "UPDATE orders SET part = part + 1 WHERE id = {n} % 1000 + 1",  # the notes are not sent
+    "UPDATE orders SET part = part + 1 WHERE id = {n} % 1000 + 1",  # the notes are not in the stream
     "DELETE FROM orders WHERE id = {n} % 1000 + 1",
     "INSERT INTO orders VALUES ({n} % 1000 + 1, 1, {n}, repeat('again ', 500)) ON CONFLICT DO NOTHING",
     "INSERT INTO events VALUES ('written', {n} % 3)",
@@ -164,7 +164,7 @@ def status(report: AuditReport) -> dict[str, str]:
 
 
 def test_undamaged_tables_that_are_written_to(shop: Shop, database: Database, tmp_path: Path) -> None:
-    """They are equal, although the mirror stays where it is, and one table is truncated."""
+    """The audit has to find all tables equal, although the mirror lags behind and one table is truncated."""
     target = mirrored(shop, tmp_path)
     with writing(database) as writer:
         shop.run("TRUNCATE truncated", "INSERT INTO truncated VALUES (1, 'again')")
@@ -219,7 +219,7 @@ def test_damage_is_named(shop: Shop, database: Database, tmp_path: Path, capsys:
 
 
 def damage(shop: Shop, target: Delta) -> None:
-    """Change the content of the mirror's view without leaving a trace."""
+    """Change the rows of the mirror's tables, and make the control table refer to the damaged versions."""
     for table, statement in DAMAGE:
         shop.spark.sql(statement.format(f"delta.`{target.path}/{table}`"))
     versions = {table: target.table(shop.spark, table) for table, _ in DAMAGE}
@@ -245,7 +245,7 @@ UNLOGGED = (
     "INSERT INTO unlogged VALUES (1, 'never sent')",
     "CREATE UNLOGGED TABLE unlogged_empty (id int PRIMARY KEY)",
 )
-"""Tables that are not replicated, so they have no topic. ``damage`` makes the mirror report them as complete."""
+"""Tables without a topic, because they are not replicated. ``damage`` makes the mirror report them as loaded."""
 
 
 _SYSTEM = "named_struct('epoch', 1, 'lsn', 1L, 'seq', 1L, 'ts', NULL, 'unchanged', array(), 'raw', map())"
@@ -263,10 +263,11 @@ def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path)
         audited(shop, Delta(str(tmp_path / "lake")), database)
     target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
     shop.run("ALTER TABLE parted ADD COLUMN price int DEFAULT 7", "UPDATE parted SET note = 'later' WHERE id = 1")
-    # both partitions are loaded again, because the cut records report them as stale by then
+    # Both partitions are loaded again. When this is done, the cut records have reported them as stale.
     shop.wait_until_loaded(LOADED + 2)
     with database.connect() as connection, connection.transaction(force_rollback=True):
-        connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")  # idle, so no session waits for it
+        # The audit does not wait for a transaction that is idle.
+        connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")
         assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
     shop.run("CREATE ROLE stranger LOGIN")
     with pytest.raises(PipelineError, match=r"refused what the audit needs: ERROR: permission denied for table"):
@@ -277,7 +278,7 @@ def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path)
 
 
 def from_the_shell(shop: Shop, target: Delta, database: Database, *words: str) -> int:
-    """Run a command of ``pgsluice-spark`` in the session of the tests."""
+    """Run a command of ``pgsluice-spark`` in the Spark session of the tests. Return its exit code."""
     values: dict[str, dict[str, Any]] = {
         "target": {"path": target.path, "tables": ["public.events"]},
         "postgres": {"dsn": database.conninfo()},
@@ -299,7 +300,7 @@ def test_connection_strings() -> None:
 
 
 def test_what_a_snapshot_sees(spark: SparkSession) -> None:
-    """Transaction ids are those of the stream, so they have no epoch. They can be before or after the wraparound."""
+    """Compare snapshots, whose ids have 64 bits, with ids of the stream, which have 32 bits and may have wrapped."""
     epoch = 1 << 32
     cases = {
         (f"{epoch}:{epoch + 5}:{epoch + 2}", 1): True,

@@ -1,4 +1,4 @@
-"""pgsluice_spark.read_changes on a real broker: cuts, schemas that appear and disappear, restarts."""
+"""Tests of pgsluice_spark.read_changes on a real broker: cuts, schemas that appear and disappear, restarts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ numbers = count(1)
 
 @dataclass
 class Topic:
-    """The topic and the schemas of a table, written as the daemon writes them."""
+    """The topic of a table and its schemas. Records are written as the daemon writes them."""
 
     kafka: Kafka
     name: str
@@ -70,7 +70,7 @@ class Topic:
 
 @pytest.fixture
 def new_topic(kafka: Kafka) -> Callable[[dict[int, Json], dict[int, Json]], Topic]:
-    """Create a topic of two partitions for a table with these schemas."""
+    """Provide a function that creates a topic with two partitions for a table with given schemas."""
 
     def new(values: dict[int, Json], keys: dict[int, Json]) -> Topic:
         name = f"shop.public.orders_{next(numbers)}"
@@ -81,7 +81,7 @@ def new_topic(kafka: Kafka) -> Callable[[dict[int, Json], dict[int, Json]], Topi
 
 
 def run(changes: DataFrame, checkpoint: Path) -> list[Row]:
-    """Run a stream to the current end of the topic. Return its rows, by offset in each partition."""
+    """Run a stream up to the current end of the topic. Return its rows, ordered by partition and offset."""
     rows: list[Row] = []
     query = (
         changes.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
@@ -134,7 +134,7 @@ def test_a_table_through_its_schemas(
     )
     assert [row["key"]["id"] for row in first] == [1, 1, 2, 2]
 
-    # A schema that the query does not know ends it. A new query continues where it ended.
+    # A query ends when it reads a schema that it does not know. A new query continues from there.
     topic.values[3] = NEWEST
     with topic.cut():
         topic.put(2, change("c", 5, after={"id": 3}), 12, {"id": 3})

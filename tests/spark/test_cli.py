@@ -1,4 +1,4 @@
-"""``pgsluice-spark`` as users call it, on real servers. Each command is a process of its own."""
+"""Tests of ``pgsluice-spark`` as users call it, on real servers. Each command runs in a separate process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Reads the golden messages of contract/ in Spark: with the standard from_avro, and from a broker with read_changes."""
+"""Tests that Spark reads the golden messages of contract/, with from_avro and, from a broker, with read_changes."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from tests.spark.topics import Registered, create
 GOLDEN: dict[str, list[Json]] = json.loads((CONTRACT / "golden.json").read_text())
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(CONTRACT.glob("*.avsc"))}
 TABLES = {"envelope": "key", "types": None, "keys": "keys_key"}
-"""The schemas of the tables' values, and those of their keys."""
+"""The schema of each table's values, with the schema of its keys."""
 
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
@@ -35,7 +35,7 @@ INFINITE = -(2**31), 2**31 - 1
 
 
 def cases(schema: str) -> dict[str, list[Json]]:
-    """Return the cases of a table, with their tombstones."""
+    """Return the cases of the table with this value schema, including their tombstones."""
     return {case: messages for case, messages in GOLDEN.items() if messages[0]["value"]["schema"] == schema}
 
 
@@ -44,7 +44,7 @@ def data(part: Json) -> bytes | None:
 
 
 def is_infinite(part: Json) -> bool:
-    """Return whether a key has dates that neither Python nor Spark's JSON can represent."""
+    """Return whether a key has an infinite date, which neither Python nor Spark's JSON can represent."""
     return part["schema"] == "keys_key" and part["json"]["date"] in INFINITE
 
 
@@ -67,7 +67,7 @@ def leaf(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401
     match schema.get("logicalType"):
         case "decimal":
             return decimal_text(Decimal(value))
-        case "time-micros" | "time-millis":  # Spark returns the number
+        case "time-micros" | "time-millis":  # Spark returns the number, and not a time
             return json_of(schema, value)
         case "timestamp-micros" | "local-timestamp-micros" | "timestamp-millis" | "local-timestamp-millis":
             return datetime.fromisoformat(value).isoformat()

@@ -1,4 +1,4 @@
-"""End to end: PostgreSQL's rows go through the daemon and Kafka into Spark, where they are the table's rows again."""
+"""End-to-end tests: rows go from PostgreSQL through the daemon and Kafka into Spark, and have to be the same there."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 COLUMNS = {
-    # the type in PostgreSQL, and the type in Spark
+    # By column: the type in PostgreSQL, and the type in Spark.
     "id": ("int4 PRIMARY KEY", "int"),
     "flag": ("bool", "boolean"),
     "small": ("int2", "int"),
@@ -66,11 +66,11 @@ BEFORE = (
     "UPDATE samples SET flag = NOT flag, tags = '{}', data = '', day = NULL WHERE id = 1",
 )
 AFTER = (
-    "UPDATE samples SET counts = '{7}' WHERE id = 6",  # the note is not sent
+    "UPDATE samples SET counts = '{7}' WHERE id = 6",  # the note is TOASTed, so it is not in the stream
     "ALTER TABLE samples ADD price numeric(20,4)",
     "INSERT INTO samples (id, price) VALUES (9, 1234567890123456.7891)",
     "UPDATE samples SET price = 0.5, note = NULL WHERE id = 3",
-    "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # it is not sent here either, under the new key
+    "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # nor is it here, where the key changes
     "DELETE FROM samples WHERE id IN (4, 8)",
     "INSERT INTO samples (id, moment) VALUES (2, '1999-12-31 23:59:59.999999Z')",
 )
@@ -95,7 +95,7 @@ CHANGED = (
     "DELETE FROM tags WHERE id = 1",
     "UPDATE tags SET id = 1000 WHERE id = 2",
 )
-MADE_AGAIN = (  # nothing tells that the earlier rows are gone
+MADE_AGAIN = (  # no event says that the earlier rows do not exist any more
     "DROP TABLE notes",
     "CREATE TABLE notes (id int PRIMARY KEY, value text)",
     "INSERT INTO notes SELECT n, 'new note ' || n FROM generate_series(90, 110) AS n",
@@ -103,28 +103,28 @@ MADE_AGAIN = (  # nothing tells that the earlier rows are gone
 
 
 class Table:
-    """The table, and a reader that knows when all changes are in Kafka."""
+    """The table, and a reader that waits until all its changes are in Kafka."""
 
     def __init__(self, connection: psycopg.Connection, reader: Reader) -> None:
         self._connection = connection
         self._reader = reader
 
     def run(self, statements: tuple[str, ...]) -> None:
-        """Execute statements. When this returns, every consumer can read their changes."""
+        """Execute statements, and wait until consumers can read their changes."""
         for statement in statements:
             self._connection.execute(statement.encode())
         ((lsn,),) = self._connection.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchall()
         self._reader.read_until(int(lsn))
 
     def rows(self) -> dict[int, str]:
-        """Return the rows by key, as text that shows the types and NaN."""
+        """Return the rows by key, as text, so that types and NaN are compared as well."""
         with self._connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
             return {row["id"]: comparable(row) for row in cursor.execute("SELECT * FROM samples")}
 
 
 @contextmanager
 def followed(database: Database, kafka: Kafka) -> Iterator[tuple[Table, Daemon]]:
-    """Provide a new table and the daemon that follows it."""
+    """Provide a new table, and the daemon that replicates it."""
     with database.connect() as connection:
         for statement in SETUP:
             connection.execute(statement.encode())
@@ -141,7 +141,7 @@ def comparable(row: dict[str, Any]) -> str:
 
 
 def _one_type(value: object) -> object:
-    """Convert a value of psycopg or PySpark to a type that both can be compared in."""
+    """Convert a value of psycopg or PySpark to a common type, so that both can be compared."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value.astimezone(UTC)
     if isinstance(value, bytearray):
@@ -171,7 +171,7 @@ def _values(row: Row, schema: StructType) -> dict[str, Any]:
 
 
 def run(changes: DataFrame, directory: Path) -> None:
-    """Run a stream to the current end of the topic, into Parquet files."""
+    """Run a stream up to the current end of the topic. It writes to Parquet files."""
     query = (
         changes.writeStream.format("parquet")
         .option("checkpointLocation", str(directory / "checkpoint"))
@@ -234,7 +234,7 @@ def by_table(rows: DataFrame) -> list[tuple[str, int, str]]:
 
 
 def test_rows_that_were_there_before(spark: SparkSession, new_database: Callable[[], Database], kafka: Kafka) -> None:
-    """Two tables share a topic, and one of them is created again."""
+    """Load two tables that share a topic, and recreate one of them."""
     database, servers = new_database(), kafka.bootstrap_servers
     with database.connect() as connection, ExitStack() as stack:
         for statement in FILLED:

@@ -1,4 +1,4 @@
-"""pgsluice_spark.decode: framed bytes to native types, without Kafka."""
+"""Tests of pgsluice_spark.decode, from framed bytes to native types, without Kafka."""
 
 import re
 from datetime import UTC, date, datetime
@@ -24,7 +24,7 @@ from tests.spark.events import (
     versions,
 )
 
-MANY = 70  # the number of a branch takes more than one byte
+MANY = 70  # so many that the number of a branch takes more than one byte
 
 BEFORE_GREGORIUS = datetime(1582, 10, 4, 1, 2, 3, 4, tzinfo=UTC)
 
@@ -44,7 +44,7 @@ EVENT = change("c", 1, after={"id": 1})
 _TEMPORAL = {"date", "timestamp", "timestamp_ntz"}
 
 TYPES: list[tuple[str, Any, Any, str, Any]] = [
-    # name, Avro type, value as fastavro writes it, Spark type, value as Spark returns it
+    # Name, Avro type, value for fastavro, Spark type, value as Spark returns it as text (... if it is the same value).
     ("flag", "boolean", True, "boolean", True),
     ("i", "int", -(2**31), "int", -(2**31)),
     ("l", "long", 2**63 - 1, "bigint", 2**63 - 1),
@@ -83,7 +83,7 @@ def test_every_type_is_native(spark: SparkSession) -> None:
     assert {field.name: field.dataType.simpleString() for field in after.schema} == {
         name: kind for name, _, _, kind, _ in TYPES
     }
-    # Python's own dates and times would depend on its time zone.
+    # Compare dates and times as text, because Python's values would depend on its time zone.
     as_text = {name: F.col(name).cast("string") for name, *_, kind, _ in TYPES if kind in _TEMPORAL}
     values = after.withColumns(as_text).collect()[0].asDict()
     assert values == {name: written if read is ... else read for name, _, written, _, read in TYPES}
@@ -102,7 +102,7 @@ def test_each_record_is_read_with_the_schema_that_wrote_it(spark: SparkSession) 
     schemas[2**31 - 1] = envelope_schema(
         [column("id", "long"), column("price", decimal(9, 2)), column("id__2", "string")]
     )
-    for number in range(MANY):  # each schema has its own field, and all have the same bytes
+    for number in range(MANY):  # each schema has another field, but the bytes are always the same
         schemas[1000 + number] = envelope_schema([column("id", "int"), column(f"x{number}", "string")])
     rows = {7: {"id": 1, "price": Decimal("-1.25"), "gone": "g"}}
     rows[2**31 - 1] = {"id": 2**40, "price": Decimal("1234567.89"), "id__2": "two"}

@@ -63,7 +63,7 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
 
 
 def test_python(shop: Shop, database: Database, tmp_path: Path) -> None:
-    """The examples depend on each other: later ones use names that earlier ones have defined."""
+    """Run the Python examples in order, because later examples use names that earlier ones define."""
     names: dict[str, Any] = {"spark": shop.spark}
     replaced = {
         '"kafka:9092"': repr(shop.kafka.bootstrap_servers),

@@ -1,4 +1,4 @@
-"""Commits to an Iceberg table: the properties that they carry, and what they refuse if another program writes."""
+"""Tests of commits to an Iceberg table: their properties, and their refusal if another program has written."""
 
 import time
 from uuid import uuid4
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 class Orders:
-    """A table with our own commits."""
+    """An Iceberg table, and commits to it as the product makes them."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark, self._target, self._version = spark, Iceberg(f"{CATALOG}.made_{uuid4().hex}"), 0
@@ -64,7 +64,7 @@ def orders(spark: SparkSession) -> Orders:
 
 @pytest.mark.parametrize("condition", ["id = 0", "id = 1"])
 def test_a_delete_carries_what_the_commit_has(orders: Orders, condition: str) -> None:
-    """This holds even if the delete removes whole files, or nothing."""
+    """Check the properties of the commit, for a delete that removes a whole file and for one that removes nothing."""
     commit = orders.commit()
     number = orders.table.delete(condition, commit)
     assert orders.table.last() == Committed(number, commit)
@@ -89,7 +89,7 @@ def test_maintenance_is_no_foreign_write(orders: Orders) -> None:
 
 
 def test_our_own_maintenance(orders: Orders) -> None:
-    """Snapshots of maintenance carry the properties of the last commit, so earlier snapshots may expire."""
+    """Snapshots of maintenance have the properties of the last commit, so earlier snapshots may expire."""
     commits = [orders.append() for _ in range(5)]
     before, kept = orders.files(), commits[1].number
     orders.table.maintain(Upkeep(frozenset([kept]), time.time(), 1, 1, compact=True))
@@ -101,7 +101,7 @@ def test_our_own_maintenance(orders: Orders) -> None:
     orders.table.forget("id = 0")
     orders.table.maintain(Upkeep(frozenset(), time.time(), 1, 1, compact=True))
     orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 1)")
-    assert orders.table.last() == last  # although its snapshot has expired
+    assert orders.table.last() == last  # although the snapshot of this commit has expired
     orders.append()
     assert orders.table.read().count() == 1
 
@@ -114,7 +114,7 @@ def test_what_the_table_has_is_forgotten(orders: Orders) -> None:
 
 
 def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
-    """It comes after `applied` was read, while the batch is written, and does not conflict with the batch's rows."""
+    """Write as another program after the batch's branch was created. The write does not conflict with the batch."""
     table, before = orders.table, orders.snapshots()[-1]
 
     class Meddling(IcebergTable):

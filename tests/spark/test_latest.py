@@ -1,4 +1,4 @@
-"""pgsluice_spark.latest against a model of the table, without Kafka."""
+"""Tests that compare pgsluice_spark.latest with a model of the table, without Kafka."""
 
 import random
 from collections.abc import Iterable
@@ -48,7 +48,8 @@ def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json: 
 class Table:
     """A table, the changes that random statements make to it, and the rows that follow from these changes.
 
-    ``rows`` are the rows of a reader. ``gone`` are the keys among them whose rows were deleted without a change.
+    ``rows`` has the rows that a reader of the changes must have. ``gone`` has the keys of those rows that were deleted
+    from the table without a change.
     """
 
     random: random.Random
@@ -69,14 +70,14 @@ class Table:
 
     def statement(self) -> None:
         if self.random.random() < 0.6:
-            self.lsn, self.seq = self.lsn + 2 * self.random.randrange(1, 5), 0  # another table has the odd LSNs
+            self.lsn, self.seq = self.lsn + 2 * self.random.randrange(1, 5), 0  # the second table uses the odd LSNs
         used = sorted(self.rows.keys() - self.gone)
         free = sorted(set(range(20)) - set(used))
         kind = self.random.choices(("insert", "snapshot", "update", "delete", "move"), (3, 0.5, 8, 1, 6))[0]
         if kind == "snapshot":
             self._put("r", self.random.randrange(20), self._values())
         elif kind == "insert" and free:
-            # because of a row filter, updates become inserts, and some values are not sent
+            # With a row filter, an update may be sent as an insert, and then some values are not sent.
             self._put("c", self.random.choice(free), self._values(), self._some(0.05))
         elif kind == "update" and used:
             key = self.random.choice(used)
@@ -89,7 +90,7 @@ class Table:
             self._put("c", new, self._values(), self._some(0.8), row, "key_change")
 
     def load(self, case: str) -> None:
-        """Read the table while it changes. ``case`` decides whether a reader may delete rows that were not read."""
+        """Load the table while it changes. ``case`` decides whether a reader may delete the rows that were not read."""
         self.gone |= set(self.random.sample(sorted(self.rows), min(4, len(self.rows))))
         there, began = self.rows.keys() - self.gone, len(self.records)
         load: Json = {"id": f"{self.name} {began}", "replaces": case != "does not replace"}
@@ -100,7 +101,7 @@ class Table:
             if key in self.rows and key not in self.gone:
                 self._put("r", key, self._values())
             self.run(1)
-        # including rows that got their key in a change without all values
+        # Read all rows again, because some got their key during the load, in a change without all values.
         for key in sorted(self.rows.keys() - self.gone):
             self._put("r", key, self._values())
         rows = sum(one["op"] == "r" for one in self.records[began:]) + (case == "a row is missing")
@@ -166,7 +167,7 @@ class Table:
 
 
 def known(rows: DataFrame) -> dict[tuple[str, int], tuple[Any, ...]]:
-    """Return rows of ``latest`` in the form of ``Table.expected``."""
+    """Return the rows of ``latest`` in the form of ``Table.expected``."""
     found = rows.collect()
     by_key = {
         (row["table"], row["key"]["id"]): (
@@ -182,21 +183,21 @@ def known(rows: DataFrame) -> dict[tuple[str, int], tuple[Any, ...]]:
 
 
 def delivered(table: Table) -> list[Json]:
-    """Return the records of a table. Some come twice."""
+    """Return the records of a table, some of them twice."""
     return table.records + table.random.sample(table.records, 50)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_histories(spark: SparkSession, seed: int) -> None:
     table = Table(random.Random(seed))
-    other = Table(table.random, "others", lsn=101)  # in the same topic
+    other = Table(table.random, "others", lsn=101)  # a table in the same topic
     other.run(60)
     table.run(60)
     table.truncate()
     table.run(60)
-    table.columns = COLUMNS  # added by a later ADD COLUMN
+    table.columns = COLUMNS  # as after ADD COLUMN
     table.run(20)
-    table.epoch, table.lsn = 2, 50  # another history, which may have lower LSNs
+    table.epoch, table.lsn = 2, 50  # as after --adopt-slot, when LSNs may be lower
     table.run(20)
     records = delivered(table) + delivered(other)
     table.random.shuffle(records)
@@ -212,7 +213,7 @@ CASES = ("complete", "begin is not known", "a row is missing", "does not replace
 
 @pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
 def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
-    """A complete load hides everything before it, so each other case comes last in one of the tables."""
+    """End each table with an incomplete load, because a complete load hides everything before it."""
     tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]
     for table, last_case in zip(tables, last, strict=True):
         table.run(60)
@@ -258,7 +259,7 @@ def test_a_key_is_needed(spark: SparkSession) -> None:
 
 
 def test_a_column_that_was_dropped_and_added_again(spark: SparkSession) -> None:
-    """It has the same field, so only the mark shows that an unchanged value is not the former one."""
+    """Use a column whose field stays the same. Only the mark shows that an unchanged value is not the former value."""
     told = [
         record(change("c", 1, after={"id": 1, "note": "old", "photo": "p"}), 1),
         record(change("c", 2, after={"id": 2, "note": "old", "photo": "p"}), 2),
@@ -289,7 +290,7 @@ def test_the_end_of_an_empty_table(spark: SparkSession) -> None:
 
 
 def test_tables_with_different_keys(spark: SparkSession) -> None:
-    """As with several tables in one topic."""
+    """Tables that share a topic may have different key columns."""
     schema = CHANGES.replace("key struct<id: bigint>", "key struct<id: bigint, code: string>")
     first, second = record(change("c", 1, after={"id": 1}), 1), record(change("c", 2, after={"id": 1}, table="b"), None)
     events = [first | {"key": {"id": 1, "code": None}}, second | {"key": {"id": None, "code": "x"}}]

@@ -1,4 +1,4 @@
-"""Killed drivers lose nothing, apply nothing twice, and never split a transaction."""
+"""Tests that killed drivers lose nothing, apply nothing twice, and never split a transaction."""
 
 import random
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.spark.shop import opened
 pytestmark = pytest.mark.usefixtures("without_compilation")
 
 KILLS = 2
-"""`make spark-faults` kills at all steps, many times."""
+"""The number of killed drivers. `make spark-faults` kills many more, at all steps."""
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Maintenance between batches, on tables of each target: the files that it deletes, and those that it must keep."""
+"""Tests of the maintenance between batches, for each target: which files it deletes, and which it keeps."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("without_compilation")
 
 AT_ONCE = Maintenance(every="0 seconds", keep="1 hour")
 BATCHES = 5
-"""Iceberg does not rewrite fewer files than this."""
+"""The lowest number of files that Iceberg rewrites."""
 
 LONG_AGO = timedelta(hours=3)
 
@@ -57,14 +57,14 @@ def ids(view: View, table: str = "orders") -> list[int]:
 
 
 def files(spark: SparkSession, target: Target, table: str = "public.orders") -> int:
-    """Return the current number of the table's files."""
+    """Return the number of files that the table has now."""
     return len(target.table(spark, table).read().select(F.input_file_name()).distinct().collect())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LAKES)
 def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_path: Path, kind: type[Lake]) -> None:
-    """The state at the beginning of the window and all later states remain. The applied cuts are still known."""
+    """The state at the beginning of the window and all later states must remain, and so must the applied cuts."""
     target = kind(spark, tmp_path / "lake").target
     for _ in range(BATCHES):
         add(made, ago=LONG_AGO)
@@ -80,11 +80,11 @@ def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_pat
     views = [ids(consistent_view(spark, target, at=cut)) for cut in (5, 6, 7)]
     assert views == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 7]]
     assert ids(consistent_view(spark, target), "lines") == [6]
-    assert target.table(spark, "_pgsluice_cuts").get_property("pgsluice.maintained") == maintained  # not due
+    assert target.table(spark, "_pgsluice_cuts").get_property("pgsluice.maintained") == maintained  # not due yet
 
 
 def test_what_deltas_log_has(spark: SparkSession, tmp_path: Path) -> None:
-    """The applied cuts are known after OPTIMIZE and a checkpoint of the log. Old states need a long log."""
+    """The log must have the applied cuts after OPTIMIZE and a checkpoint, and must be kept as long as old states."""
     table = Delta(str(tmp_path)).table(spark, "orders")
     numbers = [table.append(spark.range(1), Commit("topic", version, "{}")) for version in range(3)]
     last = table.last()

@@ -1,4 +1,4 @@
-"""pgsluice_spark.read_marks on a real broker: marks of the golden cut records, and of an earlier version."""
+"""Tests of pgsluice_spark.read_marks on a real broker, with the golden cut records and an earlier version of them."""
 
 import json
 from uuid import uuid4

@@ -1,4 +1,4 @@
-"""A mirror: at every entry of its control table, all tables are equal to those of an independent consumer."""
+"""Tests that at every entry of a mirror's control table, all tables equal those of an independent consumer."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ CHANGED = (
     INSERT INTO lines VALUES (1, 1, 'again', NULL, '{}');
     COMMIT
     """,
-    "UPDATE orders SET id = id + 1000 WHERE id IN (5, 6)",  # the notes are not sent
+    "UPDATE orders SET id = id + 1000 WHERE id IN (5, 6)",  # the notes are TOASTed, so they are not in the stream
     "UPDATE orders SET id = id + 1000 WHERE id IN (1005, 7)",
     "UPDATE orders SET note = 'short', day = NULL WHERE id IN (8, 1006)",
     "DELETE FROM orders WHERE id = 9",
@@ -83,7 +83,7 @@ def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) ->
 
 
 def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - it may die
-    """Run a mirror to the current end of the topics."""
+    """Run a mirror up to the current end of the topics."""
     query = shop.pipeline.mirror(
         target,
         tables=["public.*"],
@@ -92,11 +92,11 @@ def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -
         max_events=max_events,
     )
     query.awaitTermination()
-    shop.run("INSERT INTO ticks DEFAULT VALUES")  # so that the model has all cuts of the mirror
+    shop.run("INSERT INTO ticks DEFAULT VALUES")  # so that the model reads all cuts that the mirror has
 
 
 def check(shop: Shop, lake: Lake) -> list[int]:
-    """Compare all tables with the model at each entry of the control table. Return the cuts."""
+    """Compare all tables with the model at each entry of the control table. Return the cuts of the entries."""
     target = lake.target
     control = ControlTable(target.table(shop.spark, "_pgsluice_cuts"))
     cuts = sorted(row["cut"] for row in control.table.read().select("cut").collect())
@@ -134,9 +134,9 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
-    """It dies between the commits of two tables, and before the control table. Then another query continues.
+    """Let the driver die between the commits of two tables and before that of the control table. Continue each time.
 
-    The drivers in ``test_ledger.py`` write to Delta. So this one writes to Iceberg if it is installed.
+    The drivers in ``test_ledger.py`` write to Delta. So the drivers of this test write to Iceberg if it is installed.
     """
     lake = LAKES[-1](shop.spark, tmp_path / "lake")
     mirrored(shop, lake.target, tmp_path)
@@ -166,7 +166,7 @@ def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_change_log(shop: Shop, lake: Lake, tmp_path: Path) -> None:
-    """It has each change once, even if its checkpoint is lost. The table can be derived from it."""
+    """A change log must have each change once, even if a checkpoint is lost. The table can be derived from the log."""
     shop.run("UPDATE lines SET item = 'changed' WHERE number = 2", "ALTER TABLE lines ADD IF NOT EXISTS price float")
     for count in (1, 2):
         for checkpoint in ("a", "b"):

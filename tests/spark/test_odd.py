@@ -1,4 +1,4 @@
-"""Names, times and topics that are rare but allowed: mirrored, logged and audited on real servers."""
+"""Tests that mirror, log and audit tables with rare but allowed names, times and topics, on real servers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,4 @@
-"""Change logs in Parquet files: they have each change once, even if a killed driver has left incomplete files.
-
-Some tests check what mirrors are told about a log.
-"""
+"""Tests of change logs in Parquet files. They have each change once, even if a killed driver has left partial files."""
 
 from pathlib import Path
 
@@ -38,17 +35,14 @@ def changes(made: Handmade, target: Target, at: int | None = None) -> list[tuple
 
 
 def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
-    """The driver is killed with a half written batch.
-
-    Then the checkpoint is lost, so the batches are different ones.
-    """
+    """Leave a batch incomplete, as a killed driver does. Then continue without the checkpoint, with other batches."""
     target = Parquet(str(tmp_path / "log"))
     for number in range(1, 5):
         made.cut(made.event("orders", "c", number, 0, {"id": number}, after={"count": number}))
     logged(made, target, tmp_path / "first", max_events=2)
     batches = sorted((tmp_path / "log" / "public.orders").glob("upto=*"))
     assert len(batches) == 2
-    (batches[-1] / MANIFEST).unlink()  # the driver was killed before the batch was complete
+    (batches[-1] / MANIFEST).unlink()  # as if the driver was killed before the batch was complete
     (batches[-1] / "_SUCCESS").unlink()
     controls = sorted((tmp_path / "log" / "_pgsluice_cuts").glob("upto=*"))
     (controls[-1] / MANIFEST).rename(controls[-1] / f"{MANIFEST}{PART}")
@@ -59,14 +53,14 @@ def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
     assert changes(made, target) == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 2**40)]
     assert changes(made, target, at=3) == [(1, 1), (2, 2), (3, 3)]
     for control in (tmp_path / "log" / "_pgsluice_cuts").glob("upto=*"):
-        (control / MANIFEST).unlink()  # the tables are ahead of the control table
+        (control / MANIFEST).unlink()  # so that the tables are ahead of the control table
     logged(made, target, tmp_path / "third", max_events=1000)
     assert [count for _, count in changes(made, target)] == [1, 2, 3, 4, 2**40]
 
 
 @pytest.mark.parametrize("kind", [Delta, Parquet])
 def test_the_end_of_a_load(made: Handmade, tmp_path: Path, kind: type[Delta | Parquet]) -> None:
-    """A log keeps everything from before the load. The end of a load may be in a cut without changes."""
+    """The end of a load must not remove earlier changes from a log. It may be in a cut without changes."""
     target = kind(str(tmp_path / "log"))
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"count": 1}))
     begin = {**MARK, "state": "begin", "lsn": 20, "seq": -10}

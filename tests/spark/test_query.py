@@ -1,4 +1,4 @@
-"""The results of a mirror: of ordinary topics, of incomplete topics, and of a target that another program changed."""
+"""Tests of mirrors of ordinary and incomplete topics, and of mirrors whose target another program has changed."""
 
 import shutil
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def logged(made: Handmade, directory: Path, target: Target) -> None:
 
 
 def rows(made: Handmade, directory: Path, table: str = "orders", at: int | None = None) -> dict[int, Any]:
-    """Return note and count by key, and the columns that are unknown."""
+    """Return, by key, the note, the count, and the names of the columns whose values are unknown."""
     view = consistent_view(made.pipeline.spark, Delta(str(directory / "lake")), at=at)
     found = view[f"public.{table}"].collect()
     return {row["id"]: (row["note"], row["count"], *row["_pgsluice"]["unchanged"]) for row in found}
@@ -88,7 +88,7 @@ def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path
         event("orders", "u", 22, 0, {"id": 2}, after={"note": None, "count": 2}),
         event("orders", "u", 23, 0, {"id": 2}, after={"count": 3}, unchanged=["note"]),
         event("orders", "u", 24, 0, {"id": 3}, after={"count": 4}, unchanged=["note"]),
-        # 4 becomes 6, then 7, and another row becomes 4
+        # The row with key 4 gets key 6, then key 7. Another row gets key 4.
         event("orders", "d", 25, 0, {"id": 4}, flags=["key_change"]),
         event("orders", "c", 25, 1, {"id": 6}, after={"count": 5}, unchanged=["note"], flags=["key_change"]),
         event("orders", "d", 26, 0, {"id": 6}, flags=["key_change"]),
@@ -106,7 +106,7 @@ def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path
 
 
 def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """A truncate applies to its own table only. The counts of a cut are those of all tables."""
+    """A truncate applies only to its own table. The counts in a cut record include all tables of the topic."""
     made = make("orders", "lines", "notes", topic="shared")
     event = made.event
     made.cut(
@@ -149,14 +149,14 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     target = Delta(str(tmp_path / "lake"))
     status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 8)]
     assert status == ["unloaded", "loading", "loading", "loading", "loaded", "partial", "partial"]
-    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("a", 5), 3: ("a", None)}  # as of cut 3
+    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("a", 5), 3: ("a", None)}  # cuts 4 and 5 are one entry
     assert rows(made, tmp_path) == {1: ("r", None), 2: ("r", 5)}
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
 
 
 def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """A load that removes no row, and the deletion of a row that a batch has inserted."""
+    """Apply a load that removes no row, and a batch that deletes a row which it has inserted."""
     made = make("orders")
     event = made.event
     made.cut(event("orders", "r", 20, -9, {"id": 1}, after={"note": "r"}), snapshots=[mark("begin", 20, -10)])
@@ -172,7 +172,7 @@ def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Pa
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
-    """In rows, they are null. In keys, they are the limits of their types. Years before 1 are the same in both."""
+    """Infinite values are null in rows, and the limits of their type in keys. Years before 1 are equal in both."""
     made = make("orders")
     spark = made.pipeline.spark
     target = kind(spark, tmp_path / "lake").target
@@ -222,7 +222,7 @@ def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Pa
 
 
 def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """In at-least-once mode, records between cuts belong to no cut, and a repeated cut number can contain more."""
+    """In at-least-once mode, records may belong to no cut, and a cut that is repeated may have more changes."""
     made = make("orders")
     event = made.event
     first = event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"})
@@ -247,7 +247,7 @@ def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> 
 
 
 def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """A driver died between the commit of a table and that of the control table, and the checkpoint is lost."""
+    """Let a driver die after the commit of a table and before that of the control table, and lose the checkpoint."""
     made = make("orders")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
@@ -319,7 +319,7 @@ def test_a_cut_record_that_is_missing(make: Callable[..., Handmade], tmp_path: P
 
 @pytest.mark.parametrize("is_recreated", [False, True])
 def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is_recreated: bool) -> None:  # noqa: FBT001 - a parameter
-    """The query stops, until the table has been loaded again."""
+    """The query must stop, and continue only after a new load of the table."""
     made = make("orders", "lines")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
@@ -350,7 +350,7 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
 def test_a_foreign_write_during_a_batch(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is applied after it, and RESTORE takes back both. So the batch has to be applied again."""
+    """Write as another program before a batch is applied. RESTORE undoes both, so the batch has to be applied again."""
     made = make("orders")
     spark = made.pipeline.spark
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))

@@ -1,7 +1,7 @@
-"""The rules of a mirror are needed: without one of them, a test of ``test_query.py`` fails.
+"""Tests that every rule of a mirror is needed. If one of them is switched off, a test of ``test_query.py`` fails.
 
-One rule is not here: what was applied is not applied again. The rows of a mirror come out right even without it, in
-all histories of these tests. Change logs need it (``test_parquet.py``).
+One rule is missing here: changes that were applied are not applied again. In all histories of these tests, the rows of
+a mirror are right even without it. Change logs need it (``test_parquet.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +28,14 @@ from tests.spark.lakes import DeltaLake
 pytestmark = [pytest.mark.usefixtures("without_compilation"), pytest.mark.long]
 
 Rule = Callable[[pytest.MonkeyPatch], None]
-"""Takes a rule out."""
+"""A function that switches a rule off."""
 
 Test = Callable[[Callable[..., Handmade], Path], None]
 
 WRONG = AssertionError
-"""Without the rule, the mirror is wrong, and nobody notices."""
+"""Without the rule, the mirror has wrong rows, and reports no error."""
 UNTYPED = StreamingQueryException
-"""Without the rule, the query ends with an error of Spark, which does not say what to do."""
+"""Without the rule, the query ends with an error of Spark that does not say what to do."""
 ACCEPTED = pytest.fail.Exception
 """Without the rule, the mirror accepts what it should refuse."""
 
@@ -118,7 +118,7 @@ def dead_letters_are_missing_changes(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_table_reads_its_own_records(patch: pytest.MonkeyPatch) -> None:
-    """A topic may have records of other tables."""
+    """A topic may contain records of other tables."""
     patch.setattr(reading, "_is_of_another_table", lambda _others: F.lit(False))  # noqa: FBT003 - a literal
 
 

@@ -1,4 +1,4 @@
-"""Topics that tests write themselves, and registries with the schemas that a test wants."""
+"""Functions for tests that write topics themselves, and a registry for their schemas."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from tests.spark.events import Json, versions
 
 @dataclass
 class Registered:
-    """A registry with a test's own schemas, by subject and id."""
+    """A registry that has the schemas of a test, by subject and id."""
 
     schemas: dict[str, dict[int, Json]]
 
