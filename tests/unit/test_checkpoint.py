@@ -185,7 +185,7 @@ class TestCheckpoint:
 
 
 class TestTheLastCheckpoint:
-    """The last one of the checkpoints that a read of the topic returns."""
+    """The choice between the checkpoints that a read of the topic returns."""
 
     @pytest.mark.parametrize(
         ("found", "last"),
@@ -193,8 +193,8 @@ class TestTheLastCheckpoint:
             ([], None),
             ([(2, 9, 1000)], (2, 9, 1000)),
             ([(2, 8, 900), (2, 9, 1000)], (2, 9, 1000)),
-            ([(3, 40, 9000), (2, 10, 1100)], (2, 10, 1100)),  # a forged one does not hide later ones
-            ([(2, 9, 1000), (2, 10, 5000), (2, 10, 1100)], (2, 10, 1100)),  # the first was never committed
+            ([(3, 40, 9000), (2, 10, 1100)], (2, 10, 1100)),  # a forged checkpoint does not hide later ones
+            ([(2, 9, 1000), (2, 10, 5000), (2, 10, 1100)], (2, 10, 1100)),  # an aborted record of cut 10 comes first
         ],
     )
     def test_is_the_one_that_was_written_last(

@@ -1,4 +1,4 @@
-"""The files of contract/: our encoders write exactly their bytes, and fastavro reads their JSON from these bytes.
+"""Tests that our encoders write exactly the bytes in contract/, and that fastavro reads the JSON there from them.
 
 A change of these files is a change of the wire contract. ``python -m tests.contract`` writes them again.
 """
@@ -19,12 +19,12 @@ from tests.contract.values import json_of, physical, plain
 
 GOLDEN: dict[str, Any] = json.loads((CONTRACT / "golden.json").read_text())
 BEYOND = [case for case in GOLDEN if case.startswith("keys, ")]
-"""Keys with infinite dates, which Python's date cannot represent."""
+"""The cases whose keys have infinite dates, which Python's date cannot represent."""
 PARTS = [(case, part) for case, messages in GOLDEN.items() for message in messages for part in message.values()]
 
 
 def test_the_files_are_what_the_encoders_write() -> None:
-    """If this fails, run ``python -m tests.contract``, and add an entry to CHANGELOG.md."""
+    """Compare the files. If this fails, run ``python -m tests.contract``, and add an entry to CHANGELOG.md."""
     assert sorted(path.name for path in CONTRACT.iterdir()) == sorted(files())
     for name, content in files().items():
         assert json.loads((CONTRACT / name).read_text()) == json.loads(content), name
@@ -32,7 +32,7 @@ def test_the_files_are_what_the_encoders_write() -> None:
 
 
 def test_a_change_of_the_contract_has_its_entry_in_the_changelog() -> None:
-    """If this fails, see CONTRIBUTING.md, "The contract"."""
+    """Look for the entry of the present contract. If this fails, see CONTRIBUTING.md, "The contract"."""
     assert recorded() == digest()
 
 
@@ -58,7 +58,7 @@ def test_fastavro_reads_the_golden_json(case: str, part: dict[str, Any]) -> None
 def test_every_opcode_has_its_values() -> None:
     fields = (*TYPES.fields(), *KEY_TYPES.key_fields())
     found = {kind.opcode for field in fields for kind in parts(field.type)}
-    assert found == set(Opcode) - {Opcode.MARKED}  # it writes nothing, because all of its values are in raw
+    assert found == set(Opcode) - {Opcode.MARKED}  # MARKED writes nothing, because all of its values are in raw
 
 
 def parts(kind: ColumnType) -> list[ColumnType]:

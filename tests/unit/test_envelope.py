@@ -1,4 +1,4 @@
-"""Every kind of change, as records that fastavro reads back."""
+"""The records of each kind of change. fastavro reads them back."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -42,7 +42,7 @@ MONEY = (10 << 16 | 2) + 4
 
 
 def table(identity: str = "d") -> Relation:
-    """Describe orders(id int primary key, amount numeric(10,2), note text)."""
+    """Return the description of orders(id int primary key, amount numeric(10,2), note text)."""
     full = identity == "f"
     return Relation(
         7,
@@ -80,7 +80,7 @@ class Table:
         return self.encoder.encode(message, stamp)
 
     def read(self, record: Record) -> tuple[Any, Any]:
-        """Return the key and the value, as fastavro reads them."""
+        """Return the key and the value as fastavro reads them."""
         return self._read(record.key, 12, self.key_schema), self._read(record.value, 11, self.schema)
 
     def _read(self, data: bytes | None, schema_id: int, schema: Any) -> Any:  # noqa: ANN401 - fastavro's types
@@ -136,7 +136,7 @@ def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
 
 
 class TestRowsThatWereRead:
-    """These rows are older than the stream, so they are not inserts of a transaction."""
+    """Loaded rows. They are older than the stream, so they are not inserts of a transaction."""
 
     def test_their_op_is_r(self) -> None:
         found = Table(insert_op="r")
@@ -176,7 +176,7 @@ def test_an_update_with_the_whole_old_row_fills_what_is_unchanged_from_it() -> N
 
 
 def test_an_update_with_the_old_key_though_it_did_not_change() -> None:
-    """The key has an out-of-line value, so the server sends the old key, and not the value in the new row."""
+    """Use the old key if the new row lacks it. If the key is TOASTed, the server sends it only as the old key."""
     key, value = Table().only(Update(None, 7, [b"1", None, None], None, [UNCHANGED, b"2.00", b"n"]))
     assert key == {"id": 1}
     assert (value["op"], value["before_image"], value["before"]) == ("u", "key", as_row(1, None, None))
@@ -199,7 +199,7 @@ def test_an_update_of_the_key_is_a_delete_and_an_insert() -> None:
 @pytest.mark.parametrize(
     ("message", "is_incomplete"),
     [
-        (Insert(None, 7, [b"2", b"2.00", UNCHANGED]), True),  # an update whose old row the row filter excluded
+        (Insert(None, 7, [b"2", b"2.00", UNCHANGED]), True),  # an update whose old row did not pass the row filter
         (Update(None, 7, [b"1", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),
         (Update(None, 7, [b"2", b"", b""], None, [b"2", b"2.00", UNCHANGED]), True),  # a key with fewer columns
         (Insert(None, 7, row("2")), False),
@@ -226,7 +226,7 @@ def test_an_update_of_the_key_with_the_whole_old_row() -> None:
 
 
 def test_an_old_row_that_only_a_partition_calls_complete_is_a_key() -> None:
-    """The row is sent under the name of a root with replica identity full, but the partition has another one."""
+    """Treat the old row as a key. The root has replica identity full, but the partition has another identity."""
     found = Table("d")
     old: TupleData = [b"1", None, None]
     _, gone = found.only(Delete(None, 7, None, old))
@@ -302,7 +302,7 @@ def test_the_records_timestamp_is_that_of_the_commit_on_request(commit_timestamp
 
 
 class TestAKeyThatAvroCannotHold:
-    """The key is the amount. Its Avro type cannot hold NaN."""
+    """A table whose key is the amount. The Avro type of the key cannot hold NaN."""
 
     def letters(self, message: RowMessage, **options: Any) -> list[tuple[str | None, Any, int]]:  # noqa: ANN401 - of the encoder
         """Return the op, the reason (None for an ordinary record) and the seq of the message's records."""
@@ -367,7 +367,7 @@ class TestRefusedRecords:
         assert found == [
             (False, "c"),
             (True, "dead_letter"),
-            (True, "dead_letter"),  # of the d, whose tombstone is left out as well
+            (True, "dead_letter"),  # for the delete, whose tombstone is left out as well
             (False, "c"),
             (False, "d"),
             (False, None),

@@ -11,7 +11,7 @@ from pgsluice.errors import PgsluiceError, ProtocolError, RetryableError, StopEr
 
 def _tree(root: type[PgsluiceError]) -> Iterator[type[PgsluiceError]]:
     for one in root.__subclasses__():
-        if one.__module__ == errors.__name__:  # a subclass in another module keeps the meaning of its error
+        if one.__module__ == errors.__name__:  # a subclass in another module has the meaning of its base class
             yield one
             yield from _tree(one)
 

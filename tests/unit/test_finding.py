@@ -18,4 +18,4 @@ def test_a_good_finding_needs_no_remedy() -> None:
 def test_a_finding_does_not_change() -> None:
     finding = Finding("wal_level", Verdict.FAIL, "replica", "set wal_level = logical and restart the server")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        finding.detail = "logical"  # type: ignore[misc]  # the point of the test
+        finding.detail = "logical"  # type: ignore[misc]  # this is what the test is about

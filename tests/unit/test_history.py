@@ -1,4 +1,4 @@
-"""Whether a start may continue, and from where: the checks, and the decision from all that a start has found."""
+"""The decision whether a start may continue, and from where, with the checks before it."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def heartbeat(end_lsn: int) -> Cut:
 
 
 def facts(*checkpoints: Checkpoint, cut: int | None = None, **found: Any) -> Facts:  # noqa: ANN401 - any of the fields
-    """Return the facts of a start without problems, with the changes in ``found``."""
+    """Return the facts of a start without problems. ``found`` replaces some of them."""
     last = last_checkpoint(checkpoints)
     if cut is None:
         cut = last.cut if last is not None else 0
@@ -63,7 +63,7 @@ class TestAnAnnouncement:
         assert announcement(CHECKPOINT, eighth, SHOP, SERVER) == Checkpoint("shop", "s", "7001", 1, 3, 8, 0)
 
     def test_commands_outlive_an_epoch(self) -> None:
-        """Requests of commands stay valid in the next epoch."""
+        """Keep the requests of commands in the next epoch."""
         last = replace(CHECKPOINT, commands=COMMANDS)
         assert announcement(last, Recorded(), SHOP, SERVER).commands == COMMANDS
         begun = resume(facts(last, slot_lsn=2000), ADOPTING).checkpoint
@@ -99,12 +99,12 @@ class TestGoingOn:
         assert "Somebody else advanced" in (found.reason or "")
 
     def test_what_comes_before_its_beginning_may_be_new(self) -> None:
-        """The server may have been restored, so such a transaction is not considered delivered."""
+        """Do not treat such a transaction as delivered, because the server may have been restored."""
         first = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, selection="p")).checkpoint
         assert (first.delivered.lsn, first.delivered.transaction_lsn, first.delivered.message_lsn) == (1500, 0, 0)
 
     def test_its_numbers_are_new_to_readers(self) -> None:
-        """Readers know the cut whose checkpoint is lost."""
+        """Continue the numbers after the cut whose checkpoint is lost, because readers know this cut."""
         ahead = Recorded(epoch=2, cut=10, end_lsn=2000)
         found = resume(facts(CHECKPOINT, recorded=ahead, slot_lsn=1500), ADOPTING)
         assert (found.checkpoint.epoch, found.checkpoint.cut) == (3, 11)
@@ -153,7 +153,7 @@ class TestStopping:
     def test_with_numbers_behind_which_none_could_be_read_back(
         self, change: dict[str, int], identity: Identity
     ) -> None:
-        """Only another program can have written them. A new epoch would have to continue from them."""
+        """Refuse such numbers, because only another program can have written them, and no epoch could follow them."""
         last = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         if identity is SHOP and "epoch" in change:
             assert resume(facts(last), identity).checkpoint.epoch == 2**30
@@ -195,7 +195,7 @@ class TestStopping:
 
 
 class TestAServerThatWentBack:
-    """Its WAL ended before the delivered position, even if it has grown beyond that since."""
+    """A server whose WAL ended before the delivered position. It may have grown beyond this position since then."""
 
     BEHIND = replace(SERVER, xlogpos=999)
 
@@ -224,7 +224,7 @@ class TestAServerThatWentBack:
 
 
 class TestCutRecordsAheadOfTheCheckpoint:
-    """Kafka lost the last records of the checkpoint topic, or an outdated broker answered."""
+    """Kafka has lost the last records of the checkpoint topic, or an outdated broker has answered."""
 
     def test_one_is_a_cut_whose_checkpoint_was_not_committed(self) -> None:
         assert resume(facts(CHECKPOINT, cut=10), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
@@ -256,7 +256,7 @@ class TestCutRecordsAheadOfTheCheckpoint:
 
 
 class TestACheckpointWithoutItsCutRecord:
-    """A late marker made it visible, and the process died before the cut was committed."""
+    """A late marker has made the checkpoint visible, and the process died before the cut was committed."""
 
     SHOWN = replace(CHECKPOINT, cut=10, end_lsn=2000)
 
@@ -277,7 +277,7 @@ class TestACheckpointWithoutItsCutRecord:
             resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), SHOP)
 
     def test_so_does_a_refusal_recorded_before_it(self) -> None:
-        """The visible one was the first checkpoint of the next epoch."""
+        """Stop because of a refusal, although the first checkpoint of the next epoch is visible after it."""
         refused, shown = replace(CHECKPOINT, refused="The server went back."), replace(self.SHOWN, epoch=3)
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, refused, shown, cut=9), SHOP)
@@ -309,7 +309,7 @@ class TestACheckpointWithoutItsCutRecord:
 
 
 class TestAForgedCheckpoint:
-    """Another program has written it with our key. The cut records contradict it."""
+    """Another program has written a checkpoint with our key. The cut records contradict it."""
 
     RECORDED = Recorded(2, 9, 1000, positions={8: (2, 900), 9: (2, 1000)})
     FORMER = replace(CHECKPOINT, cut=8, end_lsn=900)
@@ -334,9 +334,10 @@ class TestAForgedCheckpoint:
     )
     @pytest.mark.parametrize("genuine", [[], [CHECKPOINT]])
     def test_one_that_the_cut_records_deny(self, genuine: list[Checkpoint], change: dict[str, int], says: str) -> None:
-        """Compaction may have deleted the genuine one.
+        """Refuse the forged checkpoint.
 
-        If the forged one is ahead then, the account of topics decides.
+        Compaction may have deleted the genuine checkpoint. If the forged one is then ahead of the cut records, only the
+        account of topics can show that it is forged.
         """
         forged = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         found = facts(*genuine, forged, recorded=self.RECORDED, slot_lsn=900)
@@ -348,13 +349,13 @@ class TestAForgedCheckpoint:
 
     @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
     def test_one_that_is_written_again_when_its_cut_is_not_the_last_any_more(self, higher: Checkpoint) -> None:
-        """The last genuine one may be too old to be read, and another forged one may come before it."""
+        """Refuse an old checkpoint that was written again, even if no genuine one is read, or another forged one."""
         found = facts(higher, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
 
     def test_one_of_long_ago_does_not_count_against_those_that_follow(self) -> None:
-        """A late marker can make an aborted cut's record visible, which has the number of the forged one."""
+        """Ignore an old checkpoint that a cut record contradicts. The record may be that of an aborted cut."""
         forged, earlier = replace(CHECKPOINT, epoch=1), replace(CHECKPOINT, cut=7, end_lsn=800)
         found = facts(forged, earlier, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)
@@ -397,7 +398,7 @@ class TestAForgedCheckpoint:
             resume(facts(CHECKPOINT, refused, recorded=self.RECORDED), SHOP)
 
     def test_neither_is_one_that_its_cut_record_has_left_behind(self) -> None:
-        """A late marker can hide the last checkpoint, or make the record of an aborted cut visible."""
+        """Accept a checkpoint one cut behind. A late marker can hide the last one, or show the record of an aborted cut."""
         found = facts(self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)
 

@@ -1,4 +1,4 @@
-"""The columns of a table, and whether DDL has changed its existing rows."""
+"""The layout of a table, which shows whether DDL has changed existing rows."""
 
 import json
 from dataclasses import asdict, replace

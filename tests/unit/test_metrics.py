@@ -1,4 +1,4 @@
-"""The metrics by themselves: which are exposed, which are absent, and whether they are documented."""
+"""The metrics without a pipeline: which are exposed, which are absent, and whether they are documented."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_the_documentation_has_every_metric_and_no_other() -> None:
 
 
 def test_the_reference_is_current() -> None:
-    """If this fails, run ``python -m pgsluice.app.metrics_reference``."""
+    """Compare the reference. If this fails, run ``python -m pgsluice.app.metrics_reference``."""
     assert DOCUMENT.read_text() == metrics_reference.renewed(DOCUMENT.read_text())
 
 

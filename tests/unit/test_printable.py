@@ -63,7 +63,7 @@ def test_a_name_that_could_read_like_a_sentence_is_in_quotes(names: tuple[str, .
     assert quoted(*names) == shown
 
 
-# because "[" begins a set of characters in a pattern
+# In a pattern, "[" begins a set of characters.
 NAMES = st.text(st.characters(exclude_characters="["), min_size=1)
 
 

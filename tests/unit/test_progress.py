@@ -1,4 +1,4 @@
-"""The position that may be confirmed, depending on the received and delivered changes."""
+"""The position that may be confirmed. It depends on what was received and delivered."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class TestProgress:
         assert (progress.confirmable, progress.undelivered) == (900, False)
 
     def test_nothing_is_confirmed_that_was_not_received_itself(self) -> None:
-        """On a restored server, position 1000 may be inside a record."""
+        """Do not confirm position 1000, because it may be inside a WAL record of a restored server."""
         progress = Progress(1000)
         progress.on_received(900)
         progress.on_received(1100)
@@ -50,7 +50,7 @@ class TestProgress:
 
 
 class TestASimpleEnd:
-    """Whether the end of a single transaction needs no further checks."""
+    """Whether the end of a single transaction can be processed without further checks."""
 
     def test_of_an_ordinary_transaction(self) -> None:
         assert Progress(1000).is_simple
@@ -74,7 +74,7 @@ class TestASimpleEnd:
 
 
 class TestWhatTheServerOwes:
-    """The last delivered transaction and the last message, if the slot's position is before them."""
+    """The last delivered transaction and message, which the server has to send again if the slot is before them."""
 
     def test_it_comes_before_anything_new(self) -> None:
         progress = Progress(1000, {900: "transaction"})
@@ -93,7 +93,7 @@ class TestWhatTheServerOwes:
             progress.on_resent(950, "transaction")
 
     def test_nothing_is_confirmed_before_it_came(self) -> None:
-        """Another server may have sent it. Then everything has to be sent again in a new epoch."""
+        """Confirm nothing. If another server sends the changes, all of them have to come again in a new epoch."""
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(700, "transaction")
         progress.on_received(800)
@@ -197,7 +197,7 @@ class TestPreparedTransactions:
 
 
 class TestHoldingBack:
-    """A transaction waits in memory, so nothing after it counts as received."""
+    """A transaction waits in the spool, so nothing after it counts as received."""
 
     def test_what_is_received_counts_up_to_there(self) -> None:
         progress = received_and_delivered(2000)

@@ -1,4 +1,4 @@
-"""A status without a session, and the last sample of its slot."""
+"""Fixtures: the status of a pipeline that has no session, with a sample of its slot."""
 
 import time
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def seen(settings: Settings) -> Callable[..., Status]:
-    """Return the status of a pipeline that has looked at the slot ``age_s`` ago, and that has no session."""
+    """Provide a function that makes the status of a pipeline without a session. The slot's sample is ``age_s`` old."""
     world = World(position=10_000)
 
     async def open_source() -> FakeSource:

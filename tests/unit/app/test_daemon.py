@@ -1,4 +1,4 @@
-"""The daemon without servers: its status, and the errors that end it, before it has reached any server."""
+"""The daemon before it has reached any server: its status, and the errors that end it."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ async def running(found: Daemon) -> AsyncIterator[asyncio.Task[None]]:
 
 async def until_it_waits(found: Daemon) -> None:
     async with asyncio.timeout(5):
-        while found._disk._jobs.qsize() == 0:  # noqa: ASYNC110 - nobody tells
+        while found._disk._jobs.qsize() == 0:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""The metrics that show a state: known values are shown, and values that are no longer known are absent."""
+"""The metrics that show a state. A value that is not known, or not known any more, is absent."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ SAMPLED = {"sampled_timestamp_seconds": 1_800_000_000}
 
 
 async def keep(gauges: Gauges) -> None:
-    """Let the gauges be updated once."""
+    """Update the gauges once."""
     task = asyncio.create_task(gauges.keep())
     await asyncio.sleep(0)
     task.cancel()
@@ -31,7 +31,7 @@ async def keep(gauges: Gauges) -> None:
 
 @pytest.fixture
 def shown(settings: Settings) -> Callable[[Status], Mapping[str, float]]:
-    """Return the metrics of the slot, after the gauges were updated for a moment."""
+    """Provide a function that updates the gauges once, and returns the metrics of the slot."""
 
     def show(status: Status) -> Mapping[str, float]:
         metrics = Metrics()

@@ -69,7 +69,7 @@ def test_the_curve_is_bounded(recent: Recent) -> None:
 
 
 def session(**given: object) -> Session:
-    """Return the part of a session that is read here: its open transactions."""
+    """Return an object with the only part of a session that is needed here, its open transactions."""
     return cast("Session", SimpleNamespace(status=SimpleNamespace(**{"own": None, "prepared": [], **given})))
 
 

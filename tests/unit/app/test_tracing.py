@@ -14,7 +14,7 @@ from pgsluice.metrics import Metrics
 
 
 class Collector(HTTPServer):
-    """Receives spans with OTLP over HTTP."""
+    """A collector that receives spans with OTLP over HTTP."""
 
     def __init__(self) -> None:
         self.received: list[ExportTraceServiceRequest] = []

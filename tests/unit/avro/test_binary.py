@@ -12,7 +12,7 @@ from pgsluice.avro import binary
 @pytest.mark.parametrize(
     ("number", "data"),
     [
-        # the table of the specification
+        # the table in the specification
         (0, "00"),
         (-1, "01"),
         (1, "02"),
@@ -20,7 +20,7 @@ from pgsluice.avro import binary
         (2, "04"),
         (-64, "7f"),
         (64, "8001"),
-        # where the number of bytes changes
+        # the values at which the number of bytes changes
         (63, "7e"),
         (-65, "8101"),
         (8191, "fe7f"),

@@ -34,7 +34,7 @@ GROESSE = b"Gr_x00F6__x00DF_e"
 
 
 class Row:
-    """One encoded row, as fastavro reads it."""
+    """An encoded row, and its content as fastavro reads it."""
 
     def __init__(self, values: Sequence[ColumnValue], *, key_image: bool = False) -> None:
         encoder = RowEncoder(TABLE, FIELDS)
@@ -115,7 +115,7 @@ def test_binary_values_that_were_not_asked_for_are_a_protocol_error() -> None:
 
 SENT = conversions(TABLE, [])
 BINARY_ROW = [BinaryValue.fromhex("0000000000000007"), BinaryValue("größer".encode()), BinaryValue.fromhex("00002279")]
-"""The row of test_a_row in binary format."""
+"""The row of ``test_a_row`` in binary format."""
 
 
 def encode_binary(values: Sequence[ColumnValue]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
@@ -159,7 +159,7 @@ def test_a_binary_value_that_is_malformed_is_a_protocol_error() -> None:
 
 
 def test_a_text_is_read_as_strictly_as_the_value() -> None:
-    """The writer examines an array's items one by one, and stops at the first one that does not fit."""
+    """Refuse a malformed item, even if an earlier item of the array does not fit, which ends the direct encoding."""
     relation = Relation(1, "public", "t", "n", (column("a", "_date"),))
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, []))
     array = "00000001 00000000 0000043a 00000002 00000001 00000004 7fffffff 00000003 000000"

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.from_binary: its functions write the same as the text of the value would give."""
+"""Unit tests of pgsluice.avro.from_binary. Its functions have to write the same bytes as for the text of the value."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def decimal(precision: int, scale: int) -> Column:
 
 
 def same_as_text(kind: ColumnType, name: str, sent: str) -> bool:
-    """Return whether both ways agree, either on the bytes or that the value does not fit."""
+    """Return whether the value fits. Check that both ways agree on that, and on the encoded bytes."""
     value, to_text = bytes.fromhex(sent), BUILT_IN[name]
     try:
         body = kind.write(to_text(value))
@@ -104,7 +104,7 @@ def test_what_does_not_fit(name: str, sent: str, *, fits_full: bool, fits_key: b
         ("00000000c0000000", False),
         ("0001000100000000270f", False),  # 99990000
         ("00020001000000020000270f", True),  # a leading zero
-        ("0001ffff0000000203ec", True),  # the scale hides a digit
+        ("0001ffff0000000203ec", True),  # one digit is beyond the scale of the value
         ("0001ffff0000000103e8", True),  # fewer digits than the column's scale
     ],
 )

@@ -107,7 +107,7 @@ def test_a_later_version_has_more_fields() -> None:
 
 
 def test_a_schema_may_be_written_in_other_words() -> None:
-    """As the libraries of registry servers do it."""
+    """Accept a schema with another text, because the libraries of registry servers write schemas differently."""
     text = {"type": "string", "avro.java.string": "String"}
     assert read(written(RECORD, CUT), changed("pipeline", text)) == RECORD
 

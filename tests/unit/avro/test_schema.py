@@ -59,7 +59,7 @@ def envelope(fields: tuple[Field, ...]) -> dict[str, Any]:
         ("😀", "_x1F600_"),
         ("_x0041_", "_x005F_x0041_"),  # looks like an escape
         ("_x0041_x0042_", "_x005F_x0041_x005F_x0042_"),
-        ("_x0041", "_x005F_x0041"),  # would become an escape together with the beginning of the escape that follows
+        ("_x0041", "_x005F_x0041"),  # the next escape begins with "_", which would complete an escape here
         ("_x0041é", "_x005F_x0041_x00E9_"),
         ("_x00g1_", "_x00g1_"),
         ("_xabcd_", "_xabcd_"),  # escapes have uppercase digits
@@ -101,7 +101,7 @@ def test_fields_stand_in_the_order_of_the_columns() -> None:
         (["text", "int4", "text", "int8"], [("a", "string"), ("a__2", "int"), ("a", "string"), ("a__2", "long")]),
         (["int4", "text", "bool", "text"], [("a", "int"), ("a__2", "string"), ("a__3", "boolean"), ("a__2", "string")]),
         (["int8", "float8"], [("a", "long"), ("a__2", "double")]),
-        # a field of exactly the column's type takes precedence over one that could also hold it
+        # A field with exactly the column's type takes precedence over a field with a wider type.
         (
             ["text", "int4", "float4", "float8", "float4", "int4"],
             [
@@ -253,7 +253,7 @@ def test_a_name_that_another_program_gave_another_form_is_not_used() -> None:
 
 
 def test_a_history_learns_only_what_was_registered() -> None:
-    """A registration can fail. Its assignments must not change those of a standby."""
+    """Ignore names that were assigned but not registered, because a standby does not know them."""
     history = FieldHistory([envelope(TableFields(OPTIONS).assign(one_column("a", "int4")))])
     assert names(TableFields(OPTIONS, history), column("a", "text"), column("A")) == ["a__2", "A__3"]
     assert names(TableFields(OPTIONS, history), column("A"), column("a", "int8")) == ["A__2", "a"]
@@ -268,7 +268,7 @@ def test_a_schema_that_is_learned_again_changes_nothing() -> None:
 
 
 def test_the_numbers_of_names_are_not_tried_again_and_again() -> None:
-    """Each version may have thousands of columns whose names differ from earlier ones only in case."""
+    """Find the next free number directly. Thousands of columns may have names that differ only in case."""
     history = FieldHistory()
     columns = [column("".join(letters)) for letters in itertools.product("aA", repeat=4)]
     for one in columns:

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.text: PostgreSQL's text becomes Avro's bytes, or a Misfit."""
+"""Unit tests of pgsluice.avro.text, which converts PostgreSQL's text to Avro's bytes, or raises Misfit."""
 
 import struct
 
@@ -16,7 +16,7 @@ def refuses(write: Writer, value: bytes) -> bool:
     try:
         write(value)
     except Misfit as misfit:
-        return not misfit.args  # it must not carry the value into a log
+        return not misfit.args  # the error must not contain the value, because it may be logged
     return False
 
 
@@ -85,9 +85,9 @@ def test_decimals_are_exact(value: bytes, unscaled: int) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"100000000.00",  # one digit too many before the point
+        b"100000000.00",  # one digit too many before the decimal point
         b"-100000000.00",
-        b"0.001",  # and after it
+        b"0.001",  # one digit too many after the decimal point
         b"1" * 10_000 + b".00",
         b"0." + b"1" * 10_000,
         b"NaN",
@@ -140,7 +140,7 @@ def test_decimals_of_38_digits() -> None:
         (b"-2.2250738585072014e-308", -2.2250738585072014e-308),
         (b"5e-324", 5e-324),
         (b"0.10000000000000001", 0.1),  # PostgreSQL 11 and older
-        (b"12", 12.0),  # an integer column that was changed to double precision since
+        (b"12", 12.0),  # an integer column that was changed to double precision later
         (b"Infinity", float("inf")),
         (b"-Infinity", float("-inf")),
     ],
@@ -163,7 +163,8 @@ def test_what_is_no_float(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
-# The double nearest to each of the first three is exactly halfway between two singles, so rounding twice goes wrong.
+# The double that is nearest to each of the first three is exactly halfway between two singles. Rounding twice, first to
+# a double and then to a single, would give a wrong result.
 @pytest.mark.parametrize(
     ("value", "bits"),
     [
@@ -172,7 +173,7 @@ def test_what_is_no_float(value: bytes) -> None:
         (b"1.00000017881393432617187499", 0x3F800001),
         (b"1.00000017881393432617187501", 0x3F800002),
         (b"-1.00000017881393432617187499", 0xBF800001),
-        (b"1.000000178813934326171875", 0x3F800002),  # exactly halfway, so it is rounded to even
+        (b"1.000000178813934326171875", 0x3F800002),  # exactly halfway between two singles, so it is rounded to even
         (b"0.1", 0x3DCCCCCD),
         (b"1.5", 0x3FC00000),
         (b"16777216", 0x4B800000),
@@ -220,7 +221,7 @@ def test_what_is_no_uuid(value: bytes) -> None:
     [
         (b"\\x", b""),
         (b"\\x00ff5c", b"\x00\xff\\"),
-        (b"", b""),  # from here on, the escape form
+        (b"", b""),  # from here on: the escape format
         (b"abc ~", b"abc ~"),
         (b"\\000\\377a\\\\b\\134", b"\x00\xffa\\b\\"),
         (b"\\\\x00", b"\\x00"),

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.type_table: the tables of types for readers of the documentation."""
+"""Unit tests of pgsluice.avro.type_table, which makes the tables of types in the documentation."""
 
 import re
 

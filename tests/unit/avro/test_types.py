@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.types: the table of types of the wire contract."""
+"""Unit tests of pgsluice.avro.types, which decides the Avro type of each column."""
 
 import re
 
@@ -238,7 +238,7 @@ def test_extensions_go_by_name_in_any_schema() -> None:
         ("long", "double", None),  # 53 bits
         ("int", "string", None),
         ("int", decimal(10, 0), None),
-        (decimal(10, 2), decimal(12, 4), None),  # Avro would read it, but with the wrong scale
+        (decimal(10, 2), decimal(12, 4), None),  # Avro would read the value with the wrong scale
         (decimal(10, 2), "bytes", None),
         (decimal(10, 2), "string", None),
         ("string", UUID, None),
@@ -459,7 +459,7 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
 
 @pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
 def test_a_decimal_that_another_program_registered_is_not_widened_to(precision: object) -> None:
-    """Computing 10 to the power of such a precision would take too long."""
+    """Ignore a decimal with a huge precision, because computing 10 to the power of it would take too long."""
     theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
     assert wider(decimal(5, 0), theirs) is None
     assert wider(theirs, decimal(5, 0)) is None

@@ -3,7 +3,7 @@ import pytest
 from bench.debezium.visible import Sample, first
 
 OFFSETS = {("orders", 0): [0, 1, 3], ("orders", 1): [5]}
-"""Offset 2 is the end of a transaction. Offsets 0 to 4 of the other partition were aborted."""
+"""The offsets of visible records. Offset 2 of partition 0 is a marker. Offsets 0 to 4 of partition 1 were aborted."""
 
 
 def sample(at: float, *ends: int) -> Sample:

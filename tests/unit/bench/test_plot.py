@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(found: Results) -> ET.Element:
-    return ET.fromstring(plot.svg(found))  # noqa: S314 - our own
+    return ET.fromstring(plot.svg(found))  # noqa: S314 - the SVG is our own
 
 
 def test_a_bar_for_each_contender_as_long_as_its_ratio() -> None:
@@ -50,6 +50,6 @@ def test_titles_may_hold_anything() -> None:
 
 
 def test_the_picture_is_current() -> None:
-    """If this fails, run ``python -m bench --render``."""
+    """Compare the picture with the results. If this fails, run ``python -m bench --render``."""
     path, found = DOCUMENT.parent / report.PLOT, Results.read(RESULTS)
     assert (path.read_text() if path.exists() else None) == (plot.svg(found) if found else None)

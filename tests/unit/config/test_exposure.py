@@ -126,7 +126,7 @@ def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
     (finding,) = findings(file, directory)
     assert (finding.name, finding.verdict) == ("settings files", Verdict.WARN)
     assert finding.detail == f"every user can write to {directory}, and can therefore change the settings"
-    directory.chmod(0o1777)  # users cannot rename what belongs to others
+    directory.chmod(0o1777)  # the sticky bit keeps users from renaming files of others
     assert findings(file, directory) == []
     Path(secret).unlink()
 

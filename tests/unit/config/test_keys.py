@@ -46,7 +46,7 @@ def test_types_are_bare_and_their_limits_beside_them() -> None:
 
 def test_optional_is_stripped_however_it_is_written() -> None:
     class Model(BaseModel):
-        old: Optional[Annotated[int, Ge(2)]] = None  # noqa: UP045 - what is tested
+        old: Optional[Annotated[int, Ge(2)]] = None  # noqa: UP045 - this form is tested
 
     (key,) = section_keys((), Model)
     assert (key.type, key.limits, key.kind) == (int, (Ge(2),), Kind.INTEGER)

@@ -30,7 +30,7 @@ def test_nothing_named_like_a_secret_may_be_shown() -> None:
 def test_what_may_be_shown_is_known_to_the_library() -> None:
     for name in librdkafka._SHOWN:
         with pytest.raises(KafkaException) as caught:
-            # the value may be refused or accepted, but the name is looked up first
+            # The library looks up the name before it accepts or refuses the value.
             Producer({name: "", "no.such.name": "1"})
         assert f'No such configuration property: "{name}"' not in str(caught.value)
 
@@ -49,6 +49,6 @@ _VALUES = {
 @pytest.mark.parametrize("name", librdkafka.REFUSED)
 def test_every_property_refused_is_one_that_the_library_knows(name: str) -> None:
     value = _VALUES.get(name, "true" if name.startswith(("enable", "allow")) else "5")
-    # the library processes them one by one, and stops at the first that it does not know
+    # The library processes the properties one by one, and stops at the first unknown name.
     with pytest.raises(KafkaException, match=r'No such configuration property: "no\.such\.name"'):
         Producer({name: value, "no.such.name": "1"})

@@ -17,7 +17,7 @@ def test_the_example_says_nothing_but_defaults(tmp_path: Path) -> None:
 
 
 def test_the_example_has_every_key_and_its_examples_can_be_used(tmp_path: Path) -> None:
-    # uncomment everything, except for keys that contradict others
+    # Uncomment all keys, except for those that contradict others.
     lines = re.sub(r"(?m)^# (?=(\[\[|[a-z_]+ = ))", "", reference.example())
     others = {"password_file", "password_command", "token", "token_file", "token_command", "aws_msk_region"}
     lines = re.sub(rf"(?m)^({'|'.join(others)}) = .*$", "", lines)

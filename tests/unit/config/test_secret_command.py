@@ -1,4 +1,7 @@
-"""The recipes of docs/configuration.md are run here as well, with scripts instead of the tools of cloud providers."""
+"""Commands that print a secret.
+
+The recipes of docs/configuration.md are tested as well, with scripts instead of the tools of cloud providers.
+"""
 
 import re
 import sys
@@ -14,7 +17,7 @@ from pgsluice.errors import ConfigError, PgsluiceError, SourceUnavailable
 DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
 RECIPES = re.findall(r"^password_command = \[[^\]]+\]", DOCS.read_text(), re.MULTILINE)
 
-SECRET = "s3cret"  # noqa: S105 - of tests
+SECRET = "s3cret"  # noqa: S105 - only for tests
 
 
 def script(text: str) -> list[str]:
@@ -22,7 +25,7 @@ def script(text: str) -> list[str]:
 
 
 def failure(command: list[str], kind: type[PgsluiceError], time_limit_s: float = 30.0) -> str:
-    """Return the error of a command that gives no secret. Check that it contains nothing of the command's output."""
+    """Return the error of a command that gives no secret. Check that the error contains nothing of its output."""
     with pytest.raises(PgsluiceError) as caught:
         run(command, "postgres.password_command", SourceUnavailable, time_limit_s)
     assert type(caught.value) is kind
@@ -86,7 +89,7 @@ def test_a_command_that_prints_no_secret(output: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tool is replaced by a script that knows its expected arguments."""
+    """Run each recipe with a script in place of the tool. The script checks its arguments."""
     tools = {
         "aws": "rds generate-db-auth-token --hostname * --port 5432 --region * --username pgsluice",
         "gcloud": "sql generate-login-token",

@@ -106,7 +106,7 @@ def test_a_directory_or_a_broken_link_in_place_of_a_secret_file(tmp_path: Path) 
 
 
 def test_a_secret_file_may_vanish_while_it_is_read(tmp_path: Path) -> None:
-    # is_file() follows this link, but reading fails, because /proc/self/mem cannot be read
+    # is_file() follows this link and returns True, but reading fails, because nobody can read /proc/self/mem here.
     (tmp_path / "postgres__password").symlink_to("/proc/self/mem")
     (problem,) = secrets_layer(str(tmp_path)).problems
     assert problem.sentence.startswith("cannot be read: ")

@@ -1,4 +1,4 @@
-"""The types of values: what each type accepts, and its message for everything else."""
+"""The types of settings: the values that each type accepts, and its message about other values."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def read(kind: Any, value: object) -> Any:  # noqa: ANN401 - any type of a value
 
 
 def refused_keys(error: ValidationError) -> list[Path]:
-    """Return the keys that KeyProblems reports within one value."""
+    """Return the keys within one value about which KeyProblems reports a problem."""
     (found,) = error.errors()
     cause = found["ctx"]["error"]
     assert isinstance(cause, KeyProblems)

@@ -1,4 +1,4 @@
-"""What cut records say about topics, and how the topics have changed since."""
+"""The account of topics in cut records, and its comparison with the present topics."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class TestLastCuts:
         assert (found.number, found.end_lsn) == (3, 300)
 
     def test_the_positions_of_the_last_two(self) -> None:
-        """If a number has two records, the later one counts, because the first one's cut was aborted."""
+        """Use the later record if a number has two. The cut of the earlier record was aborted."""
         aborted = {**record(3, {}), "epoch": 9, "end_lsn": 7}
         assert last_cuts(record(1, {}), record(2, {}), aborted, record(3, {})).positions == {2: (1, 200), 3: (1, 300)}
         assert last_cuts(record(3, {}), record(1, {})).positions == {3: (1, 300)}

@@ -1,4 +1,4 @@
-"""Checks without a broker. Everything else is tested in tests/integration/test_kafka_topics.py."""
+"""Checks of Kafka without a broker. tests/integration/test_kafka_topics.py tests everything else."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How clients are made, and what their errors mean. The integration tests show that Kafka really sends these errors."""
+"""The creation of clients, and the meaning of their errors. Integration tests show that Kafka sends these errors."""
 
 import logging
 from collections.abc import Callable
@@ -152,7 +152,7 @@ class TestClientErrors:
         assert errors.counts.total() == 18
 
     def test_reports_from_before_may_come_late(self) -> None:
-        """Every client queues its own reports until it is polled."""
+        """Ignore reports that were queued before Kafka was back. Every client queues its reports until it is polled."""
         now = 0.0
         errors = ClientErrors(clock=lambda: now)
         with structlog.testing.capture_logs() as lines:
@@ -173,7 +173,7 @@ class TestClientErrors:
         assert lines == []
 
     def test_idle_connections_may_be_closed(self) -> None:
-        """Brokers close idle connections after ten minutes. Every client reports this, but gives no reason."""
+        """Ignore closed connections. Brokers close idle ones after ten minutes, and clients report no reason for it."""
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
             for _ in range(10):
@@ -183,7 +183,7 @@ class TestClientErrors:
         assert lines == []
 
     def test_brokers_that_are_down_again_and_again_need_no_reason(self) -> None:
-        """This happens if a listener expects another security.protocol."""
+        """Report repeated failures even without a reason, as when a listener expects another security.protocol."""
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
             for _ in range(IDLE_REPORTS_MAX + 3):
@@ -203,7 +203,7 @@ class TestClientErrors:
         errors.raise_if_denied("Waiting")
 
     def test_what_librdkafka_quotes_of_a_secret_is_not_repeated(self) -> None:
-        """librdkafka quotes sasl.oauthbearer.config from the first unknown word on."""
+        """Mask the secret in the error. librdkafka quotes sasl.oauthbearer.config from the first unknown word on."""
         errors = ClientErrors()
         client = ClientOptions(
             {
@@ -265,7 +265,7 @@ class TestClientOptions:
         assert "Connection refused" in lines[0]["reason"]
 
     def test_librdkafkas_own_lines_are_for_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
-        """librdkafka warns about properties for other kinds of clients, and about everything that it retries."""
+        """Log these lines at level debug, because most are harmless, such as those about unused properties."""
         properties = {"bootstrap.servers": "127.0.0.1:9", "compression.type": "lz4", "fetch.min.bytes": "1"}
         options = ClientOptions(properties, "pgsluice-shop")
         caplog.set_level(logging.INFO)

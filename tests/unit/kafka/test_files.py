@@ -25,7 +25,7 @@ def test_files_that_have_changed_end_the_session(authority: Path) -> None:
 
 
 def test_a_link_that_leads_elsewhere_is_a_change(authority: Path) -> None:
-    """This is how Kubernetes replaces the files of a Secret."""
+    """Notice a changed link, because Kubernetes replaces the files of a Secret in this way."""
     link, other = authority.with_name("link"), authority.with_name("other")
     other.write_text("other")
     link.symlink_to(authority)

@@ -1,4 +1,4 @@
-"""The idempotent producer without a broker. Everything else is tested in tests/integration/test_at_least_once.py."""
+"""The idempotent producer without a broker. tests/integration/test_at_least_once.py tests everything else."""
 
 import time
 from threading import Event

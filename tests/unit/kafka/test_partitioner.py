@@ -7,7 +7,7 @@ from pgsluice.kafka.partitioner import murmur2, partition_for
 
 @pytest.mark.parametrize(
     ("key", "signed"),
-    [  # the test vectors in the UtilsTest of Kafka
+    [  # the test vectors in Kafka's UtilsTest
         (b"21", -973932308),
         (b"foobar", -790332482),
         (b"a-little-bit-long-string", -985981536),

@@ -1,4 +1,4 @@
-"""The common parts of all producers, without a broker. The rest is tested in tests/integration/test_kafka_sink.py."""
+"""The common parts of all producers, without a broker. tests/integration/test_kafka_sink.py tests everything else."""
 
 from threading import Event
 
@@ -84,7 +84,7 @@ def test_what_was_refused_first_counts() -> None:
 
 
 def test_records_that_fell_with_their_transaction_do_not_say_why() -> None:
-    """The transaction's error would say why. In this test, there is none."""
+    """Report librdkafka's error for purged records if the transaction has no error, which would give the reason."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 
 

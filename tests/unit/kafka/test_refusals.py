@@ -19,7 +19,7 @@ KEY = b"row data"
 
 
 def origin(key: bytes | None, value: bytes) -> SourceChange | None:
-    """Return a change for values that begin with the digit of its seq."""
+    """Return the change whose seq is the first digit of the value, or None if the value begins otherwise."""
     return replace(ORIGIN, seq=int(value[:1]), key_columns=("id",) if key else ()) if value[:1].isdigit() else None
 
 
@@ -44,7 +44,7 @@ def verdict(*reports: tuple[KafkaError, Message], limits: Mapping[str, int | Non
 
 
 def letters(error: PgsluiceError) -> dict[int, DeadLetter]:
-    """Return the dead letters by seq."""
+    """Return the dead letters of a refusal by seq."""
     assert isinstance(error, Refused)
     return {letter.origin.seq: letter for letter in error.letters}
 
@@ -69,7 +69,7 @@ class TestTooLarge:
         assert "value 2000 bytes" in str(error)
 
     def test_the_limit_counts_the_batch_around_the_record(self) -> None:
-        """61 bytes, a length of one or two bytes, four fields of one byte, two lengths, and key and value."""
+        """Count 61 bytes for the batch. The record has its length, four bytes, two lengths, the key and the value."""
         whole = 61 + 2 + 4 + 1 + 2 + len(KEY) + 500
         assert set(letters(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole - 1}))) == {0}
         assert type(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole})) is ConfigError

@@ -1,4 +1,4 @@
-"""Runs of records that a producer gets: their partitions, their counts, and where they end."""
+"""Runs of records that are handed to a producer: their partitions, their counts, and their ends."""
 
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ def twin(request: pytest.FixtureRequest) -> ModuleType:
 
 
 class Queue:
-    """Collects the records of a producer. After ``refused`` records, it accepts no more."""
+    """A producer that collects records. It accepts ``refused`` records, and then raises ``error``."""
 
     def __init__(self, refused: int = 1000, error: type[Exception] = BufferError) -> None:
         self.taken: list[tuple[Any, ...]] = []
@@ -37,7 +37,7 @@ class Queue:
         self.taken.append(arguments)
 
 
-def run(  # noqa: PLR0913 - as the function has
+def run(  # noqa: PLR0913 - the parameters of the function
     twin: ModuleType,
     records: list[Record],
     queue: Queue | None = None,

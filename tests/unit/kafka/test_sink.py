@@ -1,4 +1,4 @@
-"""The sink without a broker. Everything else is tested in tests/integration/test_kafka_sink.py."""
+"""The sink without a broker. tests/integration/test_kafka_sink.py tests everything else."""
 
 import asyncio
 

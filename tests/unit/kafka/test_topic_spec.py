@@ -1,4 +1,4 @@
-"""What topics are to be."""
+"""The partitions and settings with which topics are created."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Topics without a broker. Everything else is tested in tests/integration/test_kafka_topics.py."""
+"""Requests about topics without a broker. tests/integration/test_kafka_topics.py tests everything else."""
 
 from threading import Event
 

@@ -1,4 +1,4 @@
-"""Which twin runs, and what is logged about it. The choice is made once in a process, so each test starts one."""
+"""The choice between the twins, and the log line about it. A process chooses once, so each test starts a process."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from pgsluice.native import speedups
 
 
 def python(code: str, choice: str) -> str:
-    """Return the output of ``code`` with this choice."""
+    """Run ``code`` in a process with this choice. Return its output."""
     environment = {**os.environ, speedups.VARIABLE: choice}
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
@@ -24,7 +24,7 @@ from pgsluice.pipeline import encoders
 print(speedups.NAME, encoders.Rows.__module__, speedups.describe(), sep="|")
 """
 WITHOUT = "import sys; sys.modules['pgsluice.native.rows'] = None\n"
-"""Simulates that the compiled modules were not built."""
+"""Code that simulates that the compiled modules were not built."""
 
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
 

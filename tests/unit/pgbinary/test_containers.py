@@ -136,7 +136,7 @@ def test_an_array_that_is_read() -> None:
     ids=["array", "range", "record"],
 )
 def test_text_does_not_grow_without_limit(wrap: Callable[[ToText], ToText], head: str) -> None:
-    """Each level doubles the quotes of the levels inside it, so 40 levels would have 2 ** 40."""
+    """Refuse deep nesting. Each level doubles the quotes inside it, so 40 levels would have 2 ** 40 quotes."""
     to_text: ToText = strings.text
     sent = b'"'
     for _ in range(40):

@@ -19,7 +19,7 @@ from pgsluice.pgbinary.conversions import (
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, Column, PgType, Relation
 
 WITHOUT_SEND_FUNCTION = {"abstime", "reltime", "tinterval", "aclitem", "gtsvector"}
-"""The first three were removed before values could be sent in binary format."""
+"""The types without a send function. The first three were removed before values could be sent in binary format."""
 
 INT_7 = bytes.fromhex("00000007")
 
@@ -35,7 +35,7 @@ def text(pg_type: PgType, sent: str, *described: TypeDescription) -> bytes:
 
 
 def test_types_with_many_parts_share_what_is_known_of_the_built_in_ones() -> None:
-    """A table's types can have 100,000 parts, in as many composites. The descriptions of built-in types are shared."""
+    """Share the descriptions of built-in types, because a table's types can have 100,000 parts."""
     described = [TypeDescription(oid, "public", f"t{oid}", "record_send", (23, 25)) for oid in range(20_000, 21_000)]
     relation = table(PgType(20_000, "public", "t20000"))
     tracemalloc.start()
@@ -154,7 +154,7 @@ def test_elements_of_arrays() -> None:
 
 
 def test_nothing_is_known_of_an_array_that_is_gone() -> None:
-    """Neither its elements nor their delimiter are known."""
+    """Return None for the elements of an array type that was dropped. Their delimiter is unknown as well."""
     mood, moods = PgType(16_400, "public", "mood"), PgType(16_401, "public", "_mood")
     assert elements(table(mood, moods), []) == {16_401: None}
 
@@ -169,13 +169,13 @@ def test_names_of_elements_may_have_dots() -> None:
 
 
 def chain(send: str, length: int) -> list[TypeDescription]:
-    """Return types, each of which consists of the one before it. The first one consists of int4."""
+    """Return types that are nested in one another. The first type consists of int4."""
     oids = range(20_000, 20_000 + length)
     return [described(oid, send, 23 if oid == oids[0] else oid - 1) for oid in oids]
 
 
 def bushy(levels: int) -> list[TypeDescription]:
-    """Return two composites for each level. Both consist of both composites of the level below."""
+    """Return two composites for each level. Each of them consists of the two composites of the level below."""
     found: list[TypeDescription] = []
     for level in range(levels):
         below = tuple(one.oid for one in found[-2:])
@@ -184,7 +184,7 @@ def bushy(levels: int) -> list[TypeDescription]:
 
 
 def nested(levels: int, value: str) -> str:
-    """Return the value of a composite that :func:`chain` has made, around an int4."""
+    """Return the value of the last composite of :func:`chain`. The innermost value is an int4."""
     sent = bytes.fromhex(value)
     for level in range(levels):
         part = 23 if level == 0 else 20_000 + level - 1
@@ -193,7 +193,7 @@ def nested(levels: int, value: str) -> str:
 
 
 def test_every_type_is_made_once() -> None:
-    """There are 2 ** 31 ways through the references, so following each of them would take as many steps."""
+    """Make each conversion once. There are 2 ** 31 ways through the references, so following each takes too long."""
     types = bushy(LEVELS_MAX)
     assert text(PgType(types[-1].oid, "public", "bush"), "00000000", *types) == b"()"
 
@@ -201,7 +201,7 @@ def test_every_type_is_made_once() -> None:
 def test_types_may_be_nested_this_deeply() -> None:
     types = chain("record_send", LEVELS_MAX)
     sent = nested(LEVELS_MAX, "00000007")
-    with pytest.raises(Unreadable, match="longer than 64 MiB"):  # because of the quotes
+    with pytest.raises(Unreadable, match="longer than 64 MiB"):  # the quotes are doubled at each level
         text(PgType(types[-1].oid, "public", "chain"), sent, *types)
     assert text(PgType(types[2].oid, "public", "chain"), nested(3, "00000007"), *types) == b'("(""(7)"")")'
     domains = chain("domain", LEVELS_MAX)

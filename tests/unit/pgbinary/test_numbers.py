@@ -83,6 +83,6 @@ def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -
 
 
 def test_numeric_of_a_shape_that_is_odd() -> None:
-    """The text has no more digits than the scale allows, and no leading zeros."""
+    """Read values that PostgreSQL never writes. Their text has no leading zeros, and no digits beyond the scale."""
     assert numbers.numeric(bytes.fromhex("0002 0001 0000 0000 0000 0007")) == b"7"
     assert numbers.numeric(bytes.fromhex("0001 ffff 0000 0001 04d2")) == b"0.1"

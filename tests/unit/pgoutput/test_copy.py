@@ -31,7 +31,7 @@ VALUE = st.none() | st.binary(max_size=12) | st.lists(st.sampled_from([*ESCAPES,
 
 
 def line(values: list[bytes | None]) -> bytes:
-    """Return the line that COPY TO writes for a row. Every special byte has a backslash before it."""
+    """Return the line that COPY TO writes for a row. It has a backslash before every special byte."""
     return b"\t".join(rb"\N" if value is None else escaped(value) for value in values) + b"\n"
 
 

@@ -36,13 +36,13 @@ from pgsluice.pgoutput.messages import (
 Change = Insert | Update | Delete | Truncate | Relation | Type | LogicalMessage
 
 XID = "ffffffff"
-"""A transaction id is unsigned, and so is an OID."""
+"""The highest transaction id. Transaction ids and OIDs are unsigned."""
 
 LSN_1 = "f0000016 b374d848"
 LSN_2 = "ffffffff ffffffff"
 TIME_1 = "ffffffff fffffff0"
 TIME_2 = "ffffffff ffffffff"
-"""A time is signed. This one is the last microsecond of 1999."""
+"""The last microsecond of 1999. Times are signed, and 0 is the beginning of 2000."""
 LSN = 0xF0000016_B374D848
 
 GID = "6769 c3a9 00"  # gié
@@ -99,7 +99,7 @@ def error_of(payload: bytes, *, in_stream: bool = False) -> str:
     decoder.in_stream = in_stream
     with pytest.raises(ProtocolError) as raised:
         decoder.decode(payload)
-    assert decoder.in_stream == in_stream  # a refused message changes nothing
+    assert decoder.in_stream == in_stream  # a refused message does not change the decoder
     return str(raised.value)
 
 
@@ -166,7 +166,7 @@ def test_a_stream_starts_and_stops() -> None:
     assert decoder.decode(bytes.fromhex(STREAM_START)) == StreamStart(2**32 - 1, True)  # noqa: FBT003  # as S
     assert decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + XID + TYPE)) == Type(2**32 - 1, 123456, "", "mood")
-    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(LSN, "node")  # it never has an xid
+    assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(LSN, "node")  # an Origin message never has an xid
     assert decoder.decode(bytes.fromhex(STREAM_STOP)) == StreamStop()
     assert not decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + TYPE)) == Type(None, 123456, "", "mood")
@@ -327,7 +327,7 @@ def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
             "Insert ('I') at offset 13: expected a column value (3 bytes), found the end after 2",
         ),
         (
-            "49 00000001 4e 0002 74 00000003 6869",  # the same with a missing column
+            "49 00000001 4e 0002 74 00000003 6869",  # the same value, with a missing column after it
             "Insert ('I') at offset 13: expected a column value (3 bytes), found the end after 2",
         ),
         (

@@ -1,4 +1,4 @@
-"""pgsluice_spark.cli: errors before Spark starts. tests/spark/test_audit.py runs commands on real servers."""
+"""Unit tests of pgsluice_spark.cli: errors before Spark starts. tests/spark/test_audit.py runs real commands."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ def test_a_command_line_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_iceberg_target_that_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its catalog is an Iceberg catalog, at the place that the file gives. Delta is not needed."""
+    """Submit a mirror into Iceberg. The catalog has the settings in the file, and Delta is not configured."""
     file = tmp_path / "mirror.toml"
     target = 'catalog = "lake"\nnamespace = "shop.mirror"\n[maintenance]\nkeep = "30 days"'
     file.write_text(f'{FILE.replace(PATH, target)}"spark.sql.catalog.lake.type" = "rest"\n')
@@ -90,7 +90,7 @@ def test_the_packages_of_this_spark(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def without_packages(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with the product, but with no installed package, so also without PySpark."""
+    """Run Python with the product, but without installed packages, so without PySpark."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     line = [sys.executable, "-S", *words]  # -S leaves out site-packages
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""pgsluice_spark.config. The messages about wrong files are tested in test_cli."""
+"""Unit tests of pgsluice_spark.config. test_cli tests the messages about wrong files."""
 
 from pathlib import Path
 

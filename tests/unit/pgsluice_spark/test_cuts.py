@@ -1,4 +1,4 @@
-"""pgsluice_spark.cuts: cuts that consist of parts, repeated cuts, and missing cuts."""
+"""Unit tests of pgsluice_spark.cuts: cut records in parts, repeated cuts, and missing cuts."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_cut_whose_last_part_is_missing_is_left() -> None:
 
 def test_a_cut_whose_first_part_is_missing_is_left() -> None:
     assert [cut.number for cut in joined([part(2, 3, 1, 2), part(3, 5)])] == [3]
-    # in at-least-once mode, a writer that crashed between two parts writes them again
+    # In at-least-once mode, a writer that has crashed between two parts writes all parts again.
     assert [cut.offset for cut in joined([part(2, 3, 0, 2), part(2, 5, 0, 2), part(2, 6, 1, 2)])] == [6]
 
 

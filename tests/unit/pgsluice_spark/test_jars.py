@@ -1,4 +1,4 @@
-"""pgsluice_spark.jars: it prints the jars with which the tests run."""
+"""Unit tests of pgsluice_spark.jars. It has to print the jars with which the tests run."""
 
 from xml.etree import ElementTree as ET
 

@@ -1,4 +1,4 @@
-"""pgsluice_spark.loads: the state of a table's copy, according to its marks."""
+"""Unit tests of pgsluice_spark.loads: the state of a table's copy, which follows from its marks."""
 
 import pytest
 

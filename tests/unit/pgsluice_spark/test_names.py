@@ -1,4 +1,4 @@
-"""pgsluice_spark.names: the names of tables in the namespaces of their schemas."""
+"""Unit tests of pgsluice_spark.names: the names of tables, as the namespaces of their schemas give them."""
 
 import pytest
 

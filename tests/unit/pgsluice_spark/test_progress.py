@@ -1,4 +1,4 @@
-"""pgsluice_spark.progress."""
+"""Unit tests of pgsluice_spark.progress."""
 
 from pgsluice_spark.cuts import Cut, TopicCut
 from pgsluice_spark.progress import Progress

@@ -1,4 +1,4 @@
-"""pgsluice_spark.registry with the daemon's own REST API on a real socket. tests/spark tests the topic's reader."""
+"""Unit tests of pgsluice_spark.registry, with the daemon's REST API. tests/spark tests the reader of the topic."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Handler], str]]:
-    """Serve what a function returns for each request. Give the server's URL."""
+    """Provide a function that starts a server with a handler, and returns its URL."""
     servers = []
 
     def start(handler: Handler) -> str:
@@ -80,7 +80,7 @@ def test_versions_over_rest(serve: Callable[[Handler], str], store: SchemaStore)
 
 
 def test_a_version_is_read_once(serve: Callable[[Handler], str], store: SchemaStore) -> None:
-    """A long query asks repeatedly, and there may be a thousand versions."""
+    """Read each version only once, because a long query asks repeatedly, and there may be a thousand versions."""
     paths: list[str] = []
 
     def recorded(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -211,7 +211,7 @@ def test_records_of_the_schema_topic() -> None:
     def record(version: int, identifier: int) -> str:
         return json.dumps({"subject": "a", "version": version, "id": identifier, "schema": f'"{identifier}"'})
 
-    # They are out of order, and the schema with id 7 was registered again as another version.
+    # The records are out of order, and the schema with id 7 was registered again as another version.
     records = [(9, record(3, 7)), (5, record(1, 7)), (7, record(2, 8)), (6, record(1, 9))]
     found = parse_records(records, "shop.schemas")
     assert [(version.version, version.id) for version in found] == [(1, 9), (2, 8), (3, 7)]

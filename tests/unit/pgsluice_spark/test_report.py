@@ -1,4 +1,4 @@
-"""pgsluice_spark.report."""
+"""Unit tests of pgsluice_spark.report."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""pgsluice_spark.schema, with fastavro as the oracle of schema resolution."""
+"""Unit tests of pgsluice_spark.schema. fastavro is the oracle of schema resolution."""
 
 import io
 import json

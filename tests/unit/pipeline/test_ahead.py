@@ -1,4 +1,4 @@
-"""The tables that frames describe before the session comes to these frames."""
+"""The tables that received frames describe, before the session processes these frames."""
 
 from dataclasses import replace
 

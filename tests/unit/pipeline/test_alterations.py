@@ -1,6 +1,6 @@
-"""Tables that were altered after their load: what is recorded about them, and who is informed.
+"""Tables that were altered after their load: their marks and records, and the warnings about them.
 
-Both ends are scripted. The cuts are those of a session.
+Source and sink are scripted. The open cut is that of a session.
 """
 
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ DELIVERED, RECEIVED = 900, 1000
 
 
 class Scene:
-    """A session that does nothing by itself."""
+    """The parts of a session that alterations need. Nothing runs in the background."""
 
     def __init__(self, *loaded: Loaded, loads_again: bool = True, load_position: LoadPosition = LoadPosition()) -> None:  # noqa: B008 - frozen
         self.world = World(published=[WIDE], layouts={7: ADDED})

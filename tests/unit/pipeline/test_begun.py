@@ -20,7 +20,7 @@ LOAD = Load("x", "public", "notes", 7, "shape", ("n",), ("5",), 5)
 
 
 class Watched(Encoders):
-    """Encoders that remember whom to inform of rows with missing values."""
+    """Encoders that keep the functions to call for rows with missing values."""
 
     def __init__(self) -> None:
         self.told: dict[int, OnIncomplete] = {}
@@ -167,7 +167,7 @@ def test_or_when_there_are_too_many(
 def test_the_keys_of_all_tables_together_are_bounded(
     begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys are in each checkpoint, which has to fit into a Kafka message."""
+    """Limit the size of all keys, because each checkpoint contains them, and has to fit into a Kafka message."""
     monkeypatch.setattr(module, "ALL_MOVED_BYTES_MAX", len('[["t100"], ["t2"]][["t3"]]'))
     begun.put(replace(LOAD, oid=8, table="more", moved=(("t100",), ("t2",))))
     encoders.incomplete(b"3", UNCHANGED)

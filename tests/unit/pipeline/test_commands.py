@@ -1,4 +1,4 @@
-"""Commands to a session between scripted ends: the effects of each, and the checkpoint that contains them."""
+"""Commands to a session with scripted source and sink: their effects, and the checkpoint that contains these."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ def shape(relation: Relation) -> Shape:
 
 
 def world_of(*commands: Command | bytes | None) -> World:
-    """Return a world with two tables that have rows. The topic of commands has these records."""
+    """Return a world with two tables that have rows, and with these records in the topic of commands."""
     records = [one.to_json() if isinstance(one, Command) else one for one in commands]
     return World(
         position=10_000,
@@ -100,7 +100,7 @@ def outcomes(world: World) -> list[str]:
 
 
 def rows(world: World) -> list[str]:
-    """Return the topics of the rows that were loaded."""
+    """Return the table of each row that was loaded."""
     return [record.target.topic.rpartition(".")[2] for _, records, _ in world.cuts for record in records]
 
 
@@ -177,7 +177,7 @@ async def test_some_rows_make_no_table_loaded() -> None:
 
 
 async def test_so_the_table_is_loaded_next_if_it_is_to_be_by_itself() -> None:
-    """It is loaded at once. Otherwise, the load would only be noticed up to ten seconds later."""
+    """Load the whole table directly after the command's load, and not up to ten seconds later, at the next look."""
     request = Request("a", "public", "numbers", "n > 1")
     world = world_of()
     async with running(
@@ -282,7 +282,7 @@ async def test_records_that_are_no_commands_are_passed_over() -> None:
 
 
 async def test_what_was_read_before_is_passed_over() -> None:
-    """An outdated broker returns the command again."""
+    """Ignore a command before the checkpoint's offset, because an outdated broker may return it again."""
     world = world_of(command("pause"), command("resume", identifier="b"))
     last = replace(CHECKPOINT, commands=CommandState("topic", 1))
     async with running(world, last):
@@ -368,7 +368,7 @@ async def test_whoever_asked_hears_why_a_table_waits() -> None:
 
 
 class TestAPauseOfThePipeline:
-    """A pause of everything, and not only of loads."""
+    """A pause of the whole pipeline, and not only of loads."""
 
     async def test_ends_with_a_command_and_then_everything_is_delivered(self) -> None:
         world = world_of()
@@ -405,7 +405,7 @@ class TestAPauseOfThePipeline:
         assert outcomes(world) == ["done"] * 3
 
     async def test_outlives_the_session_also_where_the_server_has_yet_to_show_that_it_is_the_same(self) -> None:
-        """Only the stream can show that, and nothing is read from it. The commands are read nevertheless."""
+        """Read commands during the pause, although the server's history is checked only later, with the stream."""
         world = world_of()
         progress = Progress(CHECKPOINT.end_lsn, {9_900: "transaction"})
         async with running(world, STOPPED, progress=progress, is_initial=True) as session:

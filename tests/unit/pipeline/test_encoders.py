@@ -1,4 +1,4 @@
-"""The key, the topic and the schemas of a table's rows. Both ends are scripted."""
+"""The key, the topic and the schemas of a table's rows. Source and sink are scripted."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ INT4 = PgType(23, "pg_catalog", "int4")
 
 
 class Described(FakeRegistry):
-    """Keeps the description that was registered with the last schema."""
+    """A registry that keeps the description that was registered with the last schema."""
 
     described: Mapping[str, Any]
 
@@ -55,7 +55,7 @@ def encoders(world: World, keys: tuple[str, ...] | None = None) -> Encoders:
 async def key_of(
     relation: Relation, world: World | None = None, keys: tuple[str, ...] | None = None
 ) -> list[str] | None:
-    """Return the fields of the table's key."""
+    """Return the names of the fields in the table's key, or None if it has no key."""
     world = world or World()
     await encoders(world, keys).of(relation)
     schemas = world.schemas.get("shop.public.t-key")
@@ -199,7 +199,7 @@ def told_by(rows: Rows | RefusedRows) -> object:
 
 
 async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest encoders are dropped. If one is still needed, it is made again."""
+    """Drop the oldest encoders. If a dropped encoder is needed, it is made again."""
     monkeypatch.setattr("pgsluice.pipeline.encoders.READY_MAX", 3)
     made = encoders(World())
     tables = [replace(table("d", "a"), oid=oid, name=f"t{oid}") for oid in range(5)]
@@ -214,7 +214,7 @@ async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pyt
 
 
 async def test_encoders_of_wide_tables_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encoders of tables in quarantine, and of excluded tables, keep their version of the table as well."""
+    """Count the encoders of excluded tables and of tables in quarantine as well, because they keep table versions."""
     world = World()
     rules = [TableRule("public.refused", keys=("none",))]
     tables = Tables("shop", exclude=["public.out"], rules=rules)
@@ -347,7 +347,7 @@ async def test_a_column_that_cannot_have_the_type_chosen_for_it_stops() -> None:
 
 
 class TestATableThatCannotBePublished:
-    """In quarantine, its changes become dead letters, and it stops nobody."""
+    """A table in quarantine. Its changes become dead letters, and other tables are not affected."""
 
     RULE = TableRule("public.t", types={"b": Choice("uuid")})
     TRANSACTION = Transaction(700, 100, 5)
@@ -362,7 +362,7 @@ class TestATableThatCannotBePublished:
         return self.metrics.registry.get_sample_value("pgsluice_quarantined_tables")
 
     def letters(self, rows: Rows | RefusedRows, world: World, *changes: messages.Message) -> list[dict[str, Any]]:
-        """Return the dead letters of the changes."""
+        """Return the dead letters for these changes."""
         stamp, pending = Stamp(self.TRANSACTION, 2, commit_timestamps=True), Pending(1 << 20)
         for change in changes:
             rows.add(encode(change), stamp, pending, is_streamed=False)

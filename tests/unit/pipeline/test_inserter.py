@@ -1,4 +1,4 @@
-"""Adds loaded rows to the open cut: with their positions, their marks, and the progress of the load.
+"""The insertion of loaded rows into the open cut, with their positions, their marks and the progress of the load.
 
 The outbox, the encoders and the loads are those of a session. The sink is scripted.
 """
@@ -68,7 +68,7 @@ class Stage:
 
     @property
     def told(self) -> list[tuple[str, int]]:
-        """The state and the number of rows of each mark."""
+        """The state and the row count of each mark."""
         return [(mark.state, mark.rows) for mark in self.marks]
 
     @property

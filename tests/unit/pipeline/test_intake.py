@@ -1,4 +1,4 @@
-"""The reads of a session: one at a time, and the read that a pause keeps. The stream is scripted."""
+"""The reads of a session, one at a time, and the result of a read that ends during a pause. The stream is scripted."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ FRAMES = [Keepalive(100, 0, reply_requested=False)]
 
 
 class Scene:
-    """A stream, and an intake that a test pauses."""
+    """A stream, and an intake that a test can pause."""
 
     def __init__(self) -> None:
         self.is_paused = False
@@ -21,13 +21,13 @@ class Scene:
         self.intake = Intake(self.stream, lambda: self.is_paused)
 
     async def receive(self) -> None:
-        """Let the stream return frames, and the read in progress end with them."""
+        """Make the stream return frames, so that the read in progress ends."""
         self.stream.queue.put_nowait(list(FRAMES))
         await turns()
 
 
 async def turns() -> None:
-    """Let other tasks do what they can."""
+    """Give other tasks some turns."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -37,7 +37,7 @@ async def test_a_read_is_taken_once() -> None:
     intake = scene.intake
     assert (intake.awaited, intake.take(), intake.is_listening) == (None, None, False)
     intake.begin()
-    intake.begin()  # there is one already
+    intake.begin()  # a read is in progress already
     assert intake.is_listening
     assert intake.take() is None
     await scene.receive()

@@ -1,4 +1,4 @@
-"""How far a pipeline is behind in different situations. The test controls the clock."""
+"""The lag of a pipeline in different situations. The test controls the clock."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_nothing_is_known_at_first() -> None:
 
 
 def caught_up(at: float, lsn: int = 1000) -> Lag:
-    """Return the lag of a pipeline that has delivered everything by ``at``."""
+    """Return the lag of a pipeline that had delivered everything at the time ``at``."""
     lag = Lag(0.0)
     lag.note_server(at, lsn)
     lag.note_delivered(lsn, lsn)
@@ -70,7 +70,7 @@ def test_a_commit_that_is_not_delivered_is_as_old_as_it_is() -> None:
 
 
 def test_its_age_stays_known_when_the_session_ends() -> None:
-    """Between two sessions, and until the second one has received something, the lag does not fall."""
+    """Keep the lag between two sessions, and until the second session has received something."""
     lag = caught_up(5000.0)
     lag.note_server(5001.0, 9000)
     lag.note_delivered(2000, 2000)
@@ -83,7 +83,7 @@ def test_its_age_stays_known_when_the_session_ends() -> None:
 
 
 def test_a_commit_is_older_than_all_that_is_known() -> None:
-    """The first batch of a process can be read before the server is asked for its position."""
+    """Use the commit's time if it is all that is known. The first batch can come before the server's position."""
     lag = Lag(100.0)
     lag.note_undelivered_commit(40.0)
     assert lag.seconds(101.0) == 61.0
@@ -111,7 +111,7 @@ def test_while_another_process_delivers_nothing_counts() -> None:
 
 
 def test_another_server_has_less() -> None:
-    """The promoted standby lacks WAL that the former primary had."""
+    """Accept a lower position of the server, because a promoted standby may lack WAL of the former primary."""
     lag = caught_up(10.0)
     lag.note_server(20.0, 1500)
     lag.note_server(30.0, 2500)

@@ -1,6 +1,6 @@
-"""Loads tables beside the stream: where the rows go, which transactions wait, and what happens if rows cannot be read.
+"""Loads of tables beside the stream: the place of the rows, the transactions that wait, and errors while reading.
 
-Both ends are scripted. The rows of a table are read while ``world.read`` is set.
+Source and sink are scripted. The rows of a table are returned only while ``world.read`` is set.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ TOPIC = "shop.public.numbers"
 RULES = [TableRule("public.skipped", is_loaded=False), TableRule("public.some*", where="n > 1")]
 TABLES = Tables("shop", exclude=["public.left*"], rules=RULES)
 VISIBLE = 700
-"""The id of a transaction that the snapshots in these tests see. They do not see the ids of ``World.commit``."""
+"""The id of a transaction that the snapshots in these tests see. They do not see transactions of ``World.commit``."""
 
 
 class Running:
@@ -89,7 +89,7 @@ class Running:
 
 
 def world_of(*rows: int) -> World:
-    """Return a world in which the table has these rows, and the slot is at the checkpoint's position."""
+    """Return a world in which the table has these rows, and in which the slot is at the checkpoint's position."""
     return World(position=10_000, published=[NUMBERS], shapes={7: SHAPE}, layouts={7: LAYOUT}, rows={7: list(rows)})
 
 
@@ -116,7 +116,7 @@ WIDE = replace(NUMBERS, columns=(*NUMBERS.columns, Column("t", PgType(25, "pg_ca
 
 
 def change_key(world: World, old: bytes, new: bytes, xid: int = 15_000) -> None:
-    """Commit a transaction that changes the key of a row. The row's other value is not sent again."""
+    """Commit a transaction that changes the key of a row. Its other value is unchanged, so it is not sent."""
     begin = world.server.xlogpos
     described = messages.Relation(
         None,
@@ -142,7 +142,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def fit_nowhere(found: Running) -> None:
-    """Read the rows of the first round between a transaction that they do not include and one that they include."""
+    """Make the first round fail. Its snapshot sees a transaction that commits after one that it does not see."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
     world.tells_position = False
@@ -431,7 +431,7 @@ async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
 async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second table has rows as well."""
+    """Load another table while a writer of the first table does not end."""
     monkeypatch.setattr(reading, "WRITERS_MAX_S", 0.03)
     world = world_of(1)
     other = replace(NUMBERS, oid=8, name="others")
@@ -441,7 +441,7 @@ async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end
     world.writers_of[7] = {"3/1"}
     async with loading(world) as found:
         await until(lambda: [mark.topic for mark in marks(world) if mark.state == "end"] == ["shop.public.others"])
-        world.writers_of[7] = {"4/2"}  # it begins later, so nobody waits for it
+        world.writers_of[7] = {"4/2"}  # this writer begins later, so the loader does not wait for it
         await until(lambda: len([mark for mark in marks(world) if mark.state == "end"]) == 2)
         found.stop.set()
         await found.task
@@ -546,7 +546,7 @@ WITHOUT_KEY = replace(SHAPE, key=())
 
 
 async def test_a_table_without_key_is_read_in_one_round() -> None:
-    """Its rows may be in several cuts. Transactions that the snapshot does not see wait for all of them."""
+    """Load a table without a key in several cuts. Transactions that the snapshot does not see wait for all rows."""
     world = world_of(*range(30))
     world.shapes = {7: WITHOUT_KEY}
     world.server = replace(world.server, xlogpos=10_500)
@@ -619,7 +619,7 @@ async def test_a_large_table_without_key_is_left_out_until_it_has_one() -> None:
 
 
 async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_the_settings_name_it() -> None:
-    for is_trusted in (True, False):  # the table may become theirs just before it is read
+    for is_trusted in (True, False):  # the owner may change just before the table is read
         world = world_of(1)
         world.strange = set() if is_trusted else {7}
         world.shapes = {7: replace(SHAPE, is_trusted=False)}
@@ -637,13 +637,13 @@ async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_t
 
 
 def is_distrusted(found: Running) -> bool:
-    """Return whether, according to the status, the table is not read because of its owner."""
+    """Return whether the status says that the table is not read because of its owner."""
     report = found.session.load_report
     return report is not None and "public.numbers is left out until" in (report.named[0].reason or "")
 
 
 async def test_any_number_of_their_tables_keeps_nobody_waiting() -> None:
-    """Nothing is queried about them, and the log names only some of them."""
+    """Load other tables although many have untrusted owners. The log names only some of these."""
     world = world_of(1)
     others = [replace(NUMBERS, oid=100 + number, name=f"other{number}") for number in range(50)]
     world.published = [*others, NUMBERS]
@@ -672,7 +672,7 @@ async def test_what_a_command_has_asked_for_can_be_cancelled_although_it_became_
 
 
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
-    """Its unchanged value may come from a row that was not yet read."""
+    """Read a row again if it got its key without all values, because its old row may not have been read before."""
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)
@@ -741,7 +741,10 @@ async def test_transactions_are_noted_only_while_there_is_something_to_load() ->
 
 
 async def test_they_do_not_add_up_while_nothing_can_be_read() -> None:
-    """The loader waits later for transactions that are changing the table."""
+    """Forget the transactions that the snapshot has to see while no table can be read.
+
+    This is safe, because the loader waits later for transactions that are changing the table.
+    """
     world = world_of(1)
     world.faults = {"lock": [SourceUnavailable("too many connections")] * 2}
     async with loading(world) as found:

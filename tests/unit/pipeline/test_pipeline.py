@@ -1,4 +1,4 @@
-"""The life of a slot: how it begins, how it continues, and when it must not. Both ends are scripted."""
+"""The starts and sessions of a pipeline, and the reasons for which it stops. Source and sink are scripted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -96,7 +96,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def ended(found: Pipeline) -> None:
-    """Wait until the pipeline ends by itself. If it does not, the test fails."""
+    """Run the pipeline until it ends by itself. If it does not end, the test fails."""
     async with asyncio.timeout(30):
         await found.run()
 
@@ -136,7 +136,7 @@ class TestGoingOn:
     async def test_from_the_checkpoint_without_repeating_what_was_delivered(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=700, last_commit_ts=1_000_000)
         world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
-        world.commit(1, xid=700)  # its end is 9,000: it is delivered, but not confirmed
+        world.commit(1, xid=700)  # it ends at 9,000, so it is delivered, but not confirmed
         world.commit(2)
         async with running(world) as found:
             await until(lambda: world.numbers == [2])
@@ -188,7 +188,7 @@ class TestGoingOn:
         assert world.cuts[0][2].timeline == 2
 
     async def test_as_a_standby_until_the_owner_is_gone(self) -> None:
-        """A standby does not even connect to Kafka."""
+        """Wait as a standby, without a connection to Kafka."""
         world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
         world.faults["prepare"] = [SinkUnavailable("Kafka is away.")]
         async with running(world) as found:
@@ -200,10 +200,10 @@ class TestGoingOn:
 
 
 class TestPoison:
-    """Kafka refuses a record because of its content, when its cut is committed."""
+    """Kafka refuses a record because of its content when its cut is committed."""
 
     def refused(self, *numbers: int) -> Refused:
-        """Return the refusal of rows of the first transaction, which a test commits at 10,050."""
+        """Return the refusal of these rows of the first transaction, which commits at 10,050."""
         letters = [
             DeadLetter(
                 SourceChange("public", "numbers", "c", 1, 10_050, number - 1, 10_000, 0),
@@ -286,14 +286,14 @@ class TestWhenItMustNotGoOn:
             (8_000, Recorded(1, 1), (2, 2)),
             (8_000, Recorded(3, 40), (4, 41)),
             (None, Recorded(), (1, 1)),
-            (None, Recorded(1, 1), (1, 1)),  # its checkpoint was not committed, because otherwise there would be a slot
+            (None, Recorded(1, 1), (1, 1)),  # its checkpoint was not committed, because there is no slot
             (None, Recorded(3, 40), (4, 41)),
         ],
     )
     async def test_a_lost_checkpoint_begins_no_epoch_anew(
         self, position: int | None, recorded: Recorded, birth: tuple[int, int]
     ) -> None:
-        """New records in a former epoch would look older than those that readers have."""
+        """Begin a new epoch, because new records in a former epoch would look older than those that readers have."""
         world = World(position=position, recorded=recorded)
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
@@ -366,7 +366,7 @@ class TestWhenItMustNotGoOn:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_refusal_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server waits for its walsender, which nobody reads any more."""
+        """Close the connection, because the server waits for a walsender whose stream nobody reads any more."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1)
@@ -384,7 +384,7 @@ class TestWhenItMustNotGoOn:
         assert "has sent transaction 8000" in world.checkpoint.refused
 
     async def test_schemas_of_another_owner_who_was_at_work_until_now(self) -> None:
-        """A schema is durable before the cut that needs it, so a second look at the registry finds it."""
+        """Look at the registry a second time. A schema is durable before the cut that needs it, so it is there then."""
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
         )
@@ -534,7 +534,7 @@ class TestWhenItMustNotGoOn:
     async def test_being_fenced_while_the_slot_is_ours_and_a_broker_shows_an_outdated_checkpoint(
         self, shown: list[Checkpoint]
     ) -> None:
-        """A checkpoint older than our own last one does not tell who has written since."""
+        """Start a new session, because a checkpoint older than our own last one does not show who has written since."""
         world = World(position=8_000, checkpoint=CHECKPOINT)
         outdated: list[list[Checkpoint]] = []
 
@@ -552,9 +552,9 @@ class TestWhenItMustNotGoOn:
         assert not outdated
 
     async def test_being_fenced_while_the_slot_is_ours_by_one_who_refuses_the_server(self) -> None:
-        """The other owner had the slot when it began the refusal.
+        """Stop because of the refusal, which the next session reads from the checkpoint topic.
 
-        The next session reads it, and stops for the true reason.
+        The other process owned the slot when it began to write the refusal.
         """
         world = World(position=8_000, checkpoint=CHECKPOINT)
 
@@ -568,9 +568,9 @@ class TestWhenItMustNotGoOn:
             await ended(pipeline(world, sink=Overtaken))
 
     async def test_also_in_the_first_session_after_a_promotion(self) -> None:
-        """The session's checkpoint is on the new timeline.
+        """Start a new session, although Kafka has another checkpoint than the session.
 
-        The checkpoint in Kafka is the one that the session found.
+        The session's checkpoint is on the new timeline. Kafka still has the checkpoint that the session found.
         """
         world = World(
             position=8_000,
@@ -652,7 +652,7 @@ class TestTheWrongServerForAMoment:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Nobody reads its walsender yet, so the only sign is that ordinary connections are refused."""
+        """Notice the shutdown from refused ordinary connections. No session reads the walsender yet."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 
@@ -689,7 +689,7 @@ class TestTheWrongServerForAMoment:
 
 
 class TestChosenTypes:
-    """Columns whose types the settings choose are checked once, before anything else happens."""
+    """Columns whose types the settings choose are checked once, at the beginning."""
 
     CHOSEN = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"n": Choice.parse("uuid")})])
 
@@ -734,7 +734,7 @@ class TestChosenTypes:
 
     @pytest.mark.parametrize("late", [SourceUnavailable("statement timeout"), TimeoutError()])
     async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self, late: Exception) -> None:
-        """Users who may create tables can make the query arbitrarily slow."""
+        """Continue without the check. Users who may create tables can make its query arbitrarily slow."""
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [late]})
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
         with structlog.testing.capture_logs() as lines:

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pipeline.quarantine. What happens to refused changes is tested in test_encoders."""
+"""Unit tests of pgsluice.pipeline.quarantine. ``test_encoders`` tests the changes of such tables."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -38,7 +38,7 @@ def test_the_log_tells_once_of_each_reason(quarantine: Quarantine) -> None:
 
 
 def test_names_are_written_as_patterns_so_that_no_two_tables_have_the_same(quarantine: Quarantine) -> None:
-    """Otherwise, a published table could release another table, whose name contains a dot."""
+    """Keep names with dots apart. Otherwise, a published table could release another table from quarantine."""
     quarantine.add(table("b.c", schema="t"), "no topic")
     quarantine.remove(table("c", schema="t.b"))
     quarantine.add(table('"', schema="t"), "no topic")

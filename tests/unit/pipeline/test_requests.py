@@ -1,4 +1,4 @@
-"""The effects of commands, and the answers to those who gave them. All of them join the open cut."""
+"""The effects of commands, and the answers to them. Both join the open cut."""
 
 import pytest
 
@@ -21,7 +21,7 @@ CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100, commands=STATE)
 
 
 class Watched(Encoders):
-    """Encoders that inform nobody of rows with missing values."""
+    """Encoders that do not report rows with missing values."""
 
     def __init__(self) -> None:
         pass
@@ -31,7 +31,7 @@ class Watched(Encoders):
 
 
 class Stage:
-    """The requests of a session that does nothing else."""
+    """The requests of a session, without the rest of the session."""
 
     def __init__(self) -> None:
         self.woken = 0

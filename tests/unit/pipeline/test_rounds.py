@@ -1,6 +1,6 @@
-"""A round by itself: when its snapshot may be taken, what waits meanwhile, and when its rows get their position.
+"""Rounds without a session: when the snapshot is taken, which transactions wait, and the position of the rows.
 
-Both ends are scripted. The gate, the transactions and the progress are those of a session.
+Source and sink are scripted. The gate, the transactions and the progress are those of a session.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from pgsluice.transactions import Transactions
 from tests.support.ends import FakeReader, FakeSink, FakeStream, MemorySpool, World
 
 END = 10_000
-"""The server's position, which is also the position of a round's rows."""
+"""The server's position, which is also the insert position of a round."""
 
 VISIBLE, INVISIBLE = 900, 1100
 SEES_ALL = Snapshot(2000, 2000, frozenset())
 
 
 class Reader(FakeReader):
-    """Counts the writes that move the stream, and can hang."""
+    """A reader that counts the writes that move the stream, and that can hang."""
 
     flushes = 0
     hangs = False
@@ -46,7 +46,7 @@ class Reader(FakeReader):
 
 
 class Stage:
-    """Rounds, and the interface of a session that does nothing by itself."""
+    """Rounds, and the interface of a session behind them. Nothing runs in the background."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -82,7 +82,7 @@ class Stage:
         self.told.append("go on")
 
     def hold(self, xid: int, commit_lsn: int) -> None:
-        """Let a transaction with changes arrive. The gate must not admit it."""
+        """Receive a transaction with changes, and check that the gate holds it back."""
         gate = self.transactions.gate
         assert gate is not None
         transaction = Transaction(xid, commit_lsn, 0)

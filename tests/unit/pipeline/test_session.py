@@ -1,4 +1,4 @@
-"""One session: when positions are confirmed, heartbeats, and a server that shuts down. Both ends are scripted."""
+"""One session: confirmed positions, heartbeats, and a server that shuts down. Source and sink are scripted."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -157,14 +157,14 @@ async def test_topics_of_new_tables_that_come_in_one_read_are_made_together() ->
         frames = [data(messages.Begin(10_050, 0, 700)), *rows, data(messages.Commit(10_050, 10_100, 0))]
         world.append(10_050, frames, 10_100)
         await until(lambda: found.confirmed == 10_100)
-    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]  # the first one is opened right after
+    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]  # the first topic was opened directly before
     assert world.topics == {f"shop.public.t{number}" for number in range(3)}
 
 
 def small(world: World, *numbers: int) -> int:
-    """Commit transactions of one row each, as a server does that has already described the table.
+    """Commit transactions of one row each, which all arrive in one read. Return the last end LSN.
 
-    All of them arrive in one read, and the first one describes the table. Return the last end LSN.
+    Only the first transaction describes the table.
     """
     frames: list[XLogData | Keepalive] = []
     for number in numbers:
@@ -197,7 +197,7 @@ async def test_small_transactions_are_counted_and_confirmed_one_by_one() -> None
 async def test_small_transactions_fill_cuts_as_others_do(
     monkeypatch: pytest.MonkeyPatch, inflight_max: int, cuts: list[int], *, has_shortcut: bool
 ) -> None:
-    """While the first cut is being committed, the next one fills the rest of the permitted memory."""
+    """Fill cuts of small transactions up to the limits. The second cut fills while the first one is being committed."""
     if not has_shortcut:
         monkeypatch.setattr(shortcut, "add_transactions", rows.add_transactions)
     world = World(position=10_000)
@@ -228,7 +228,7 @@ async def test_without_progress_there_are_no_heartbeats() -> None:
 
 
 async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a cut lets changes of topics be noticed. It does not move the position."""
+    """Write a cut that does not move the position, so that changes of topics are noticed."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=10_000)
     async with running(world) as found:
@@ -239,7 +239,7 @@ async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: py
 
 
 async def test_but_not_while_the_server_may_have_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut claims that everything before its end is in Kafka, but this is not known yet."""
+    """Write no cut, because a cut says that everything before its end is in Kafka, which is not known yet."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
     async with running(world, to_be_resent={9_900: "transaction"}) as found:
@@ -351,7 +351,7 @@ async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.Mon
 
 
 async def test_a_server_that_shuts_down_meanwhile_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reads its walsender then, so the only sign is that ordinary connections are refused."""
+    """Notice the shutdown from refused ordinary connections, because the session does not read the walsender."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)
     world = World(position=10_000, commit_gate=asyncio.Event())
@@ -545,7 +545,7 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """The origin comes after the Begin, and the table is known by then."""
+    """Use the origin although it comes after the Begin, and the table is already known then."""
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
@@ -620,7 +620,7 @@ class TestStreamedTransactions:
             await until(lambda: found.session.status.waiting_transactions)
             world.send(messages.StreamCommit(700, 10_050, 10_100, 1), end_lsn=10_100)
             async with asyncio.timeout(5):
-                while not found.session.own_transaction:  # noqa: ASYNC110 - it is not so for long
+                while not found.session.own_transaction:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0)
             found.stop.set()
             async with found.session._paused():
@@ -646,7 +646,7 @@ class TestStreamedTransactions:
                 most = max(most, found.session.status.buffered_bytes)
                 await overflow(transaction, end_lsn)
 
-            found.session._outbox.commit = watched  # type: ignore[method-assign]  # called for every transaction
+            found.session._outbox.commit = watched  # type: ignore[method-assign]  # commit() is called for every transaction
             commits = [messages.StreamCommit(xid, 10_000 + xid, 10_001 + xid, 1) for xid in xids]
             world.send(*commits, end_lsn=10_740)
             await until(lambda: len(world.numbers) == 40 * len(xids))
@@ -853,7 +853,7 @@ async def test_what_came_before_the_end_of_the_road_is_delivered_first() -> None
 
 
 class TestAServerWithAnotherHistory:
-    """It sends transactions that the original server did not have. Everything before 10,000 is delivered."""
+    """The server sends transactions that the original server did not have. Everything before 10,000 is delivered."""
 
     LAST = replace(CHECKPOINT, last_end_lsn=5_000, last_xid=700, last_commit_ts=1)
 
@@ -867,7 +867,7 @@ class TestAServerWithAnotherHistory:
         assert found.confirmed <= 5_000
 
     async def test_nothing_is_confirmed_before_the_last_transaction_came_again(self) -> None:
-        """What comes in its place was not delivered. It has to be sent again when a new epoch begins."""
+        """Confirm nothing if another transaction comes instead, because it has to come again in a new epoch."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
         async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:
@@ -902,7 +902,7 @@ class TestAServerWithAnotherHistory:
                 await found.task
 
     async def test_a_heartbeat_that_is_being_committed_comes_first(self) -> None:
-        """The refusal is recorded with the last checkpoint, so it waits for the heartbeat's checkpoint."""
+        """Wait for the heartbeat's checkpoint, because the refusal is recorded with the last checkpoint."""
         world = World(position=4_000, commit_gate=asyncio.Event(), server=ServerIdentity("7001", 1, 10_000))
         last = replace(self.LAST, held_lsn=6_000)
         async with running(world, checkpoint=last, heartbeat_s=0.01) as found:

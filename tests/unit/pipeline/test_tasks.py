@@ -1,4 +1,4 @@
-"""What stops, and how fast. ``test_pipeline.py`` covers a PostgreSQL that goes away meanwhile."""
+"""The time limits of a shutdown. ``test_pipeline.py`` tests a server that goes away at the same time."""
 
 import asyncio
 

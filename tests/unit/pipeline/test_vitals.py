@@ -1,4 +1,4 @@
-"""Signs of life, and what counts as silence."""
+"""Signs of life, and the definition of silence."""
 
 import asyncio
 

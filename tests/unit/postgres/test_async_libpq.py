@@ -48,7 +48,7 @@ async def test_results_survive_a_cancelled_wait(wire: Wire, server: Walsender) -
     asking = asyncio.create_task(wire.query("SELECT 1; SELECT 2"))
     await server.query.wait()
     server.send(message(b"C", b"SELECT 1\0"))
-    while not wire._results:  # noqa: ASYNC110 - it has no event
+    while not wire._results:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -121,7 +121,7 @@ def test_a_host_that_may_come_back_counts_more_than_one_that_refuses() -> None:
 
 
 def test_a_connection_string_that_is_none() -> None:
-    """psycopg's error may quote the whole string."""
+    """Do not repeat psycopg's error, because it may quote the whole connection string."""
     found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
     assert str(found) == "libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn"
     assert type(found) is ConfigError

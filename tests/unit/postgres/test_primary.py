@@ -1,4 +1,4 @@
-"""Which server may be used to load rows if changes come from a standby."""
+"""The check of the server from which rows are loaded if changes come from a standby."""
 
 import pytest
 

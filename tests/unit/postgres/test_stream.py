@@ -100,7 +100,7 @@ async def end_of_copy(stream: ReplicationStream) -> None:
         (15, 5, Timing(5, 15, 60, 300)),
         (60, 5, Timing(5, 60, 240, 1200)),
         (3, 5, Timing(1, 3, 12, 60)),
-        (0, 5, Timing(5, 60, 240, 1200)),  # switched off, which is treated as the default
+        (0, 5, Timing(5, 60, 240, 1200)),  # a timeout that is switched off is treated like the default
         (0, 60, Timing(20, 60, 240, 1200)),
     ],
 )
@@ -158,7 +158,7 @@ async def test_reports_go_out_by_the_timer_and_never_back(server: Walsender) -> 
         while (status := await server.statuses.get()).write == 0:
             pass
         assert (status.write, status.flush, status.apply) == (30, 20, 20)
-        stream.report(35, 40)  # everything durable was received
+        stream.report(35, 40)  # a position that is flushed has also been received
         while (status := await server.statuses.get()).write == 30:
             pass
         assert (status.write, status.flush, status.apply) == (40, 40, 40)

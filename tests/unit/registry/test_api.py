@@ -107,7 +107,7 @@ class TestById:
 
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
     def test_unknown(self, store: SchemaStore, part: str) -> None:
-        """The client has seen the id somewhere, so its schema may still arrive."""
+        """Mark the answer as early. The client has seen the id somewhere, so its schema may still arrive."""
         body = {"error_code": 40403, "message": "Schema 1 not found"}
         assert get(store, f"/schemas/ids/1{part}") == Answer(404, body, early=True)
 
@@ -315,7 +315,7 @@ def test_unknown_paths(store: SchemaStore, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/schemas/ids/1", "/subjects", "/subjects/a/versions/1"])
 def test_until_all_is_read_nothing_is_missing(path: str) -> None:
-    """Clients try again after a 503, but not after a 404."""
+    """Answer 503 until all schemas are read, because clients try again after a 503, but not after a 404."""
     found = get(SchemaStore(), path)
     assert found == error(503, 503, "The schemas have not been read from Kafka yet: try again")
 

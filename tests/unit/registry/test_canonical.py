@@ -35,7 +35,7 @@ ENVELOPE = {
         {"name": "raw", "type": {"type": "map", "values": "string"}, "default": {}},
     ],
 }
-# the same schema as Java's Avro library prints it
+# the same schema, as Java's Avro library prints it
 JAVA = json.loads(
     """{"type":"record","name":"Envelope","namespace":"shop.public.orders","fields":[
         {"name":"op","type":{"type":"string"}},
@@ -155,7 +155,7 @@ def test_a_name_has_a_limit() -> None:
 
 
 def test_all_names_together_have_a_limit() -> None:
-    """A namespace is written once, but each of many references contains all of it."""
+    """Limit the length of all names. A namespace is written once, but each reference repeats it in the result."""
     references = NAMES_MAX // NAME_MAX
     assert canonical(named("n", "a" * (NAME_MAX - 2), references - 2))
     with pytest.raises(ValueError, match="its names take more than"):
@@ -164,7 +164,7 @@ def test_all_names_together_have_a_limit() -> None:
 
 def test_a_mistake_is_not_repeated_at_length() -> None:
     for schema in ("x" * 10_000, [["x" * 10_000]], {"type": "record", "name": "-" * 4000}, {"type": 10**4000}):
-        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the length is what counts
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - only the length is tested
             canonical(schema)
         assert len(str(caught.value)) < 200
 

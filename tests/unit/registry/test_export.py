@@ -38,7 +38,7 @@ async def run(server: RegistryServer, store: SchemaStore, strategy: Strategy = "
 
 
 async def test_every_schema_keeps_its_id(server: RegistryServer, store: SchemaStore) -> None:
-    """This includes a schema that the registry would consider incompatible."""
+    """Export all schemas, even one that the registry would consider incompatible."""
     server.level = "FULL"
     assert await run(server, store) == {"shop.public.orders-key": (2, 0), "shop.transactions-key": (1, 0)}
     assert server.subjects["shop.public.orders-key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
@@ -60,7 +60,7 @@ async def test_other_strategies(server: RegistryServer, store: SchemaStore) -> N
 
 
 async def test_topics_of_one_table_share_a_subject_by_record(server: RegistryServer, store: SchemaStore) -> None:
-    """A rule renamed the topic. The same schema with the same id is one version."""
+    """Export a schema of two topics once, as after a rule has renamed a topic. It has the same id in both."""
     store.add(Registered("shop.renamed-key", 1, 5, WIDE))
     assert (await run(server, store, "record"))["shop.public.orders.Key"] == (2, 0)
     assert server.subjects["shop.public.orders.Key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
@@ -83,7 +83,7 @@ async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -
 
 @pytest.mark.parametrize("text", ['syntax = "proto3"; message A {}', '{"type":"object"}'])
 async def test_an_id_that_stands_for_no_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
-    """Registries also store Protobuf and JSON Schema."""
+    """Refuse an id that the registry uses for another type of schema, such as Protobuf or JSON Schema."""
     server._place(server._subject("theirs"), 1, 5, text)
     with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)

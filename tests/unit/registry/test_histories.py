@@ -27,7 +27,7 @@ class Names:
 
 
 class Counted:
-    """Replaces the needed part of module json, and counts its calls."""
+    """A replacement of module json that counts the calls of ``loads``."""
 
     parsed = 0
 
@@ -113,7 +113,7 @@ async def test_those_needed_longest_ago_are_forgotten(monkeypatch: pytest.Monkey
 async def test_one_that_is_too_large_is_kept_while_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, parser: Counted
 ) -> None:
-    """Otherwise, it would have to be learned again for every version."""
+    """Keep a history that exceeds the limit, because otherwise each version would have to be learned again."""
     monkeypatch.setattr(module, "KEPT_NAMES_MAX", 1)
     store = SchemaStore()
     histories = Histories(store, Names)

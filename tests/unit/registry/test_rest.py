@@ -1,4 +1,4 @@
-"""The client of a registry server with a server that behaves badly, and the meaning of each answer."""
+"""The client of a registry server: the meaning of each answer, and a server that behaves badly."""
 
 import asyncio
 import ssl
@@ -199,7 +199,7 @@ class TestCredentials:
 
     async def test_they_are_wrong(self, server: RegistryServer) -> None:
         server.authorization = "Basic x"
-        wrong = RestOptions(server.url, username="u", password="hunter2")  # noqa: S106 - nobody's
+        wrong = RestOptions(server.url, username="u", password="hunter2")  # noqa: S106 - only for this test
         async with await RestClient.open(wrong) as client:
             with pytest.raises(PermissionDenied) as caught:
                 await client.register("a", TEXT)
@@ -228,7 +228,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 class TestTls:
     @pytest.fixture
     def tls_server(self, files: tuple[str, str]) -> Iterator[RegistryServer]:
-        """Provide a server that requires the same certificate from its clients."""
+        """Provide a server with a certificate, which also requires this certificate from its clients."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*files)
         context.load_verify_locations(files[0])

@@ -24,7 +24,7 @@ def test_is_json_without_framing() -> None:
 
 
 def test_two_schemas_of_a_subject_never_share_a_key() -> None:
-    """Even if they have the same version, compaction must keep both."""
+    """Give two schemas of the same version different keys, because compaction must keep both."""
     other = Registered(RECORD.subject, RECORD.version, 78, '"long"')
     assert json.loads(RECORD.key()) == {"subject": "shop.public.öl-value", "id": 77}
     assert other.key() != RECORD.key()

@@ -12,7 +12,7 @@ INT: Schema = {"type": "int"}
 
 
 def registered(store: SchemaStore, subject: str, schema: Schema, **postgres: object) -> Registered:
-    """Register a schema as a writer does, but without the topic."""
+    """Register a schema as a writer does, but without writing to the topic."""
     record, new = store.propose(subject, schema, postgres or None)
     if new:
         store.add(record)
@@ -88,7 +88,7 @@ class TestIdsOfAServer:
         assert store.propose("a", TEXT, {"typmod": 2}, 17)[1]
 
     def test_another_id_is_another_version(self) -> None:
-        """Earlier messages have the first id, and later messages have the other. Both must be kept."""
+        """Keep both ids of a schema. Earlier messages have the first id, and later messages have the second."""
         store = SchemaStore()
         first = registered(store, "a", TEXT)
         store.add(store.propose("a", TEXT, None, 17)[0])
@@ -149,7 +149,7 @@ class TestCollision:
 
 
 class TestTwoWriters:
-    """Each of them took version 1 before it saw the other's record. The order in the topic decides."""
+    """Each writer took version 1 before it saw the other's record. The order in the topic decides."""
 
     FIRST, SECOND = entry("a", 1, 10, TEXT), entry("a", 1, 20, LONG)
 
@@ -224,8 +224,10 @@ SCHEMAS: list[Schema] = [TEXT, LONG, INT, {"type": "bytes"}]
 def test_a_reader_of_the_topic_knows_what_its_writers_know(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Each step gives the number of records that its writer has not read yet. Versions collide, but no schema is
-    lost."""
+    """Write records by writers that have not read all earlier records. Versions collide, but no schema is lost.
+
+    Each step gives the number of records that its writer has not read yet.
+    """
     log: list[Registered] = []
     for subject, schema, behind in steps:
         writer = SchemaStore()
@@ -258,7 +260,7 @@ def test_the_schema_of_a_message_is_found_by_its_id() -> None:
 
 
 def test_behind_the_last_version_come_the_lowest_that_are_free() -> None:
-    """Another program may have written the highest version. A version after it could not be read back."""
+    """Use the lowest free version if another program has written the highest one. No version could follow that."""
     store = SchemaStore()
     store.add(Registered("a", MAX_ID, 7, '"long"'))
     store.add(Registered("a", 1, 8, '"int"'))

@@ -107,7 +107,7 @@ def test_two_processes_fill_an_entry_once(own_cache: Path) -> None:
         inputs, outputs = zip(*((process.stdin, process.stdout) for process in contenders), strict=True)
         for output in outputs:
             output.readline()
-        for each in inputs:  # both, because either may be waiting for the other
+        for each in inputs:  # write to both, because either process may wait for the other
             each.write("go on\n")
             each.flush()
         assert len({output.read() for output in outputs}) == 1

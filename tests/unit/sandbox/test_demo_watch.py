@@ -14,7 +14,7 @@ class Cuts(CutReader):
     def __init__(self, *cuts: Cut) -> None:
         self._cuts = iter(cuts)
 
-    def read(self, limit_s: float) -> Iterator[Cut]:  # noqa: ARG002 - nothing to wait for
+    def read(self, limit_s: float) -> Iterator[Cut]:  # noqa: ARG002 - nothing has to be awaited
         yield from self._cuts
 
 

@@ -1,4 +1,4 @@
-"""Daemons that are forked behave like those that are started as commands, and do not outlive their owner."""
+"""Forked daemons behave like daemons that are started as commands, and do not outlive their owner."""
 
 import os
 import select
@@ -39,7 +39,7 @@ spill_dir = "spill"
 [http]
 listen = "127.0.0.1:0"
 """
-"""A pipeline that waits for PostgreSQL until it is stopped."""
+"""The configuration of a pipeline that waits for PostgreSQL until it is stopped."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def log_of(directory: Path) -> str:
 def opened_by(process: Path) -> set[str]:
     found = set()
     for file in (process / "fd").iterdir():
-        with suppress(FileNotFoundError):  # the daemon has closed it meanwhile
+        with suppress(FileNotFoundError):  # the daemon has just closed it
             found.add(str(file.readlink()))
     return found
 
@@ -129,7 +129,7 @@ def test_daemons_do_not_outlive_their_owner(directory: Path) -> None:
 
 
 def test_threads_that_ask_at_the_same_time_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second one would be dropped while its process runs."""
+    """Create only one fork server, because a second one would be dropped while its process runs."""
     made: list[object] = []
 
     class Slow:

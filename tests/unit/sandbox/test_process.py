@@ -1,4 +1,4 @@
-"""No server outlives its owner, whatever happens to either of them. In these tests, a shell script is the server."""
+"""Tests that no server outlives its owner, whatever happens to the two. The servers are shell scripts."""
 
 import os
 import select
@@ -225,7 +225,7 @@ def test_the_server_dies_with_its_supervisor(owner: "subprocess.Popen[str]") -> 
     watched = [os.pidfd_open(server_pid)]
     os.kill(supervisor_pid, signal.SIGKILL)
     wait_until_gone(watched)
-    for child in children:  # PostgreSQL's children end with the postmaster, but those of a shell do not
+    for child in children:  # children of a shell survive it, unlike PostgreSQL's
         os.kill(child, signal.SIGKILL)
 
 

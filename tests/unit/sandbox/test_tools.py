@@ -1,4 +1,4 @@
-"""What is known about tools without installing them."""
+"""The information about tools, without installing them."""
 
 import re
 from collections.abc import Iterator

@@ -73,7 +73,7 @@ class TestDirectory:
     async def test_nobody_else_sees_it_before_its_lock_is_held(
         self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A process that starts at the same moment would mistake it for a leftover."""
+        """Hide the directory until its lock is held. Otherwise, another process would take it for a leftover."""
         lock, seen = module._locked, list[bool]()
 
         def looked_at(descriptor: int) -> int | None:
@@ -151,7 +151,7 @@ def open_descriptors() -> int:
 
 
 class TestNeighbours:
-    """What other users of the host may have put there, or may do with our files."""
+    """Other users of the host, who may put files into the parent directory, or change it."""
 
     async def test_nobody_else_can_look_into_it(self, tmp_path: Path, disk: Disk) -> None:
         before = os.umask(0)

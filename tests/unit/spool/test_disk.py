@@ -1,4 +1,4 @@
-"""A thread for file operations: the order of jobs, and a hanging disk."""
+"""The thread for file operations: the order of jobs, and a disk that hangs."""
 
 import asyncio
 import subprocess
@@ -65,7 +65,7 @@ async def test_many_jobs_that_finish_are_no_disk_that_hangs(disk: Disk) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_neither_is_one_that_is_done_by_the_time_we_look_again(disk: Disk) -> None:
-    """When a stopped process continues, the time limit is over, although the job had no time to run."""
+    """Look again when the time limit is over. If the process was stopped, the job had no time to run."""
     thaw = threading.Event()
     waiting = asyncio.create_task(disk.run(lambda: thaw.wait() and 1))
     await asyncio.sleep(0)

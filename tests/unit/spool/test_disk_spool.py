@@ -1,4 +1,4 @@
-"""Waiting rows are kept in memory, then on disk. Directories and files are real."""
+"""Waiting rows in memory and on disk. Directories and files are real."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def directory(spill: SpillDirectory) -> Path:
 
 @pytest.fixture
 def make(spill: SpillDirectory, disk: Disk) -> Callable[[int, int], DiskSpool]:
-    """Make a spool with these limits in memory and on disk."""
+    """Provide a function that makes a spool with these limits in memory and on disk."""
     return lambda memory_max, spill_max: DiskSpool(
         SpoolOptions(spill.path, memory_max, spill_max, spill.descriptor), disk
     )
@@ -105,7 +105,7 @@ class TestRows:
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
     async def test_a_large_transaction_is_moved_in_parts_and_whole(self, make: Make) -> None:
-        """Each part is a sign of life, and files end between two rows."""
+        """Write a large transaction in parts, because each part is a sign of life. A file ends between two rows."""
         spool = make(2 * SPILL_BYTES, 64 * MIB)
         pieces = [bytes([number]) * MIB for number in range(2 * SPILL_BYTES // MIB + 3)]
         rows = filled(spool, *pieces)
@@ -188,7 +188,7 @@ class TestWhenThereIsNoRoom:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
     async def test_a_disk_that_is_full(self, make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(os, "O_NOFOLLOW", 0)  # because a symbolic link leads to the device
+        monkeypatch.setattr(os, "O_NOFOLLOW", 0)  # because the test uses a symbolic link to a device
         spool = make(2 * MIB, 64 * MIB)
         rows = filled(spool, b"y" * 2 * MIB)
         await relieved(spool)
@@ -293,7 +293,7 @@ class TestWhenTheDiskHangs:
 
 
 class TestNeighbours:
-    """Others may write to the parent directory."""
+    """Other users may write to the parent directory."""
 
     async def test_nobody_else_can_read_a_file(self, make: Make, directory: Path) -> None:
         before = os.umask(0)
@@ -306,7 +306,7 @@ class TestNeighbours:
             os.umask(before)
 
     async def test_rows_go_on_into_the_directory_that_was_moved_away(self, tmp_path: Path, disk: Disk) -> None:
-        """They do not go into a directory that somebody has put in its place."""
+        """Write to the moved directory, and not to another directory that somebody has put in its place."""
         moved, spill = tmp_path / "moved", SpillDirectory(str(tmp_path), disk)
         async with spill as found:
             spool = DiskSpool(SpoolOptions(found.path, 0, 64 * MIB, found.descriptor), disk)

@@ -1,4 +1,4 @@
-"""The certificate and the token of the HTTP server: files that are refused at the start, and files that are renewed."""
+"""The certificate and the token of the HTTP server: files that are refused at the start, and files that change."""
 
 import asyncio
 import base64
@@ -156,7 +156,7 @@ class TestServer:
         url = f"https://localhost:{server.port}/livez"
         async with httpx2.AsyncClient(verify=trusting(pair[0])) as asking:
             assert (await asking.get(url)).text == "ok\n"
-            served[0].write_bytes(other[0].read_bytes())  # the first half of a renewal
+            served[0].write_bytes(other[0].read_bytes())  # only the certificate is renewed yet, and not the key
             server._access.look()
         async with httpx2.AsyncClient(verify=trusting(pair[0])) as asking:
             assert (await asking.get(url)).text == "ok\n"
@@ -173,7 +173,7 @@ def _copy(pair: tuple[Path, Path], to: tuple[Path, Path]) -> None:
 
 
 class TestClient:
-    """``pgsluice status`` and ``health``, as clients of a daemon."""
+    """``pgsluice status`` and ``pgsluice health`` as clients of a daemon."""
 
     @pytest.fixture
     async def url(self, pair: tuple[Path, Path], token_file: Path) -> AsyncIterator[str]:
@@ -216,5 +216,5 @@ class TestClient:
 
 
 async def ask(url: str, path: str, **files: str) -> tuple[int, str]:
-    """Ask in another thread, because the server runs in this one."""
+    """Send a request from another thread, because the server runs in this thread."""
     return await asyncio.to_thread(partial(client.ask, url, path, **files))

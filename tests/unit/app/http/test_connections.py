@@ -1,4 +1,4 @@
-"""Connections to a server that listens, as clients see them."""
+"""Connections to the HTTP server as clients see them."""
 
 import asyncio
 import socket
@@ -21,11 +21,11 @@ SHORT_S = 0.2
 SUBJECT_BYTES = 200
 ANSWER_BYTES = 12 * 1024 * 1024
 WAITING_MAX_BYTES = 30 * 1024 * 1024
-"""The limit must not be too small, because the kernel alone buffers up to 4 MiB of a single answer."""
+"""The limit in these tests. It must not be too low, because the kernel alone buffers up to 4 MiB of each answer."""
 
 
 class Client:
-    """One connection."""
+    """A client with one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
@@ -128,7 +128,7 @@ async def test_the_most_silent_one_makes_room_for_a_new_one(connect: Connect, mo
 async def test_answers_that_nobody_reads_have_a_limit_together(
     server: HttpServer, store: SchemaStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, a client that requests much and reads nothing would keep whole answers in memory."""
+    """Limit the memory of pending answers, because a client may send many requests and read no answers."""
     monkeypatch.setattr(module, "WAITING_MAX_BYTES", WAITING_MAX_BYTES)
     for number in range(ANSWER_BYTES // SUBJECT_BYTES):
         store.add(Registered(f"{number:0{SUBJECT_BYTES}}", 1, 1, '"string"'))
@@ -142,7 +142,8 @@ async def test_answers_that_nobody_reads_have_a_limit_together(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0 < server.waiting_bytes <= WAITING_MAX_BYTES + ANSWER_BYTES
-    assert peak < 2 * WAITING_MAX_BYTES + 5 * ANSWER_BYTES  # waiting data exist twice, and a new answer several times
+    # Pending data are in memory twice, and a new answer several times.
+    assert peak < 2 * WAITING_MAX_BYTES + 5 * ANSWER_BYTES
     reads = await connect()
     reads.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
     assert len(await asyncio.wait_for(reads.rest_of_answer(), 10)) > ANSWER_BYTES
@@ -158,7 +159,7 @@ async def test_a_health_check_gets_its_answer_whoever_holds_connections(connect:
 async def test_nor_do_those_keep_it_out_that_are_busy_for_long(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their requests never end, so new connections seem to be the ones to close."""
+    """Answer a new connection although the older ones have requests in progress, which never end."""
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(module, "NEW_S", SHORT_S)
     for _ in range(3):

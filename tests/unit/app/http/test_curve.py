@@ -1,4 +1,4 @@
-"""The curve of the status page."""
+"""The curve on the status page."""
 
 import re
 

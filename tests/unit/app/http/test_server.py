@@ -26,7 +26,7 @@ SUBJECT = "s.p.Größe 50 %/a-value"
 
 @dataclass
 class Process:
-    """A process whose health a test sets."""
+    """A process with a health that a test sets."""
 
     status: dict[str, object] = field(default_factory=dict)
     dead: str | None = None
@@ -279,7 +279,7 @@ class TestLimits:
         assert answer.status_code == 415
 
     async def test_of_what_a_schema_may_grow_to(self, store: SchemaStore) -> None:
-        """A namespace is written once, but it is part of each of thousands of names."""
+        """Refuse a schema with one long namespace, which is part of each of its thousands of names."""
         union: Schema = ["n"] * 100_000
         fields = [{"name": "f", "type": union}]
         schema = {"type": "record", "name": "n", "namespace": "a" * 4000, "fields": fields}
