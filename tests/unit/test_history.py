@@ -398,7 +398,7 @@ class TestAForgedCheckpoint:
             resume(facts(CHECKPOINT, refused, recorded=self.RECORDED), SHOP)
 
     def test_neither_is_one_that_its_cut_record_has_left_behind(self) -> None:
-        """Accept a checkpoint one cut behind. A late marker can hide the last one, or show the record of an aborted cut."""
+        """Accept a checkpoint one cut behind. A late marker can hide the last one, or show an aborted cut record."""
         found = facts(self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)
 

@@ -73,7 +73,7 @@ def test_a_type_of_a_newer_server_goes_by_its_number() -> None:
 
 
 def test_equal_versions_of_a_table_are_the_same_key() -> None:
-    """Two sessions make two objects. So does a row that is read back from disk."""
+    """Compare versions by content. Two sessions make two objects, and so does reading back from disk."""
     versions = {RelationCache().on_relation(relation_message(ID, NOTE)): "both columns"}
     assert versions[RelationCache().on_relation(relation_message(ID, NOTE))] == "both columns"
     assert RelationCache().on_relation(relation_message(ID)) not in versions
@@ -147,7 +147,7 @@ def test_a_connection_does_not_describe_tables_without_limit(monkeypatch: pytest
 
 
 def test_tables_that_were_described_long_ago_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server does not describe them again, so they must not be forgotten."""
+    """Pack old descriptions, and do not drop them, because the server does not describe a table again."""
     cache = RelationCache()
     cache.on_type(messages.Type(None, 16400, "public", "mood"))
     wide = [messages.RelationColumn(NO, f"é{number}", 16400, number) for number in range(1600)]
@@ -169,7 +169,7 @@ def test_tables_that_were_described_long_ago_are_packed(monkeypatch: pytest.Monk
 
 
 def test_a_table_that_is_used_is_the_same_object_after_it_was_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its encoder is found by the object's identity."""
+    """Return the same object as before, because its encoder is found by the object's identity."""
     monkeypatch.setattr("pgsluice.relation.KEPT_BYTES_MAX", 1)
     cache = RelationCache()
     used = cache.on_relation(relation_message(ID))
@@ -196,10 +196,10 @@ def test_packed_tables_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
 def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter: str) -> None:
-    """tracemalloc is the oracle. The estimate may be up to a third too low, or up to twice as high."""
+    """Compare the estimate with tracemalloc. It may be up to a third too low, or up to twice as high."""
     cache = RelationCache()
     wide = [messages.RelationColumn(NO, f"{number}{letter * 14}", 25, number) for number in range(1600)]
-    names = sum(sys.getsizeof(column.name) for column in wide)  # allocated before, so not included below
+    names = sum(sys.getsizeof(column.name) for column in wide)  # they were allocated before tracemalloc starts
     tracemalloc.start()
     relation = cache.on_relation(relation_message(*wide))
     taken = tracemalloc.get_traced_memory()[0] + names
@@ -208,7 +208,7 @@ def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter:
 
 
 def test_types_are_known_until_the_table_that_needs_them_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transaction can write to tables with any number of types, and this must not end the session."""
+    """Forget old types. One transaction may use any number of types, and this must not end the session."""
     monkeypatch.setattr("pgsluice.relation.TYPES_MAX", 2)
     cache = RelationCache()
     for oid in (16400, 16401, 16400, 16402):
@@ -219,7 +219,7 @@ def test_types_are_known_until_the_table_that_needs_them_is_described(monkeypatc
 
 
 def test_versions_of_a_table_share_the_columns_that_stay_the_same() -> None:
-    """A transaction that repeatedly alters a wide table keeps many versions of it."""
+    """Share equal columns, because a transaction that repeatedly alters a wide table keeps many versions of it."""
     cache = RelationCache()
     first = cache.on_relation(relation_message(ID, NOTE))
     second = cache.on_relation(relation_message(NOTE, ID))
@@ -247,7 +247,7 @@ KEYS = {"id": ID, "code": CODE, "note": NOTE}
 
 
 def described(oid: int, identity: str, *key: str) -> messages.Relation:
-    """Return the description of a table with three columns. With ``f``, all are flagged as key."""
+    """Return the description of a table with three columns. With identity ``f``, all are flagged as key columns."""
     columns = (
         messages.RelationColumn(name in key or identity == "f", name, one.type_oid, one.typmod)
         for name, one in KEYS.items()

@@ -1,4 +1,4 @@
-"""Checks of the whole repository: generated files are current, and the code follows rules that no linter checks."""
+"""Tests that generated files are current, and that the code follows rules that no linter checks."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 DIRECTORIES = ("src", "tests", "sandbox", "bench", "docs", "contract", "deploy", "helm")
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 450
-WITHOUT_A_TEST_FILE = {"src/pgsluice/kafka/table_topics.py"}  # test_kafka_topics.py covers it, with kafka.topics
+WITHOUT_A_TEST_FILE = {"src/pgsluice/kafka/table_topics.py"}  # test_kafka_topics.py covers it as well
 TYPES_MARK = "<!-- printed by `pgsluice schema types`; a test compares it. -->\n\n"
 REFERENCE_MARK = "printed by `pgsluice config reference`; a test compares it. -->\n\n"
 
@@ -28,7 +28,7 @@ UNWANTED = {
 
 def files(*patterns: str) -> list[Path]:
     inside = (path for name in DIRECTORIES for pattern in patterns for path in (ROOT / name).rglob(pattern))
-    # in a worktree, .git is a file with the path of the actual directory
+    # In a worktree, .git is a file that contains the path of the actual directory.
     top = (path for pattern in patterns for path in ROOT.glob(pattern) if path.name != ".git")
     return sorted(path for path in {*inside, *top} if path.is_file() and "__pycache__" not in path.parts)
 
@@ -85,18 +85,21 @@ def is_covered(module: Path) -> bool:
 
 
 def test_every_module_has_a_test_file() -> None:
-    """If this fails, write one, or say in the module's docstring: ``tests/.../test_x.py`` covers it."""
+    """Look for a test file of each module.
+
+    If this fails, write one, or add a sentence to the module's docstring: ``tests/.../test_x.py`` covers it.
+    """
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src") and "__" not in path.name]
     assert {relative(path) for path in modules if not is_covered(path)} <= WITHOUT_A_TEST_FILE
 
 
 def test_the_example_configuration_is_current() -> None:
-    """If this fails, run ``pgsluice config example > config.example.toml``."""
+    """Compare the file. If this fails, run ``pgsluice config example > config.example.toml``."""
     assert (ROOT / "config.example.toml").read_text() == reference.example()
 
 
 def test_the_reference_of_settings_is_current() -> None:
-    """If this fails, replace everything after the mark with the output of ``pgsluice config reference``."""
+    """Compare the tables. If this fails, put the output of ``pgsluice config reference`` after the mark."""
     prose, mark, tables = (ROOT / "docs/configuration.md").read_text().partition(REFERENCE_MARK)
     assert prose
     assert mark
@@ -104,7 +107,7 @@ def test_the_reference_of_settings_is_current() -> None:
 
 
 def test_the_table_of_types_is_current() -> None:
-    """If this fails, replace everything after the mark with the output of ``pgsluice schema types``."""
+    """Compare the tables. If this fails, put the output of ``pgsluice schema types`` after the mark."""
     prose, mark, tables = (ROOT / "docs/types.md").read_text().partition(TYPES_MARK)
     assert prose
     assert mark

@@ -1,4 +1,4 @@
-"""Transactions that the server sends again are compared with the checkpoint."""
+"""The comparison of transactions that the server sends again with the checkpoint."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ class TestAServerWithAnotherHistory:
 
 
 class TestWhatHasToComeAgain:
-    """The last delivered transaction, if the slot's position is before it."""
+    """The last delivered transaction and message, if the slot's position is before them."""
 
     def test_it_has_to_come_if_the_slot_stands_before_it(self) -> None:
         last = {990: "transaction"}

@@ -1,4 +1,4 @@
-"""Which transactions pass, which ones wait, and the position of the rows that were loaded."""
+"""The transactions that pass a round or wait for it, and the position of the loaded rows."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pgsluice.snapshot import Snapshot
 from pgsluice.transaction import Transaction
 
 SNAPSHOT = Snapshot(700, 710, frozenset({705}))
-"""It sees 704 and 706. 705 was running, and 710 had not begun."""
+"""A snapshot that sees 704 and 706. When it was taken, 705 was running, and 710 had not begun."""
 
 
 def transaction(xid: int, commit_lsn: int) -> Transaction:
@@ -46,7 +46,7 @@ class TestATransaction:
         assert fresh().admits_message(lsn) == goes_on
 
     def test_does_not_wait_behind_one_that_has_no_changes(self) -> None:
-        """The other one was not admitted, but none of its changes were held."""
+        """Admit a transaction although an earlier one was not admitted, because no change of that one was held."""
         found = fresh()
         assert not found.admits(transaction(705, 800))
         assert found.admits(transaction(706, 900))
@@ -54,7 +54,7 @@ class TestATransaction:
 
 class TestARoundIsVoid:
     def test_when_a_visible_transaction_has_changes_behind_one_that_waits(self) -> None:
-        """The loaded rows include its changes, but not those of the transaction before it."""
+        """Declare the round void. The rows include the visible transaction's changes, but not the earlier changes."""
         found = waiting(800)
         found.hold(transaction(706, 900))
         assert found.is_void
@@ -76,7 +76,7 @@ class TestARoundIsVoid:
 
 
 class TestARoundIsComplete:
-    """No transaction that the snapshot sees can come later."""
+    """A round is complete when no transaction that the snapshot sees can come any more."""
 
     @pytest.mark.parametrize(("commit_lsn", "is_complete"), [(999, False), (1000, True), (1001, True)])
     def test_when_a_commit_lies_at_its_end_or_behind_it(self, commit_lsn: int, *, is_complete: bool) -> None:

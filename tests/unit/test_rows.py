@@ -1,4 +1,4 @@
-"""Runs of rows: where they end, and that both twins write what the encoder writes."""
+"""Runs of rows: where they end, and the comparison of both twins with the encoder."""
 
 import gc
 import struct
@@ -143,7 +143,7 @@ COMMON = {
     "update in binary format": ("f", Update(None, 7, None, OTHER_SENT, SENT)),
     "delete in binary format": ("d", Delete(None, 7, [SENT[0], *([None] * 12)], None)),
 }
-"""Changes as most of them are."""
+"""Changes in the common form, which the compiled twin writes without the twin in Python."""
 
 INFINITE_DATE = BinaryValue(bytes.fromhex("7fffffff"))
 FALLBACK = {
@@ -203,7 +203,7 @@ READ = {
     "without a key": ("n", Insert(None, 7, OTHER)),
     "with a value that does not fit": FALLBACK["a value that does not fit"],
 }
-"""Rows that were loaded."""
+"""Loaded rows."""
 
 
 @pytest.mark.parametrize(("identity", "message"), READ.values(), ids=READ)
@@ -234,7 +234,7 @@ def test_the_compiled_twin_writes_it_by_itself(
 
 
 def op_is_c(record: Record) -> Record:
-    """Return ``record`` as a record of an insert."""
+    """Return a copy of the record of a loaded row with the op of an insert."""
     head = header(record.target.value_schema_id) + encode_string("r")
     assert record.value is not None
     assert record.value.startswith(head)
@@ -279,7 +279,7 @@ def test_a_value_in_binary_format_that_was_not_asked_for_is_an_error(twin: Modul
         rows.add(encode(Insert(None, 7, [*ROW[:6], SENT[6], *ROW[7:]])), stamp(), Pending(1), is_streamed=False)
 
 
-# --- values in binary format, in tables with such a column and an id
+# --- values in binary format, in tables with one such column and an id
 
 DAY_US = 86_400_000_000
 FIRST_DAY, LAST_DAY = -730_119, 2_921_939  # the first day of year 1 and the last day of year 9999, counted from 2000
@@ -364,7 +364,7 @@ WRITTEN_AT_ONCE = [
     ),
     (decimal(38, 10), COMMON_RANGE, [numeric(1, 9999, 9999, 9999, 9999, 9900, dscale=10), numeric(0, 1, dscale=0)]),
 ]
-"""Type, options and values. The values are at both limits of the type, or of its Avro type."""
+"""Type, options and values. The values are at the limits of the type, or of its Avro type."""
 
 WRITTEN_BY_PYTHON = [
     *((name, options, [value[:-1], value + b"\0"]) for name, options, (value, *_) in WRITTEN_AT_ONCE if value),
@@ -522,7 +522,7 @@ def test_a_table_that_is_left_out_has_no_records(twin: ModuleType) -> None:
 
 
 class Run:
-    """The rows of a run. Tables 7 and 8 are ready, and table 9 is not published."""
+    """The state for runs. The encoders of tables 7 and 8 are ready. Table 9 is not published, table 10 is not ready."""
 
     def __init__(self, twin: ModuleType, limit: int = 1_000_000) -> None:
         self.relations = {oid: table(oid=oid) for oid in (7, 8, 9, 10)}
@@ -600,7 +600,7 @@ ONE = [xlog_data(encode(one)) for one in (Begin(2000, 5, 700), Insert(None, 7, R
 def whole(
     twin: ModuleType, frames: Sequence[bytes | Keepalive], **others: int
 ) -> tuple[WholeTransactions | None, Pending]:
-    """Return the transactions that are processed as a whole, and their records."""
+    """Return the transactions that are processed whole, and their records."""
     relation, pending = table(), Pending(others.pop("limit", 1_000_000))
     chosen = {"from_lsn": 1000, "room": 1_000_000, **others}
     ready = {7: twin.Rows(relation, encoder_of(relation))}

@@ -1,4 +1,4 @@
-"""docs/runbook.md and docs/dead-letters.md explain exactly the messages of the code."""
+"""Tests that docs/runbook.md and docs/dead-letters.md explain exactly the messages of the code."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ def stops() -> set[str]:
 
 
 def text(node: ast.expr) -> str | None:
-    """Return a string of the code. Each formatted value is replaced by a sign."""
+    """Return a string of the code, with ``ANYTHING`` in place of each formatted value."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):

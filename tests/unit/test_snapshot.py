@@ -1,4 +1,4 @@
-"""Which transactions a snapshot sees, when the stream has passed it, and how a table is read."""
+"""The transactions that a snapshot sees, the stream position that passes it, and the description of reads."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ class TestWhatIsVisible:
     @example(xmax=EPOCH, distance=-HALF, age=0, runs=False)
     @example(xmax=EPOCH, distance=HALF - 1, age=0, runs=False)
     def test_ids_within_half_an_epoch_are_told_apart(self, xmax: int, distance: int, age: int, *, runs: bool) -> None:
-        """In PostgreSQL, ids are never further apart."""
+        """Tell ids of two epochs apart. In PostgreSQL, two ids are never further apart than half an epoch."""
         full = xmax + distance
         assume(full >= 0)
         snapshot = Snapshot(xmax - age, xmax, frozenset({full} if runs and distance < 0 else ()))

@@ -1,4 +1,4 @@
-"""The topics of tables."""
+"""The topic and the settings of each table."""
 
 import re
 from dataclasses import replace
@@ -152,7 +152,7 @@ PIECES = st.sampled_from(["_", "x00E9", "é", "_x00E9_", "x1F40E", "\U0001f40e",
 
 
 def unescaped(part: str) -> str:
-    """Return the name from which ``part`` was made. It is read from left to right."""
+    """Return the name from which ``part`` was made. Escapes are replaced from left to right."""
     return re.sub(r"_x([0-9A-F]{4,6})_", lambda match: chr(int(match[1], 16)), part)
 
 
@@ -193,7 +193,7 @@ def test_no_other_table_has_the_name_with_the_hash() -> None:
 
 
 def test_nor_has_one_whose_underscore_is_escaped_where_the_long_one_is_cut_off() -> None:
-    """If a long name is cut off inside an escape, the text after it must not complete the escape."""
+    """Cut a long name inside an escape. The hash after it must not complete the escape."""
     for length in range(180, 216):
         long = Tables("p").policy("public", "a" * length + "_x0041_" * 10)
         assert long is not None
@@ -243,7 +243,7 @@ def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
 
 @pytest.mark.parametrize("name", ["dead_letters", "messages"])
 def test_nor_to_one_that_kafka_takes_for_it(name: str) -> None:
-    """Otherwise, Kafka would refuse the service topic, which is created only when something has to be written to it."""
+    """Refuse the topic, because Kafka would later refuse the service topic, which is created only when it is needed."""
     with pytest.raises(TableRefused, match=f"topic p_{name}, which pgsluice keeps for itself"):
         Tables("p", topic="{prefix}_{table}").policy("public", name)
 
@@ -258,7 +258,7 @@ def test_nor_to_one_that_kafka_takes_for_it(name: str) -> None:
     ],
 )
 def test_no_other_table_goes_to_a_topic_that_a_rule_gives_to_some(rule: TableRule, schema: str, table: str) -> None:
-    """The order does not matter. Otherwise, its rows would be mistaken for theirs."""
+    """Refuse the topic, in whatever order the tables come. Consumers could not tell the rows of the tables apart."""
     tables = Tables("shop", rules=[rule])
     with pytest.raises(TableRefused, match=rf"Table {schema}.{table} would go to topic shop.{schema}.{table}, which a"):
         tables.policy(schema, table)
@@ -276,7 +276,7 @@ def test_unless_another_rule_sends_it_there() -> None:
 
 @pytest.mark.parametrize("text", ["public.[a", "[!].*", "a[b.c]", 'public."a[.b"', "public.[a]["])
 def test_a_set_of_characters_that_does_not_end_is_refused(text: str) -> None:
-    """It would match a bracket, which is never what its author means."""
+    """Refuse the pattern. It would match a bracket, which the author certainly does not mean."""
     with pytest.raises(ValueError, match=r"has a '\[' without a '\]' after it: write '\[\[\]'"):
         TablePattern.parse(text)
 
@@ -301,7 +301,7 @@ def test_tables_whose_topics_kafka_does_not_tell_apart() -> None:
 
 
 class TestReservedTopics:
-    """The topics of tables that the settings name. Users who create other tables cannot take them."""
+    """The topics of tables that the settings name. Users who create other tables cannot use these topics."""
 
     @pytest.mark.parametrize(
         "settings",
@@ -348,7 +348,7 @@ def test_it_knows_whether_some_rule_chooses_types() -> None:
 
 
 def test_thousands_of_names_do_not_take_their_square() -> None:
-    """Each new table is compared with all named tables. Without an index, this test would take many minutes."""
+    """Compare new tables with 2,000 named tables. Without an index, this test would take many minutes."""
     names = [f"public.a_t{number}" for number in range(2_000)]
     tables = Tables("shop", include=[*names, "*.*"], rules=[TableRule(name, partitions=5) for name in reversed(names)])
     for number in range(20):

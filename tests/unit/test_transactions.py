@@ -88,19 +88,19 @@ def rollback_prepared(xid: int) -> messages.RollbackPrepared:
 
 
 def receive(found: Transactions, *received: messages.Message) -> list[Event]:
-    """Return the events that follow from messages. All of them are taken."""
+    """Receive messages, and return all resulting events."""
     return [event for message in received for event in found.receive(encode(message))]
 
 
 def transactions(*received: messages.Message, delivered_lsn: int = 0) -> Transactions:
-    """Return a connection on which the tables are described, and which has not returned any events."""
+    """Return the transactions of a connection. It has received descriptions of the tables and these messages."""
     found = Transactions(Delivered(delivered_lsn, delivered_lsn, delivered_lsn), MemorySpool())
     assert not receive(found, TABLE, OTHER, *received)
     return found
 
 
 def values(events: Sequence[Event]) -> list[int]:
-    """Return the inserted values."""
+    """Return the values in the changes among the events."""
     return [int(event.message.rpartition(b"\0")[2][1:]) for event in events if isinstance(event, Change)]
 
 
@@ -221,7 +221,7 @@ class TestDeliveredBefore:
 
 
 class TestWhereNothingWasToBeDelivered:
-    """After the last delivered transaction, but before the delivered position, which heartbeats have advanced."""
+    """Positions between the last delivered transaction and the delivered position, which heartbeats have advanced."""
 
     HEARTBEATS = Delivered(1000, transaction_lsn=100, message_lsn=80)
 
@@ -322,7 +322,7 @@ class TestStreamedTransactions:
         assert [change.relation.name for change in changes] == ["t", "t", "o"]
 
     def test_versions_of_all_transactions_are_kept_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If a row's version is not kept, no other copy of it is kept in memory either."""
+        """Keep versions up to the limit. Of a version that is not kept, memory must not contain another copy either."""
         tables = [
             messages.Relation(700, oid, "public", f"t{oid}", "d", (column("c", 25, is_key=True),))
             for oid in range(10, 15)
@@ -480,11 +480,9 @@ class TestMessages:
 
 
 class Below:
-    """A gate for transactions with an id below ``xid``.
+    """A gate that admits transactions with an id below ``xid``, and messages outside of transactions below ``lsn``.
 
-    It remembers which ones it was asked about, and which ones wait.
-
-    Messages outside of transactions pass below ``lsn``.
+    It keeps the ids of the transactions that it was asked about, and of those that wait.
     """
 
     def __init__(self, xid: int, lsn: int = 1000) -> None:
@@ -516,7 +514,7 @@ of_each_kind = pytest.mark.parametrize(
 
 
 class TestTheGate:
-    """While rows of a table are read, the gate holds back transactions that belong after these rows."""
+    """The gate, which holds back transactions that belong after the rows of a table while these are read."""
 
     def gated(self, xid: int, *received: messages.Message, delivered_lsn: int = 0) -> tuple[Transactions, Below]:
         """Return a connection on which transactions from ``xid`` on have to wait."""
@@ -639,7 +637,7 @@ class TestTheGate:
         assert list(found.release()) == [Emitted(None, message), Emitted(None, behind)]
 
     def test_it_is_asked_again_at_the_commit(self) -> None:
-        """The reason why a transaction had to wait at its beginning may be gone by then."""
+        """Ask the gate again at the commit, when a transaction that had to wait at its beginning may be admitted."""
         found, gate = self.gated(700, BEGIN, INSERT)
         gate.xid = 701
         assert values(receive(found, COMMIT)) == [1]
@@ -667,7 +665,7 @@ class TestTheGate:
     ) -> None:
         found, _ = self.gated(700)
         monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
-        for _ in range(2):  # after the first time, there is room again
+        for _ in range(2):  # the release makes room for the second time
             for number in range(3):
                 begin = messages.Begin(100 + 20 * number, 5, 700 + number)
                 commit = messages.Commit(begin.commit_lsn, begin.commit_lsn + 10, 5)

@@ -21,7 +21,7 @@ OTHER = replace(TABLE, oid=8, name="o")
 
 
 def waiting_rows(*relations: Relation, xid: int = 700, is_streamed: bool = True) -> Waiting:
-    """Return a transaction with one row for each of these versions. All rows belong to subtransaction ``xid``."""
+    """Return a transaction with one waiting row for each of these versions. All rows are of subtransaction ``xid``."""
     found = Waiting(700, MemoryRows(), is_streamed, lambda: found.bytes)
     append(found, relations, xid)
     return found
@@ -46,7 +46,7 @@ class TestVersionsOfTables:
         assert waiting_rows(TABLE, TABLE, OTHER, TABLE).relations == [TABLE, OTHER]
 
     def test_equal_ones_are_kept_once(self) -> None:
-        """A table can be altered back and forth repeatedly."""
+        """Keep equal versions once, because a table can be altered back and forth repeatedly."""
         rows = [version for _ in range(10) for version in (replace(TABLE), replace(ALTERED))]
         found = waiting_rows(*rows)
         assert found.relations == [TABLE, ALTERED]
@@ -112,7 +112,7 @@ def test_a_message_comes_in_its_place() -> None:
 
 
 class OnDisk(MemoryRows):
-    """Rows, the first of which has to be loaded."""
+    """Rows that have to be loaded from disk before the first one can be read."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
         yield None
