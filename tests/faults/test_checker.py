@@ -242,13 +242,13 @@ def change(event: Event, **fields: object) -> Event:
     return replace(event, value=event.value | fields)
 
 
-def test_nothing_is_wrong_with_what_is_right() -> None:
+def test_a_correct_history_has_no_problems() -> None:
     tally = judged(history())
     assert tally.problems == []
     assert (tally.transactions, tally.cuts, tally.sums, tally.prepared, tally.messages) == (7, 3, 3, 1, 12)
 
 
-def test_nothing_is_wrong_without_messages_and_origins() -> None:
+def test_a_correct_history_without_messages_and_origins_has_no_problems() -> None:
     seen = [[event for event in cut if event["lsn"] % 300 and event.op != "m"] for cut in history()]
     tally = judged([numbered(event for event in cut if event["seq"] >= 0) for cut in seen], Options(origin="none"))
     assert tally.problems == []
@@ -374,20 +374,20 @@ SPOILT: Mapping[str, tuple[str, Spoil]] = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_it_complains(name: str) -> None:
+def test_each_error_is_reported(name: str) -> None:
     kind, spoil = SPOILT[name]
     spoilt = history()
     spoil(spoilt)
     assert getattr(judged(spoilt), kind) > 0
 
 
-def test_it_complains_of_what_the_options_leave_out() -> None:
+def test_changes_that_the_options_exclude_are_reported() -> None:
     assert judged(history(), Options()).other > 0  # messages of no transaction
     assert judged(history(), Options()).torn > 0  # messages of transactions
     assert judged(history(), Options(messages=True, origin="none")).other > 0
 
 
-def test_it_complains_of_what_no_cut_lists() -> None:
+def test_records_that_no_cut_lists_are_reported() -> None:
     assert judged(history(), rest=[history()[0][0]]).other > 0
 
 
@@ -407,7 +407,7 @@ class TestAtLeastOnce:
         everything = [event for cut in history() for event in cut]
         return [replace(event, timestamp_ms=1000 * number) for number, event in enumerate(everything)]
 
-    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+    def test_a_correct_history_has_no_problems(self) -> None:
         records = self.records()
         tally = self.judged(
             [*records, *(replace(event, timestamp_ms=99_000) for event in records[-12:])], Checkpoint(28.5, 401)
@@ -415,21 +415,21 @@ class TestAtLeastOnce:
         assert tally.problems == []
         assert tally.repeated == 12
 
-    def test_a_record_comes_again_that_the_checkpoint_had_passed(self) -> None:
+    def test_a_repetition_from_before_the_checkpoint_is_reported(self) -> None:
         records = self.records()
         assert self.judged([*records, replace(records[-1], timestamp_ms=99_000)], Checkpoint(90.0, 601)).doubled > 0
 
-    def test_a_record_comes_again_and_is_another(self) -> None:
+    def test_a_changed_repetition_is_reported(self) -> None:
         records = self.records()
         assert self.judged([*records, change(records[-1], origin=None)]).other > 0
 
-    def test_a_record_comes_late(self) -> None:
+    def test_a_late_record_is_reported(self) -> None:
         records = self.records()
         ledger = next(event for event in records if event["lsn"] == 400 and event.topic.endswith("ledger"))
         records.remove(ledger)
         assert self.judged([*records, ledger]).out_of_order > 0
 
-    def test_a_record_is_missing(self) -> None:
+    def test_a_missing_record_is_reported(self) -> None:
         assert self.judged(event for event in self.records() if event["lsn"] != 400).lost > 0
 
 
@@ -448,12 +448,12 @@ class TestNewEpoch:
         new = [event for event in last if event["lsn"] > 500]
         return [*cuts, former, [], *([change(event, epoch=2) for event in found] for found in (again, new))]
 
-    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+    def test_a_correct_history_has_no_problems(self) -> None:
         tally = judged(self.history(), adoptions=[SLOT_LSN])
         assert tally.problems == []
         assert (tally.transactions, tally.repeated, tally.messages) == (7, 6, 12)
 
-    def test_nothing_has_to_come_again(self) -> None:
+    def test_an_epoch_may_begin_without_repetitions(self) -> None:
         cuts = self.history()
         del cuts[4]
         tally = judged(cuts, adoptions=[501])
@@ -469,7 +469,7 @@ class TestNewEpoch:
         ("prepared_at", "two_phase", "excused"),
         [(SLOT_LSN - 1, True, True), (SLOT_LSN, True, False), (SLOT_LSN - 1, False, False)],
     )
-    def test_what_was_prepared_before_the_slots_position_cannot_come_again(
+    def test_a_transaction_prepared_before_the_slots_position_cannot_come_again(
         self,
         prepared_at: int,
         two_phase: bool,  # noqa: FBT001
@@ -483,7 +483,7 @@ class TestNewEpoch:
         assert judged(self.history(), options, adoptions=[SLOT_LSN], prepares=prepares).problems == []
 
     @pytest.mark.parametrize("adoptions", [[], [SLOT_LSN, 700]], ids=["none", "two"])
-    def test_an_epoch_begins_when_it_is_asked_for(self, adoptions: list[int]) -> None:
+    def test_an_epoch_begins_only_after_an_adoption(self, adoptions: list[int]) -> None:
         assert judged(self.history(), adoptions=adoptions).other > 0
 
     def test_an_epoch_begins_at_the_slots_position(self) -> None:
@@ -512,7 +512,7 @@ class TestNewEpoch:
     }
 
     @pytest.mark.parametrize("name", SPOILT)
-    def test_it_complains(self, name: str) -> None:
+    def test_each_error_is_reported(self, name: str) -> None:
         kind, spoil = self.SPOILT[name]
         spoilt = self.history()
         spoil(spoilt)
@@ -635,7 +635,7 @@ def mark(
 class TestLoads:
     """Rows that were read have to equal the table at their position. After a load, the copy has to equal the table."""
 
-    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+    def test_a_correct_history_has_no_problems(self) -> None:
         for forgets in (False, True):
             scene = Scene()
             scene.forgets = forgets
@@ -700,7 +700,7 @@ class TestLoads:
     }
 
     @pytest.mark.parametrize("name", SPOILT)
-    def test_it_complains(self, name: str) -> None:
+    def test_each_error_is_reported(self, name: str) -> None:
         kind, spoil = self.SPOILT[name]
         scene = Scene()
         spoil(scene)
@@ -726,13 +726,13 @@ class TestLoads:
         checker.check_loaded()
         return checker.tally
 
-    def test_a_copy_without_a_key_has_rows_twice_until_they_have_been_read_again(self) -> None:
+    def test_a_copy_without_a_key_has_rows_twice_until_the_second_load_ends(self) -> None:
         tally = self.judged_without_key()
         assert (tally.problems, tally.loads, tally.compared) == ([], 2, 4)
         assert self.judged_without_key(second_end=False).lost == 1
         assert self.judged_without_key(rows=(1, 1)).untrue == 1
 
-    def test_rows_that_are_older_than_the_load_are_gone_at_its_end(self) -> None:
+    def test_rows_older_than_the_load_are_removed_at_its_end(self) -> None:
         """A consumer may have kept such a row from an earlier epoch, and may have missed the change that deleted it."""
         table = Table("public.goods", ("id",), {("9",): {"id": "9", "n": "1"}}, places={("9",): (1, 1, 0)})
         table.drop_before((1, 220, FIRST_SEQ))
@@ -752,13 +752,13 @@ class TestAnswers:
     ACCEPTED = Answer("7", "accepted", tables=("a", "b"))
     ENDS = (Answer("7", "loaded", tables=("a",)), Answer("7", "ended", tables=("b",)))
 
-    def test_nothing_is_wrong_with_what_is_right(self) -> None:
+    def test_a_correct_history_has_no_problems(self) -> None:
         waiting = Answer("7", "waiting", tables=("a",))
         for answers in ([self.DONE], [Answer("7", "refused")], [self.ACCEPTED, waiting, waiting, *self.ENDS]):
             tally = self.judged(*answers)
             assert (tally.problems, tally.commands) == ([], 1)
 
-    def test_it_complains(self) -> None:
+    def test_each_error_is_reported(self) -> None:
         assert self.judged().lost == 1
         assert self.judged(self.DONE, self.DONE).doubled == 1
         assert self.judged(self.DONE, self.ACCEPTED, *self.ENDS).doubled == 1
@@ -766,12 +766,12 @@ class TestAnswers:
         assert self.judged(self.ACCEPTED, *self.ENDS, self.ENDS[0]).doubled == 1
         assert self.judged(self.ACCEPTED, self.ENDS[0]).doubled == 1
 
-    def test_at_least_once_answers_may_come_again(self) -> None:
+    def test_answers_may_be_repeated_in_at_least_once_mode(self) -> None:
         assert self.judged(self.DONE, self.DONE, is_atomic=False).problems == []
         assert self.judged(is_atomic=False).lost == 1
 
 
-def test_a_slot_ahead_of_its_checkpoint_is_seen() -> None:
+def test_a_slot_ahead_of_its_checkpoint_is_reported() -> None:
     samples = [(1.0, 100), (3.0, 200)]
     tally = Tally()
     check_positions(samples, [Checkpoint(0.5, 100), Checkpoint(2.0, 200)], tally)
@@ -780,7 +780,7 @@ def test_a_slot_ahead_of_its_checkpoint_is_seen() -> None:
     assert tally.other == 1
 
 
-def test_a_slot_ahead_of_the_checkpoints_of_its_epoch_is_seen() -> None:
+def test_a_slot_ahead_of_the_checkpoints_of_its_epoch_is_reported() -> None:
     checkpoints = [Checkpoint(0.5, 900), Checkpoint(2.0, 100, epoch=2), Checkpoint(4.0, 300, epoch=2)]
     tally = Tally()
     check_positions([(1.0, 900), (3.0, 100), (5.0, 300)], checkpoints, tally)

@@ -18,7 +18,7 @@ def test_the_product_has_the_step(name: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
+def test_exactly_once_loses_and_repeats_nothing() -> None:
     """Run some rounds. A failure prints the arguments with which ``make faults`` draws the same faults again."""
     subject = Subject(sorted(random.sample(VERSIONS, 2)))
     report = run(str(random.randrange(10**6)), KILLS, subject, print)
@@ -30,7 +30,7 @@ def test_nothing_is_lost_or_doubled_whatever_is_killed() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_at_least_once_loses_nothing_and_repeats_only_what_followed_the_last_checkpoint() -> None:
+def test_at_least_once_loses_nothing_and_repeats_only_changes_after_the_last_checkpoint() -> None:
     subject = Subject([16], "at_least_once")
     report = run(str(random.randrange(10**6)), AT_LEAST_ONCE_KILLS, subject, print)
     assert report.tally.repeated > 0

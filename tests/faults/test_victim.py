@@ -57,7 +57,7 @@ def write(database: Database, n: int) -> int:
     return int(row[0])
 
 
-def test_a_daemon_that_delivers_may_take_longer_than_one_that_stands_still(
+def test_a_daemon_that_delivers_may_take_longer_than_the_standstill_limit(
     database: Database, daemon: Daemon, victim: Victim
 ) -> None:
     """Keep the slot's position at zero until the end, as if an early prepared transaction held the slot back."""
@@ -85,7 +85,7 @@ def test_a_daemon_that_stands_still_is_noticed(database: Database, daemon: Daemo
             victim.wait_until_confirmed(end, lambda: confirmed_lsn(connection, slot_of(daemon)), STANDSTILL_S)
 
 
-def test_a_slot_that_does_not_follow_what_is_delivered_is_noticed(database: Database, victim: Victim) -> None:
+def test_a_slot_that_stays_behind_the_deliveries_is_noticed(database: Database, victim: Victim) -> None:
     with pytest.raises(TimeoutError):
         victim.wait_until_confirmed(write(database, 1), lambda: None, STANDSTILL_S)
 

@@ -258,7 +258,7 @@ DAMAGE = (
 
 
 @pytest.mark.long
-def test_what_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path) -> None:
+def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path) -> None:
     with pytest.raises(NoSuchView, match="Start the mirror first"):
         audited(shop, Delta(str(tmp_path / "lake")), database)
     target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
@@ -299,7 +299,7 @@ def test_connection_strings() -> None:
         Source.parse("db")
 
 
-def test_what_a_snapshot_sees(spark: SparkSession) -> None:
+def test_transactions_that_a_snapshot_sees(spark: SparkSession) -> None:
     """Compare snapshots, whose ids have 64 bits, with ids of the stream, which have 32 bits and may have wrapped."""
     epoch = 1 << 32
     cases = {
@@ -316,7 +316,7 @@ def test_what_a_snapshot_sees(spark: SparkSession) -> None:
         assert row == (expected,), (text, xid)
 
 
-def test_the_header_of_a_page_is_not_waited_for() -> None:
+def test_the_audit_does_not_wait_for_a_page_header() -> None:
     segment = 16 << 20
     assert before_header(3 * segment + 40, segment) == 3 * segment
     assert before_header(3 * segment + 8192 + 24, segment) == 3 * segment + 8192

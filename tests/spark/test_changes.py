@@ -214,7 +214,9 @@ def test_one_table_of_a_topic_that_several_share(
         topic.read(spark, table="public.none")
 
 
-def test_what_it_refuses(spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]) -> None:
+def test_arguments_that_are_refused(
+    spark: SparkSession, new_topic: Callable[[dict[int, Json], dict[int, Json]], Topic]
+) -> None:
     topic = new_topic({}, {})
     with pytest.raises(SchemaError, match=f"has no subject {topic.name}-value"):
         topic.read(spark)

@@ -85,7 +85,7 @@ def shell(command: str, file: Path, *words: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.long
-def test_from_the_doctor_to_the_audit(shop: Shop, database: Database, tmp_path: Path) -> None:
+def test_all_commands_from_doctor_to_audit(shop: Shop, database: Database, tmp_path: Path) -> None:
     file = written(tmp_path, shop, database)
     healthy = shell("doctor", file, "--json")
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
@@ -101,7 +101,7 @@ def test_from_the_doctor_to_the_audit(shop: Shop, database: Database, tmp_path: 
     assert {table["table"]: table["rows"] for table in json.loads(audited.stdout)["tables"]} == {"public.orders": 500}
 
 
-def test_what_the_doctor_finds(shop: Shop, database: Database, tmp_path: Path) -> None:
+def test_problems_that_the_doctor_finds(shop: Shop, database: Database, tmp_path: Path) -> None:
     with database.connect() as connection:
         connection.execute("CREATE ROLE blind LOGIN")
     target = Delta(str(tmp_path / "lake"))

@@ -154,7 +154,7 @@ def test_the_columns_beside_the_event(spark: SparkSession, kafka: Kafka) -> None
 
 
 @pytest.mark.usefixtures("topics")
-def test_tombstones_are_left_out_unless_asked_for(spark: SparkSession, kafka: Kafka) -> None:
+def test_tombstones_are_left_out_by_default(spark: SparkSession, kafka: Kafka) -> None:
     messages = [message for messages in cases("envelope").values() for message in messages]
     offsets = [row["offset"] for row in batch(spark, kafka, "envelope").select("offset").orderBy("offset").collect()]
     tombstones = {n for n, message in enumerate(messages) if message["value"]["hex"] is None}

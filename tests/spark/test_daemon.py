@@ -233,7 +233,7 @@ def by_table(rows: DataFrame) -> list[tuple[str, int, str]]:
     return sorted((row["table"], row["after"]["id"], row["after"]["value"]) for row in rows.collect())
 
 
-def test_rows_that_were_there_before(spark: SparkSession, new_database: Callable[[], Database], kafka: Kafka) -> None:
+def test_rows_from_before_the_stream(spark: SparkSession, new_database: Callable[[], Database], kafka: Kafka) -> None:
     """Load two tables that share a topic, and recreate one of them."""
     database, servers = new_database(), kafka.bootstrap_servers
     with database.connect() as connection, ExitStack() as stack:

@@ -138,7 +138,7 @@ def test_keys_of_several_versions(spark: SparkSession) -> None:
     ],
     ids=["empty", "short", "json", "magic", "unknown", "beyond"],
 )
-def test_what_cannot_be_decoded_is_an_error(spark: SparkSession, datum: bytes, problem: str) -> None:
+def test_records_that_cannot_be_decoded_are_an_error(spark: SparkSession, datum: bytes, problem: str) -> None:
     framed = records(spark, "value", frame(7, SCHEMA, EVENT), datum)
     with pytest.raises(PySparkException) as raised:
         framed.select(decoded("value", reading({7: SCHEMA}))).collect()

@@ -71,14 +71,14 @@ def test_a_delete_carries_what_the_commit_has(orders: Orders, condition: str) ->
     assert orders.table.read().count() == (0 if condition == "id = 0" else 1)
 
 
-def test_what_a_commit_leaves_behind(orders: Orders) -> None:
+def test_a_commit_leaves_one_snapshot_and_no_branch(orders: Orders) -> None:
     committed = orders.append()
     assert orders.table.last() == committed
     assert orders.branches() == ["main"]
     assert [orders.table.read(number).count() for number in orders.snapshots()] == [0, 1, 2]
 
 
-def test_maintenance_is_no_foreign_write(orders: Orders) -> None:
+def test_maintenance_is_not_a_foreign_write(orders: Orders) -> None:
     committed = orders.append()
     orders.call("rewrite_data_files(table => 'TABLE', options => map('rewrite-all', 'true'))")
     orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 2)")
@@ -106,7 +106,7 @@ def test_our_own_maintenance(orders: Orders) -> None:
     assert orders.table.read().count() == 1
 
 
-def test_what_the_table_has_is_forgotten(orders: Orders) -> None:
+def test_expired_properties_of_the_last_commit_are_an_error(orders: Orders) -> None:
     orders.call("rewrite_data_files(table => 'TABLE', options => map('rewrite-all', 'true'))")
     orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 1)")
     with pytest.raises(PipelineError, match=r"snapshot \d+ has expired, so it is not known"):

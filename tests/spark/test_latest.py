@@ -234,7 +234,7 @@ def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> 
     assert found == tables[0].expected() | tables[1].expected()
 
 
-def test_without_moves_nothing_runs_twice(spark: SparkSession) -> None:
+def test_a_history_without_key_changes(spark: SparkSession) -> None:
     before = record(change("c", 1, after={"id": 1, "note": "n", "photo": "p"}), 1, COLUMNS[:-1])
     update = record(change("u", 2, after={"id": 1, "photo": "q"}, unchanged=["note", "later"]), 1)
     (row,) = latest(changes(spark, [update, before])).collect()

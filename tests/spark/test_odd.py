@@ -75,7 +75,7 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
 
 
 @pytest.mark.long
-def test_they_are_as_in_postgresql(shop: Shop, database: Database, tmp_path: Path) -> None:
+def test_odd_tables_equal_those_in_postgresql(shop: Shop, database: Database, tmp_path: Path) -> None:
     target, log = Delta(str(tmp_path / "lake")), Delta(str(tmp_path / "log"))
     for round_ in (1, 2):
         shop.pipeline.mirror(

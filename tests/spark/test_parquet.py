@@ -71,7 +71,7 @@ def test_the_end_of_a_load(made: Handmade, tmp_path: Path, kind: type[Delta | Pa
     assert consistent_view(made.pipeline.spark, target).status == {"public.orders": "loaded"}
 
 
-def test_what_parquet_cannot_do(made: Handmade, tmp_path: Path) -> None:
+def test_uses_that_parquet_does_not_support_are_refused(made: Handmade, tmp_path: Path) -> None:
     target, checkpoint = Parquet(str(tmp_path / "log")), str(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match=r"log has files that are never replaced.*Use Delta or Iceberg for mirrors"):
         made.pipeline.mirror(target, tables=["*"], checkpoint=checkpoint)

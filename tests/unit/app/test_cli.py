@@ -105,7 +105,7 @@ def test_usage_errors_exit_with_2() -> None:
         ("status", "--url", "http://u:hunter2@[db"),
     ],
 )
-def test_what_is_refused_is_not_repeated(arguments: tuple[str, ...]) -> None:
+def test_values_that_are_refused_are_not_repeated(arguments: tuple[str, ...]) -> None:
     result = pgsluice(*arguments)
     assert result.returncode == 2
     assert "hunter2" not in result.stderr
@@ -141,7 +141,7 @@ def test_help_names_commands_and_exit_codes() -> None:
         assert word in result.stdout
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
+def test_a_closed_output_pipe_is_not_an_error() -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as closed:
@@ -288,7 +288,7 @@ def test_slots_without_a_server(file: str, action: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("command", [["run"], ["registry"], ["registry", "--prefix", "a", "--prefix", "b"]])
-def test_what_listens_where_somebody_listens(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_addresses_that_are_in_use_are_reported(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"http.listen=127.0.0.1:{taken.getsockname()[1]}"
         needed = ["--set", "kafka.bootstrap_servers=127.0.0.1:1", "--set", listen]
@@ -383,7 +383,7 @@ def test_the_daemon_is_where_the_settings_say(url: str, capsys: pytest.CaptureFi
         ("db:4", "http://db:4"),
     ],
 )
-def test_a_daemon_that_listens_everywhere_is_asked_here(listen: str, url: str) -> None:
+def test_a_daemon_that_listens_everywhere_is_asked_at_the_loopback_address(listen: str, url: str) -> None:
     assert cli._url(Http(listen=ListenAddress.parse(listen))) == url
 
 
@@ -438,14 +438,14 @@ def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str])
 # -- unexpected errors ---------------------------------------------------------------------------
 
 
-def test_what_answers_commands_no_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_printed_without_control_characters(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", f"{url}/evil"]) == 0
     assert capsys.readouterr().out == f"prepared\n  -\n    gid  {ESCAPED}\n{ESCAPED}  1\n"
     assert cli.main(["health", "--url", f"{url}/evil"]) == 69
     assert capsys.readouterr().out == f"{ESCAPED}\n"
 
 
-def test_findings_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_are_printed_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     cli._say(*cli._table([Finding(EVIL, Verdict.WARN, EVIL, EVIL), Finding("b", Verdict.OK, "")]))
     indent = " " * (len("WARN") + len(ESCAPED) + 4)
     assert capsys.readouterr().out == (
@@ -453,7 +453,9 @@ def test_findings_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
-def test_errors_command_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_printed_without_control_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(_options: object) -> int:
         raise UnavailableError(f"PostgreSQL says {EVIL}")
 
@@ -478,7 +480,7 @@ def test_errors_repeat_no_password_in_a_url(
     assert (finding.detail, finding.remedy) == ("at http://***@db", "not http://***@db")
 
 
-def test_settings_command_no_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_settings_are_printed_without_control_characters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "a\x1b\nb.toml"
     file.write_text(f"{SETTINGS}[postgres.parameters]\nservice = {json.dumps(EVIL)}\n")
     assert cli.main(["config", "show", "-c", str(file)]) == 0
@@ -506,7 +508,7 @@ def test_bugs_are_logged_with_their_traceback(
     assert "AssertionError: planted" in event["exception"]
 
 
-def test_ctrl_c_is_what_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_gives_the_exit_code_that_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_options: object) -> int:
         raise KeyboardInterrupt
 

@@ -36,7 +36,7 @@ async def until_it_waits(found: Daemon) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_disk_that_hangs_at_the_start_shows_and_ends_it(
+async def test_a_disk_that_hangs_at_the_start_is_reported_and_ends_the_daemon(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.02)
@@ -52,7 +52,7 @@ async def test_a_disk_that_hangs_at_the_start_shows_and_ends_it(
             await task
 
 
-async def test_a_stop_does_not_wait_for_it(settings: Settings) -> None:
+async def test_a_stop_does_not_wait_for_a_disk_that_hangs(settings: Settings) -> None:
     found = Daemon(settings, adopt_slot=False)
     async with running(found) as task:
         await until_it_waits(found)
@@ -62,7 +62,7 @@ async def test_a_stop_does_not_wait_for_it(settings: Settings) -> None:
             await task
 
 
-def test_garbage_is_seldom_looked_for(request: pytest.FixtureRequest) -> None:
+def test_garbage_collection_is_made_rare(request: pytest.FixtureRequest) -> None:
     request.addfinalizer(gc.unfreeze)
     former = gc.get_threshold()
     request.addfinalizer(lambda: gc.set_threshold(*former))

@@ -59,26 +59,26 @@ def test_everything_about_a_slot(slot: SlotState, seen: Seen, shown: Shown) -> N
     }
 
 
-def test_what_old_servers_do_not_tell_is_absent(slot: SlotState, seen: Seen, shown: Shown) -> None:
+def test_values_that_old_servers_do_not_report_are_absent(slot: SlotState, seen: Seen, shown: Shown) -> None:
     found = shown(seen(replace(slot, wal_status=None, safe_wal_size=None)))
     assert found.keys() == {"exists", "active", "retained_bytes"} | SAMPLED.keys()
 
 
-def test_a_slot_that_is_not_there(seen: Seen, shown: Shown) -> None:
+def test_a_missing_slot(seen: Seen, shown: Shown) -> None:
     assert shown(seen(None)) == {"exists": 0} | SAMPLED
 
 
-def test_what_was_seen_long_ago_is_not_known_but_since_when_is(slot: SlotState, seen: Seen, shown: Shown) -> None:
+def test_an_old_sample_is_hidden_but_its_time_is_shown(slot: SlotState, seen: Seen, shown: Shown) -> None:
     assert shown(seen(slot, age_s=statuses.SAMPLE_SHOWN_S + 1)) == SAMPLED
 
 
-def test_nothing_is_known(seen: Seen, shown: Shown) -> None:
+def test_without_a_sample_no_metric_is_shown(seen: Seen, shown: Shown) -> None:
     status = seen(None)
     status.slot.sample = None
     assert shown(status) == {}
 
 
-def test_what_the_server_counts(slot: SlotState, seen: Seen, shown: Shown) -> None:
+def test_counters_of_the_server(slot: SlotState, seen: Seen, shown: Shown) -> None:
     status = seen(slot)
     assert status.slot.sample is not None
     status.slot.sample = replace(status.slot.sample, xmin_age=77, statistics=SlotStatistics(1000, 2, 300, 400))
@@ -111,7 +111,7 @@ def test_errors_of_kafka_by_kind(settings: Settings, seen: Seen) -> None:
     assert value("pgsluice_kafka_errors_total", {"kind": "_ALL_BROKERS_DOWN"}) == 1
 
 
-def test_the_source_is_as_far_away_as_the_last_commit_unless_all_is_delivered(
+def test_the_source_lag_is_the_age_of_the_last_commit_unless_all_is_delivered(
     settings: Settings, slot: SlotState, seen: Seen
 ) -> None:
     for wal_end, expected in ((5000, pytest.approx(60, abs=5)), (2000, 0)):

@@ -52,7 +52,7 @@ def test_loggers_made_before_follow_the_last_configuration() -> None:
     assert events(second)[0]["logger"] == "pgsluice"
 
 
-def test_who_reads_it_decides_how_it_is_written() -> None:
+def test_the_format_depends_on_the_reader() -> None:
     log.configure(stream=io.StringIO())
     assert log.writes_json()
     log.configure(stream=Terminal())
@@ -100,7 +100,7 @@ def test_libraries_log_into_the_same_stream(stream: io.StringIO) -> None:
     assert "DeprecationWarning: old" in warning["event"]
 
 
-def test_a_line_for_every_request_is_for_those_who_debug(stream: io.StringIO) -> None:
+def test_lines_about_requests_are_logged_only_at_debug(stream: io.StringIO) -> None:
     logging.getLogger("httpx2").info("HTTP Request: GET http://registry")
     assert events(stream) == []
     debugged = io.StringIO()
@@ -109,7 +109,7 @@ def test_a_line_for_every_request_is_for_those_who_debug(stream: io.StringIO) ->
     assert events(debugged)[0]["event"] == "HTTP Request: GET http://registry"
 
 
-def test_a_library_that_logs_wrongly_does_no_harm(stream: io.StringIO) -> None:
+def test_a_wrong_log_call_of_a_library_does_no_harm(stream: io.StringIO) -> None:
     wrong = logging.LogRecord("rdkafka", logging.WARNING, "x.c", 1, "broker %d is down", ("x",), None)
     (handler,) = [one for one in logging.getLogger().handlers if type(one).__module__ == log.__name__]
     handler.handle(wrong)
@@ -149,7 +149,7 @@ def log_evil(style: str) -> str:
     return stream.getvalue()
 
 
-def test_what_comes_from_elsewhere_commands_no_terminal() -> None:
+def test_foreign_text_is_logged_without_control_characters() -> None:
     first, bug, *traceback = log_evil("console").removesuffix("\n").split("\n")
     assert first.isprintable()
     assert first.count("forged") == 4
@@ -159,7 +159,7 @@ def test_what_comes_from_elsewhere_commands_no_terminal() -> None:
     assert traceback[-1] == "  2026-01-01 [info] forged"
 
 
-def test_json_holds_nothing_but_ascii() -> None:
+def test_json_consists_of_ascii() -> None:
     lines = log_evil("json").splitlines()
     assert len(lines) == 2
     assert all(line.isascii() and line.isprintable() for line in lines)
@@ -175,7 +175,7 @@ def test_positions_are_written_as_postgresql_does(stream: io.StringIO) -> None:
     assert (event["wrong_lsn"], event["flag_lsn"], event["lsns"]) == (-1, True, 5)
 
 
-def test_what_could_carry_a_row_is_not_printed(stream: io.StringIO) -> None:
+def test_values_that_could_contain_a_row_are_not_printed(stream: io.StringIO) -> None:
     structlog.get_logger().info(
         "all kinds",
         payload=b"hunter2",
@@ -201,7 +201,7 @@ def test_passwords_in_urls_are_not_printed(stream: io.StringIO) -> None:
     assert events(stream)[0]["event"] == "no token from http://***@login/token?***"
 
 
-def test_nobody_reading_the_log_is_no_reason_to_stop() -> None:
+def test_a_closed_log_pipe_does_not_stop_the_process() -> None:
     stream = io.StringIO()
     log.configure(stream=stream)
     stream.close()
@@ -236,7 +236,7 @@ def test_repeats_are_dropped_and_counted() -> None:
     assert passes(limiter, slot="a", tries=5) == {"event": "retrying", "slot": "a", "tries": 5}
 
 
-def test_what_differs_in_level_or_in_a_text_is_no_repeat() -> None:
+def test_lines_that_differ_in_level_or_text_are_not_repeats() -> None:
     limiter = log.RepeatLimiter(10.0, Clock())
     assert passes(limiter, slot="a")
     assert passes(limiter, slot="b")

@@ -33,7 +33,7 @@ def deliver(metrics: Metrics, **counts: int) -> None:
     metrics.count_cut(cut, 0.5)
 
 
-def test_before_anything_has_happened(recent: Recent) -> None:
+def test_the_overview_is_empty_at_first(recent: Recent) -> None:
     found = recent.overview()
     assert (list(found.lag), list(found.topics), list(found.open), list(found.warnings)) == ([], [], [], [])
     assert found.last_minute == Delivered()
@@ -53,7 +53,7 @@ def test_rates_are_those_of_the_last_minute(recent: Recent, metrics: Metrics) ->
     assert {value for _, value in found.events_per_s} == {2.0}
 
 
-def test_of_many_topics_the_busiest_are_shown(recent: Recent, metrics: Metrics) -> None:
+def test_the_busiest_of_many_topics_are_shown(recent: Recent, metrics: Metrics) -> None:
     recent.sample(time.monotonic() - 60)
     deliver(metrics, **{f"t{number}": number + 1 for number in range(1000)})
     recent.sample(time.monotonic())
@@ -73,7 +73,9 @@ def session(**given: object) -> Session:
     return cast("Session", SimpleNamespace(status=SimpleNamespace(**{"own": None, "prepared": [], **given})))
 
 
-def test_open_transactions_are_as_old_as_we_have_seen_them(recent: Recent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_age_of_an_open_transaction_counts_from_its_first_sample(
+    recent: Recent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, now_us = recent._status, int((time.time() - 946_684_800) * 1_000_000)
     monkeypatch.setattr(status, "lag", lambda: (0.0, 0))
     status.pipeline.session = session(streamed=[5], prepared=[])

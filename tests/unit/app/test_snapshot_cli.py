@@ -52,7 +52,7 @@ def test_a_pause_of_the_whole_pipeline_is_said_first() -> None:
 
 
 class TestFollowing:
-    def test_what_is_done_is_done(self) -> None:
+    def test_a_command_that_was_done_is_reported(self) -> None:
         said: list[str] = []
         assert follow(Client(None, Answer("7", "done", "1 cancelled")), COMMAND, said.append) == 0
         assert follow(Client(Answer("7", "done")), COMMAND, said.append) == 0
@@ -102,7 +102,7 @@ class TestFollowing:
             follow(Client(ACCEPTED), COMMAND, said.append)
         assert said[-1].startswith("The load continues.")
 
-    def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_answer_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LATE_S", -2 * 86_400.0)
         with pytest.raises(UnavailableError, match="No pipeline has answered"):
             follow(Client(), COMMAND, str)

@@ -27,7 +27,7 @@ def test_a_start(seen: Seen) -> None:
     assert status.ready(Role.ANY) == "starting: not streaming yet"
 
 
-def test_a_standby_does_its_part_and_does_not_own_the_slot(seen: Seen) -> None:
+def test_a_standby_is_ready_but_not_active(seen: Seen) -> None:
     status = seen(None)
     status.pipeline.state = State.STANDBY
     assert status.is_paused() is None
@@ -49,40 +49,40 @@ def test_a_slot(slot: SlotState, seen: Seen) -> None:
     }
 
 
-def test_a_slot_that_is_not_there(seen: Seen) -> None:
+def test_a_missing_slot(seen: Seen) -> None:
     assert seen(None).document()["slot_status"] is None
 
 
-def test_what_was_seen_long_ago_is_not_known(slot: SlotState, seen: Seen) -> None:
+def test_an_old_sample_is_not_shown(slot: SlotState, seen: Seen) -> None:
     status = seen(slot, age_s=module.SAMPLE_SHOWN_S + 1)
     assert status.sample() is None
     assert status.document()["slot_status"] is None
 
 
 class TestLag:
-    def test_the_slot_tells_it_before_the_first_session(self, slot: SlotState, seen: Seen) -> None:
+    def test_the_slot_gives_the_lag_before_the_first_session(self, slot: SlotState, seen: Seen) -> None:
         seconds, size = seen(slot, age_s=5).lag()
         assert seconds == pytest.approx(5, abs=1)
         assert size == 3000
 
-    def test_a_slot_at_the_end_of_the_wal_has_none(self, slot: SlotState, seen: Seen) -> None:
+    def test_a_slot_at_the_end_of_the_wal_has_no_lag(self, slot: SlotState, seen: Seen) -> None:
         assert seen(slot, wal_end=2000).lag() == (0.0, 0)
 
-    def test_nothing_is_known(self, seen: Seen) -> None:
+    def test_without_a_sample_the_bytes_are_unknown(self, seen: Seen) -> None:
         status = seen(None)
         status.slot.sample = None
         seconds, size = status.lag()
         assert seconds == pytest.approx(0, abs=1)
         assert size is None
 
-    def test_a_standby_leaves_it_to_the_owner(self, slot: SlotState, seen: Seen) -> None:
+    def test_a_standby_reports_no_lag(self, slot: SlotState, seen: Seen) -> None:
         status = seen(slot)
         status.pipeline.state = State.STANDBY
         assert status.lag() == (None, None)
         assert status.document()["lag_seconds"] is None
 
 
-def test_a_sample_counts_from_when_it_was_taken(slot: SlotState, seen: Seen) -> None:
+def test_a_new_sample_is_shown(slot: SlotState, seen: Seen) -> None:
     status = seen(None)
     status.slot.sample = sample = SlotSample(slot, 5000, time.monotonic(), 1_800_000_000.0)
     assert status.sample() is sample

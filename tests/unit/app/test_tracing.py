@@ -69,12 +69,12 @@ def test_a_collector_gets_spans_with_their_times_and_attributes(collector: Colle
 
 @pytest.mark.usefixtures("collector")
 @pytest.mark.parametrize(("name", "value"), [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")])
-def test_the_environment_may_say_no(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_disable_spans(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     assert tracing("shop") is None
 
 
-def test_nobody_asks_for_spans() -> None:
+def test_without_settings_there_are_no_spans() -> None:
     assert tracing("shop") is None
 
 

@@ -29,7 +29,7 @@ def test_settings_that_decide_what_is_delivered_change_the_selection(other: dict
     assert selection(**other) != selection()
 
 
-def test_a_rule_says_only_what_is_different() -> None:
+def test_a_rule_has_only_the_settings_that_it_sets() -> None:
     (rule,) = tables_of(settings(tables={"rules": [{"match": "public.orders", "keys": ["id"]}]})).rules
     assert rule.keys == ("id",)
     assert (rule.topic, rule.partitions, rule.truncate, rule.tombstones, rule.where) == (None, None, None, None, "")

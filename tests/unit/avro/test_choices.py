@@ -32,7 +32,7 @@ def test_impossible_decimals(text: str) -> None:
         ("jsonb", r"choose one of string, boolean, int, .*, interval-micros and decimal\(38,9\)"),
     ],
 )
-def test_other_words_are_no_choice(text: str, hint: str) -> None:
+def test_other_words_are_refused(text: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"^'{text}' is not a type that can be chosen: {hint}$"):
         Choice.parse(text)
 

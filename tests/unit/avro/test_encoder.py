@@ -78,13 +78,13 @@ def test_a_value_that_does_not_fit_is_kept_as_text() -> None:
     assert (row.unchanged, row.raw) == ([GROESSE], [(b"id", b"x"), (b"day", b"infinity")])
 
 
-def test_what_is_reported_is_added_to_what_is_there() -> None:
+def test_reported_values_are_appended() -> None:
     unchanged, raw = [b"a"], [(b"b", b"c")]
     RowEncoder(TABLE, FIELDS).encode([b"x", UNCHANGED, None], unchanged, raw)
     assert (unchanged, raw) == ([b"a", GROESSE], [(b"b", b"c"), (b"id", b"x")])
 
 
-def test_of_a_key_image_only_the_identity_is_looked_at() -> None:
+def test_only_the_identity_columns_of_a_key_image_are_read() -> None:
     row = Row([b"7", b"filler", b"infinity"], key_image=True)
     assert row.values == ["7", None, None]
     assert (row.unchanged, row.raw) == ([], [(b"day", b"infinity")])
@@ -137,7 +137,7 @@ def test_binary_values_give_what_their_text_gives() -> None:
     assert encode_binary_key(BINARY_ROW) == encode_key(texts)
 
 
-def test_what_binary_values_are_read_by_is_known() -> None:
+def test_the_conversions_of_binary_values_are_known() -> None:
     key = key_fields(TABLE, FIELDS, ("day",), OPTIONS)
     assert RowEncoder(TABLE, FIELDS, SENT).sent == SENT
     assert KeyEncoder(TABLE, key, SENT).sent == SENT[2:]

@@ -64,7 +64,7 @@ def same_as_text(kind: ColumnType, name: str, sent: str) -> bool:
         ("_int4", "00000001000000010000001700000002000000010000000400000001ffffffff"),
     ],
 )
-def test_what_fits(name: str, sent: str) -> None:
+def test_values_that_fit(name: str, sent: str) -> None:
     for options in (COMMON, FULL):
         assert same_as_text(column_type(column(name), options), name, sent)
         assert same_as_text(key_type(column(name), options), name, sent)
@@ -85,7 +85,7 @@ def test_what_fits(name: str, sent: str) -> None:
         ("_int4", "0000000200000000000000170000000100000001" + "0000000100000001" + "0000000400000001", False, False),
     ],
 )
-def test_what_does_not_fit(name: str, sent: str, *, fits_full: bool, fits_key: bool) -> None:
+def test_values_that_do_not_fit(name: str, sent: str, *, fits_full: bool, fits_key: bool) -> None:
     assert not same_as_text(column_type(column(name), COMMON), name, sent)
     assert same_as_text(column_type(column(name), FULL), name, sent) is fits_full
     assert same_as_text(key_type(column(name), FULL), name, sent) is fits_key
@@ -115,7 +115,7 @@ def test_decimals(sent: str, *, fits: bool) -> None:
 @pytest.mark.parametrize(
     "sent", ["0002000000000002000a", "0001000080000002000a", "0001000000004002000a", "00010000000000022710"]
 )
-def test_decimals_that_are_none(sent: str) -> None:
+def test_malformed_decimals(sent: str) -> None:
     with pytest.raises(UNREAD):
         binary_writer(column_type(decimal(9, 2), COMMON), BUILT_IN["numeric"])(bytes.fromhex(sent))
 
@@ -148,7 +148,7 @@ def test_types_of_extensions(name: str, send: str, sent: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sent"), [("bool", "02"), ("int4", "00"), ("time", "ffffffffffffffff"), ("_int4", "00"), ("uuid", "00")]
 )
-def test_what_no_send_function_writes_is_malformed(name: str, sent: str) -> None:
+def test_bytes_that_no_send_function_writes_are_malformed(name: str, sent: str) -> None:
     with pytest.raises(UNREAD):
         binary_writer(column_type(column(name), COMMON), BUILT_IN[name])(bytes.fromhex(sent))
 

@@ -68,7 +68,7 @@ def changed(name: str, kind: object) -> dict[str, Any]:
     return {**CUT, "fields": fields}
 
 
-def test_what_was_written() -> None:
+def test_records_are_read_as_they_were_written() -> None:
     assert read(written(RECORD, CUT)) == RECORD
 
 
@@ -106,7 +106,7 @@ def test_a_later_version_has_more_fields() -> None:
     assert read(written({**RECORD, "one": "x", "two": 5, "three": b"y"}, later), later) == RECORD
 
 
-def test_a_schema_may_be_written_in_other_words() -> None:
+def test_a_schema_may_have_another_text() -> None:
     """Accept a schema with another text, because the libraries of registry servers write schemas differently."""
     text = {"type": "string", "avro.java.string": "String"}
     assert read(written(RECORD, CUT), changed("pipeline", text)) == RECORD
@@ -151,7 +151,7 @@ def test_a_schema_of_something_else_is_not_used(schema: object) -> None:
         (written(RECORD, CUT) + b"x", r"^it has more bytes than its schema 7 describes$"),
     ],
 )
-def test_what_is_damaged_is_refused(data: bytes, complaint: str) -> None:
+def test_damaged_records_are_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         read(data)
 

@@ -67,7 +67,7 @@ def envelope(fields: tuple[Field, ...]) -> dict[str, Any]:
         ("a\u0660", "a_x0660_"),  # a digit, but not one of Avro's
     ],
 )
-def test_names_are_escaped_and_come_back(name: str, avro: str) -> None:
+def test_escaped_names_can_be_read_back(name: str, avro: str) -> None:
     assert schema.avro_name(name) == avro
     assert schema.pg_name(avro) == name
 
@@ -83,7 +83,7 @@ def names(history: TableFields, *columns: Column) -> list[str]:
     return [field.name for field in history.assign(relation(*columns))]
 
 
-def test_fields_stand_in_the_order_of_the_columns() -> None:
+def test_fields_have_the_order_of_the_columns() -> None:
     fields = TableFields(OPTIONS).assign(relation(column("id"), column("order lines", "text")))
     assert [(field.name, field.type.schema) for field in fields] == [("id", "int"), ("order_x0020_lines", "string")]
     assert [field.column.name for field in fields] == ["id", "order lines"]
@@ -115,9 +115,7 @@ def test_fields_stand_in_the_order_of_the_columns() -> None:
         ),
     ],
 )
-def test_a_field_changes_in_place_only_where_readers_stay_right(
-    kinds: list[str], fields: list[tuple[str, str]]
-) -> None:
+def test_a_field_changes_its_type_only_if_readers_stay_correct(kinds: list[str], fields: list[tuple[str, str]]) -> None:
     history = TableFields(OPTIONS)
     assigned = [history.assign(one_column("a", kind))[0] for kind in kinds]
     assert [(field.name, field.type.schema) for field in assigned] == fields
@@ -129,7 +127,7 @@ GONE = TypeOptions(elements={16_401: None})
 ARRAY = {"type": "array", "items": ["null", "string"]}
 
 
-def test_arrays_that_cannot_be_taken_apart_keep_their_field_and_are_marked() -> None:
+def test_arrays_that_cannot_be_split_keep_their_field_and_are_marked() -> None:
     known = TypeOptions(elements={16_401: Element(PgType(16_400, "public", "mood"))})
     before = TableFields(known).assign(relation(MOODS))
     history = TableFields(GONE, FieldHistory([envelope(before)]))
@@ -141,7 +139,7 @@ def test_arrays_that_cannot_be_taken_apart_keep_their_field_and_are_marked() -> 
     assert TableFields(known, FieldHistory([envelope((field,))])).assign(relation(MOODS)) == before
 
 
-def test_arrays_that_were_never_taken_apart_are_texts() -> None:
+def test_arrays_that_were_never_split_are_texts() -> None:
     (field,) = TableFields(GONE).assign(relation(MOODS))
     assert (field.name, field.type.schema) == ("moods", "string")
 
@@ -163,7 +161,7 @@ def test_a_decimal_grows_in_precision_only() -> None:
     assert [field.type.parameters for field in assigned] == [(10, 2), (12, 2), (12, 2), (12, 4), (), (14, 2), (12, 4)]
 
 
-def test_a_column_that_comes_back_gets_its_field_back() -> None:
+def test_a_column_that_is_added_again_gets_its_former_field() -> None:
     history = TableFields(OPTIONS)
     assert names(history, column("a"), column("b")) == ["a", "b"]
     assert names(history, column("b")) == ["b"]
@@ -188,7 +186,7 @@ def test_a_column_may_look_like_a_later_field_of_another() -> None:
     assert names(history, column("amount", "text"), column("amount__2")) == ["amount__2", "amount__2__2"]
 
 
-def test_names_differ_in_more_than_case() -> None:
+def test_names_that_differ_only_in_case_get_numbers() -> None:
     history = TableFields(OPTIONS)
     assert names(history, column("Id"), column("id"), column("ID", "text")) == ["Id", "id__2", "ID__3"]
     assert names(history, column("ID", "text"), column("id"), column("Id")) == ["ID__3", "id__2", "Id"]
@@ -242,7 +240,7 @@ def test_a_name_registered_with_two_meanings_is_not_used_again() -> None:
         {"type": "record", "name": "Envelope", "fields": []},
     ],
 )
-def test_schemas_of_other_programs_tell_nothing(foreign: Schema) -> None:
+def test_schemas_of_other_programs_are_ignored(foreign: Schema) -> None:
     assert names(TableFields(OPTIONS, FieldHistory([foreign])), column("a")) == ["a"]
 
 
@@ -267,7 +265,7 @@ def test_a_schema_that_is_learned_again_changes_nothing() -> None:
     assert (len(history), history.fields_of("a"), history.fields_of("b")) == (1, {"a": "long"}, {})
 
 
-def test_the_numbers_of_names_are_not_tried_again_and_again() -> None:
+def test_the_next_number_of_a_name_is_found_directly() -> None:
     """Find the next free number directly. Thousands of columns may have names that differ only in case."""
     history = FieldHistory()
     columns = [column("".join(letters)) for letters in itertools.product("aA", repeat=4)]
@@ -297,7 +295,7 @@ def test_the_last_key_whose_columns_are_published() -> None:
     assert history.last_among({"b"}) is None
 
 
-def test_a_key_stands_in_the_order_of_the_relation() -> None:
+def test_a_key_has_the_column_order_of_the_relation() -> None:
     table = relation(column("a"), column("b", "text"), column("c", "numeric"))
     fields = TableFields(TypeOptions(numeric=(38, 9))).assign(table)
     key = schema.key_fields(table, fields, ["c", "a"], TypeOptions(numeric=(38, 9)))
@@ -380,7 +378,7 @@ def test_the_fields_of_the_envelope() -> None:
     assert [field["name"] for field in record["fields"] if "default" not in field] == ["op", "epoch", "lsn", "seq"]
 
 
-def test_the_order_of_columns_is_part_of_a_schema_and_a_modifier_is_not() -> None:
+def test_a_schema_contains_the_order_of_columns_but_no_modifier() -> None:
     one = envelope(TableFields(OPTIONS).assign(relation(column("a", ("varchar", 14)), column("b"))))
     other = envelope(TableFields(OPTIONS).assign(relation(column("a", ("varchar", 24)), column("b", is_key=True))))
     swapped = envelope(TableFields(OPTIONS).assign(relation(column("b"), column("a", "varchar"))))
@@ -446,7 +444,7 @@ ROW_OF_OTHERS = [
         {"fields": [{"name": "before", "type": ["null", {"fields": ROW_OF_OTHERS}]}]},
     ],
 )
-def test_what_other_programs_register_does_no_harm(registered: Any) -> None:  # noqa: ANN401 - any JSON
+def test_foreign_schemas_do_no_harm(registered: Any) -> None:  # noqa: ANN401 - any JSON
     described = relation(column("id"), column("total", numeric(10, 2)), column("tags", "_int4"))
     fields = TableFields(TypeOptions(elements={0: None}), FieldHistory([registered])).assign(described)
     fastavro.parse_schema(envelope(fields))
@@ -458,5 +456,5 @@ def test_the_columns_of_a_registered_key() -> None:
 
 
 @pytest.mark.parametrize("registered", [{}, {"fields": 5}, {"fields": [5]}, {"fields": [{"name": 5}]}])
-def test_what_is_no_key_has_no_columns(registered: dict[str, Any]) -> None:
+def test_a_schema_that_is_not_a_key_has_no_columns(registered: dict[str, Any]) -> None:
     assert schema.key_columns(registered) is None

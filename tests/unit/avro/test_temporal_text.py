@@ -91,7 +91,7 @@ def test_dates_beyond_the_common_range_need_the_full_one(value: bytes, days: int
         b"\xb2\xb2\xb2\xb2-01-01",
     ],
 )
-def test_what_is_no_date(value: bytes) -> None:
+def test_texts_that_are_not_dates(value: bytes) -> None:
     assert refuses(DATE, value)
     assert refuses(FULL_DATE, value)
 
@@ -145,7 +145,7 @@ def test_the_end_of_the_day_needs_the_full_range() -> None:
         b"12.34.56",
     ],
 )
-def test_what_is_no_time(value: bytes) -> None:
+def test_texts_that_are_not_times(value: bytes) -> None:
     assert refuses(TIME, value)
     assert refuses(FULL_TIME, value)
     assert refuses(FULL_TIMESTAMP, b"2024-02-29 " + value)
@@ -207,7 +207,7 @@ def test_the_range_is_that_of_the_moment_in_utc() -> None:
 @pytest.mark.parametrize(
     "value", [b"infinity", b"-infinity", b"", b"2024-02-29", b"2024-02-29T12:00:00", b"2024-02-30 12:00:00", b"now"]
 )
-def test_what_is_no_timestamp(value: bytes) -> None:
+def test_texts_that_are_not_timestamps(value: bytes) -> None:
     assert refuses(FULL_TIMESTAMP, value)
     assert refuses(FULL_TIMESTAMPTZ, value)
     assert refuses(FULL_TIMESTAMPTZ, value + b"+00")
@@ -218,7 +218,7 @@ def test_a_time_zone_belongs_to_timestamptz_only() -> None:
     assert refuses(FULL_TIMESTAMPTZ, b"2024-02-29 12:00:00")
 
 
-def test_infinities_where_they_have_numbers() -> None:
+def test_infinities_are_the_extreme_numbers() -> None:
     write = temporal_text.or_infinity(DATE, INT_MIN, INT_MAX)
     assert write(b"-infinity") == encode_long(INT_MIN)
     assert write(b"infinity") == encode_long(INT_MAX)
@@ -252,7 +252,7 @@ def test_other_units(write: Writer, value: bytes, number: int) -> None:
         (temporal_text.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01.000001+01"),
     ],
 )
-def test_what_is_no_whole_number_of_units_is_not_rounded(write: Writer, value: bytes) -> None:
+def test_values_between_two_units_are_not_rounded(write: Writer, value: bytes) -> None:
     with pytest.raises(Misfit):
         write(value)
 
@@ -281,6 +281,6 @@ def test_intervals_are_microseconds(value: bytes, number: int) -> None:
         *(b"P", b"PT", b"P1DT", b"", b"PT1.S", b"PT1.1234567S", b"PT+1S", b"1 day", b"P1D\n", b"PT1S2H"),
     ],
 )
-def test_months_have_no_length_and_other_texts_are_no_intervals(value: bytes) -> None:
+def test_intervals_with_months_and_other_texts_do_not_fit(value: bytes) -> None:
     with pytest.raises(Misfit):
         temporal_text.interval_micros(value)

@@ -26,7 +26,7 @@ def test_booleans() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"true", b"T", b"1", b"\xff"])
-def test_other_words_are_no_booleans(value: bytes) -> None:
+def test_other_words_are_not_booleans(value: bytes) -> None:
     assert refuses(text.boolean, value)
 
 
@@ -58,7 +58,7 @@ def test_integers_beyond_64_bits_fit_nothing(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"-", b"+1", b" 1", b"1 ", b"1_0", b"1.0", b"1e3", b"--1", b"\xb2", b"0x1"])
-def test_only_what_postgresql_writes_is_an_integer(value: bytes) -> None:
+def test_only_texts_that_postgresql_writes_are_integers(value: bytes) -> None:
     assert refuses(INT, value)
 
 
@@ -105,11 +105,11 @@ def test_decimals_are_exact(value: bytes, unscaled: int) -> None:
         b"1e5",
     ],
 )
-def test_what_a_decimal_cannot_hold(value: bytes) -> None:
+def test_values_that_a_decimal_cannot_hold(value: bytes) -> None:
     assert refuses(text.decimal(10, 2), value)
 
 
-def test_decimals_with_nothing_but_a_fraction() -> None:
+def test_decimals_without_an_integer_part() -> None:
     write = text.decimal(5, 5)
     assert write(b"0.00012") == b"\x02\x0c"
     assert write(b"-0.99999") == b"\x06" + (-99999).to_bytes(3, "big", signed=True)
@@ -158,7 +158,7 @@ def test_nan() -> None:
     "value",
     [b"", b"nan", b"inf", b"infinity", b"+Infinity", b"1e", b"1_0", b" 1", b"1e400", b"-1e400", b".", b"0x1p3", b"--1"],
 )
-def test_what_is_no_float(value: bytes) -> None:
+def test_texts_that_are_not_floats(value: bytes) -> None:
     assert refuses(text.float8, value)
     assert refuses(text.float4, value)
 
@@ -190,7 +190,7 @@ def test_float4_is_the_single_nearest_to_the_text(value: bytes, bits: int) -> No
 
 
 @pytest.mark.parametrize("value", [b"3.4028236e38", b"3.40282354e38", b"1e39", b"-1e39"])
-def test_what_single_precision_cannot_hold(value: bytes) -> None:
+def test_values_that_single_precision_cannot_hold(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
@@ -212,7 +212,7 @@ def test_uuid() -> None:
         b"123e4567e89b12d3a456426614174000",
     ],
 )
-def test_what_is_no_uuid(value: bytes) -> None:
+def test_texts_that_are_not_uuids(value: bytes) -> None:
     assert refuses(text.uuid, value)
 
 
@@ -232,7 +232,7 @@ def test_bytea(value: bytes, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"\\x0", b"\\xzz", b"\\x 00", b"\\", b"\\12", b"\\400", b"\\z", b"a\n", b"\xff"])
-def test_what_is_no_bytea(value: bytes) -> None:
+def test_texts_that_are_not_bytea(value: bytes) -> None:
     assert refuses(text.bytea, value)
 
 
@@ -295,7 +295,7 @@ def test_arrays_with_another_delimiter() -> None:
         b"{1,2}{3}",
     ],
 )
-def test_other_shapes_are_no_arrays(value: bytes) -> None:
+def test_other_texts_are_not_arrays(value: bytes) -> None:
     assert refuses(STRINGS, value)
     assert refuses(INTS, value)
 
@@ -322,7 +322,7 @@ def test_hstore(value: bytes, data: bytes) -> None:
 @pytest.mark.parametrize(
     "value", [b"a=>1", b'"a"', b'"a"=>', b'"a"=>1', b'"a"=>"1",', b'"a"=>"1", ', b'"a"=>"1","b"=>"2"', b'"a"=>"1" ']
 )
-def test_what_is_no_hstore(value: bytes) -> None:
+def test_texts_that_are_not_hstore(value: bytes) -> None:
     assert refuses(text.hstore, value)
 
 
@@ -331,7 +331,7 @@ def test_vector() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"[", b"[]", b"[1,]", b"1,2", b"[1,x]", b"[1 ,2]", b"{1:1}/3"])
-def test_what_is_no_vector(value: bytes) -> None:
+def test_texts_that_are_not_vectors(value: bytes) -> None:
     assert refuses(text.vector, value)
 
 

@@ -13,7 +13,7 @@ TYPES, CHOICES = (
 )
 
 
-def test_every_built_in_type_stands_in_the_table_once() -> None:
+def test_every_built_in_type_is_in_the_table_once() -> None:
     listed = [name.strip('"') for row in TYPES for name in row[0].split(", ")]
     names = {found.name for found in BUILTIN_TYPES.values() if not found.name.startswith("_")}
     assert {name: listed.count(name) for name in names} == dict.fromkeys(names, 1)
@@ -31,13 +31,13 @@ def test_lines_of_the_table() -> None:
     assert lines["time"][2] == "a value that would be in `raw` is poison"
 
 
-def test_everything_that_can_be_chosen_stands_in_the_second_table() -> None:
+def test_every_type_that_can_be_chosen_is_in_the_second_table() -> None:
     offered = {choice for row in TYPES for choice in re.findall("`([^`]+)`", row[4])}
     assert {row[0].strip("`") for row in CHOICES} == offered
     assert all(Choice.parse(choice.replace("(p,s)", "(38,9)")) for choice in offered)
 
 
-def test_what_is_marked_by_itself_is_said() -> None:
+def test_values_that_are_marked_are_described() -> None:
     marked = {name for row in TYPES if row[2] for name in row[0].split(", ")}
     for pg_type in BUILTIN_TYPES.values():
         opcode = column_type(Column("c", pg_type, -1, is_key=False), TypeOptions()).opcode

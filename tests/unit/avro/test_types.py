@@ -144,7 +144,7 @@ def test_numeric_without_precision_is_a_string_in_a_key() -> None:
         ("timestamptz", b"10000-01-01 00:00:00+00"),
     ],
 )
-def test_the_range_of_times_is_a_choice_that_leaves_the_schema(name: str, text: bytes) -> None:
+def test_the_range_of_times_does_not_change_the_schema(name: str, text: bytes) -> None:
     common, full = in_row(name), in_row(name, options=FULL)
     assert common.schema == full.schema
     assert full.write(text)
@@ -174,7 +174,7 @@ def test_infinities_are_the_extremes_in_a_key(name: str, lowest: str, highest: s
 
 
 @pytest.mark.parametrize("name", ["int4", "text", "uuid", "bytea", "_int4", "float8", "time"])
-def test_other_types_are_in_a_key_what_they_are_in_a_row(name: str) -> None:
+def test_other_types_are_the_same_in_a_key_and_in_a_row(name: str) -> None:
     assert in_key(name) == in_row(name)
 
 
@@ -202,7 +202,7 @@ def test_only_boxes_are_separated_by_a_semicolon() -> None:
     assert in_row("_point").write(b'{"(1,1)","(0,0)"}')[0] == 4
 
 
-def test_no_built_in_name_stands_for_arrays_in_arrays() -> None:
+def test_no_built_in_type_is_an_array_of_arrays() -> None:
     assert in_row("__int4").schema == in_row("_" * 5_000 + "int4").schema == "string"
 
 
@@ -299,7 +299,7 @@ def array_of(element: PgType, delimiter: str = ",", more: dict[int, Element] | N
         (PgType(16_402, "public", "_mood"), {"type": "array", "items": ["null", "string"]}),
     ],
 )
-def test_arrays_of_other_types_have_what_the_catalog_says(element: PgType, item: Schema) -> None:
+def test_arrays_of_other_types_have_the_elements_in_the_catalog(element: PgType, item: Schema) -> None:
     kind = array_of(element, more={16_402: Element(MOOD)})
     assert kind.schema == {"type": "array", "items": ["null", item]}
 
@@ -313,7 +313,7 @@ def test_arrays_have_the_delimiter_of_their_elements() -> None:
     assert array_of(PgType(603, "pg_catalog", "box"), ";").write(b"{(1,1),(0,0);(2,2),(1,1)}")[0] == 4
 
 
-def test_an_array_of_which_nothing_is_known_is_its_whole_text() -> None:
+def test_an_array_of_an_unknown_type_is_its_whole_text() -> None:
     options = TypeOptions(elements={0: None})
     assert in_row("_mood", options=options, namespace="public") == ColumnType("string", Opcode.CHECKED_STRING)
     with pytest.raises(Misfit):
@@ -323,7 +323,7 @@ def test_an_array_of_which_nothing_is_known_is_its_whole_text() -> None:
 @pytest.mark.parametrize(
     ("choices", "gone"), [((), True), (("double", "string"), True), (("string",), False), (("string", "double"), False)]
 )
-def test_a_column_that_was_chosen_to_be_whole_misses_nothing(choices: tuple[str, ...], gone: bool) -> None:  # noqa: FBT001
+def test_a_column_that_was_chosen_as_whole_text_is_complete(choices: tuple[str, ...], gone: bool) -> None:  # noqa: FBT001
     column = Column("c", PgType(0, "public", "_mood"), -1, is_key=False)
     chosen = tuple(ColumnChoice("*", Choice.parse(choice)) for choice in choices)
     assert is_gone(column, TypeOptions(choices=chosen, elements={0: None})) is gone
@@ -373,7 +373,7 @@ def test_a_column_has_the_type_chosen_for_it(name: str, choice: str, schema: Sch
     assert kind.write(text).hex() == data
 
 
-def test_what_a_choice_cannot_hold_does_not_fit() -> None:
+def test_values_that_a_chosen_type_cannot_hold_do_not_fit() -> None:
     for name, choice, text in (
         ("numeric", "decimal(5,1)", b"0.12"),
         ("numeric", "long", b"1.0"),
@@ -388,12 +388,12 @@ def test_what_a_choice_cannot_hold_does_not_fit() -> None:
             chosen(name, choice).write(text)
 
 
-def test_the_range_of_times_holds_for_choices_too() -> None:
+def test_the_range_of_times_applies_to_chosen_types() -> None:
     kind = chosen("timestamptz", "timestamp-millis", time_range="full")
     assert kind.write(b"10000-01-01 00:00:00+00") == encode_long(253_402_300_800_000)
 
 
-def test_a_choice_for_a_key_holds_in_the_key() -> None:
+def test_a_choice_applies_to_the_key() -> None:
     def in_chosen_key(name: str, choice: str) -> ColumnType:
         return in_key(name, options=TypeOptions(choices=(ColumnChoice("*", Choice.parse(choice)),), numeric=(9, 1)))
 
@@ -429,7 +429,7 @@ def test_the_first_choice_that_a_column_can_have_wins() -> None:
         ("bool", "pg_catalog", ["boolean", "string"]),
     ],
 )
-def test_what_can_be_chosen(name: str, namespace: str, expected: list[str]) -> None:
+def test_types_that_can_be_chosen(name: str, namespace: str, expected: list[str]) -> None:
     found = choices_of(column(name, namespace=namespace), DEFAULT)
     assert found[: len(expected)] == expected
 

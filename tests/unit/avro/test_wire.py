@@ -26,7 +26,7 @@ def test_an_id_is_31_bits_of_the_sha_256_of_the_text(text: str) -> None:
     assert wire.schema_id(text) == number % 2**31
 
 
-def test_ids_stay_what_they_are() -> None:
+def test_ids_do_not_change() -> None:
     assert wire.schema_id('"string"') == 0x69E5C1C9
 
 
@@ -43,7 +43,7 @@ def test_the_header_is_a_zero_byte_and_the_id(identifier: int, data: bytes) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x00\x00\x00\x00", b"\x01\x00\x00\x00\x01body"])
-def test_what_is_not_framed_is_refused(data: bytes) -> None:
+def test_bytes_without_a_header_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="zero byte and a 4-byte schema id"):
         wire.unframe(data)
 
@@ -51,7 +51,7 @@ def test_what_is_not_framed_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "text", ["{}", '{"a":[1,null,"\\u00e9\\ud83d\\ude00"]}', "[" * 128 + "]" * 128, "5", '"' + "[" * 200 + '"']
 )
-def test_json_of_others(text: str) -> None:
+def test_json_of_other_programs(text: str) -> None:
     assert wire.read_json(text) == json.loads(text)
 
 
@@ -78,6 +78,6 @@ def test_many_brackets_are_not_many_levels() -> None:
         ('["\\u0041",' + "[" * 100_000, r"^its JSON is nested too deeply$"),
     ],
 )
-def test_json_that_is_of_no_use(text: str, complaint: str) -> None:
+def test_json_that_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         wire.read_json(text)

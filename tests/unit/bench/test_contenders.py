@@ -35,5 +35,5 @@ def test_the_daemon_takes_part_once_with_each_encoder() -> None:
     ]
 
 
-def test_only_what_was_asked_for_takes_part() -> None:
+def test_only_the_requested_contenders_take_part() -> None:
     assert [one.name for one in contenders(["discard"], {"Python": {}})] == ["discard, Python"]

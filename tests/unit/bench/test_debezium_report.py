@@ -57,7 +57,7 @@ def test_latency_and_restarts_are_one_line() -> None:
     assert "Medians of 1 run each." in text
 
 
-def test_what_was_not_measured_is_left_out() -> None:
+def test_results_that_were_not_measured_are_left_out() -> None:
     part = results()
     part.live = None
     assert "Latency" not in report.markdown(part)

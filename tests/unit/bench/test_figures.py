@@ -8,5 +8,5 @@ def test_percentiles_are_values_that_were_measured(share: float, found: int) -> 
     assert percentile(list(reversed(range(1, 101))), share) == found
 
 
-def test_of_a_single_value_all_are_the_same() -> None:
+def test_all_percentiles_of_a_single_value_are_equal() -> None:
     assert {percentile([7.0], share) for share in (0, 50, 99, 100)} == {7.0}

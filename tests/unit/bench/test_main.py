@@ -8,7 +8,7 @@ def names(key: str) -> list[str]:
     return [one.name for one in field(LOADS[key], KINDS, ENCODERS) if one.name != "pg_recvlogical"]
 
 
-def test_everybody_runs_the_main_loads() -> None:
+def test_all_contenders_run_the_main_loads() -> None:
     kinds = ("exactly once", "at least once", "discard")
     assert names("orders-20") == [
         "drain",
@@ -17,7 +17,7 @@ def test_everybody_runs_the_main_loads() -> None:
     ]
 
 
-def test_of_a_series_one_encoder_is_enough() -> None:
+def test_a_series_runs_with_one_encoder() -> None:
     assert names("columns-50") == ["drain", "exactly once, compiled"]
     assert names("tables-100") == ["drain", "exactly once, compiled", "discard, compiled"]
 
@@ -26,7 +26,7 @@ def test_tables_are_loaded_beside_streaming_their_rows() -> None:
     assert names("snapshot") == names("snapshot-tables") == ["drain", "exactly once, compiled", "loading, compiled"]
 
 
-def test_the_largest_transaction_is_not_for_all() -> None:
+def test_the_largest_transaction_is_not_run_by_all() -> None:
     assert names("million") == ["drain", "exactly once, compiled", "exactly once, Python"]
 
 

@@ -16,7 +16,7 @@ def test_peak_of_memory() -> None:
     assert peak_kib(STATUS) == 64_000
 
 
-def test_busy_is_neither_idle_nor_waiting_nor_stolen() -> None:
+def test_busy_time_excludes_idle_waiting_and_stolen_time() -> None:
     assert busy_ticks(MACHINE) == (1000 + 20 + 300 + 7 + 8, 90)
 
 

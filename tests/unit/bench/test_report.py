@@ -103,7 +103,7 @@ def test_goals_are_judged_by_the_fastest_encoder() -> None:
     }
 
 
-def test_nothing_is_said_of_what_was_not_measured() -> None:
+def test_results_that_were_not_measured_are_left_out() -> None:
     assert list(report.goals(Results({}))) == []
     assert report.markdown(Results({"processor": "one"})).splitlines()[-1] == "| processor | one |"
 
@@ -128,7 +128,7 @@ def test_the_report_has_everything() -> None:
         assert line in text.splitlines()
 
 
-def test_only_what_stands_between_the_marks_is_written_anew() -> None:
+def test_only_the_text_between_the_marks_is_replaced() -> None:
     document = f"before\n{report.BEGIN}old\n{report.END}after\n"
     found = report.replaced(document, None)
     assert found == f"before\n{report.BEGIN}\n{report.NOTHING}\n{report.END}after\n"

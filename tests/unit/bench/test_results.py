@@ -29,23 +29,23 @@ def test_without_an_opening_everything_comes_afterwards() -> None:
     assert run(2.0).afterwards == run(2.0).whole
 
 
-def test_a_load_that_is_over_with_its_opening_has_nothing_else() -> None:
+def test_a_load_that_ends_with_its_opening_has_no_rest() -> None:
     whole = Part(2.0, 1000, {"client": 1.0})
     assert Run(whole, Part(1.9, 950, {"client": 0.9}), None).afterwards == whole
 
 
-def test_what_others_used_is_nothing_at_least() -> None:
+def test_the_use_of_other_processes_is_never_negative() -> None:
     assert Part(1.0, 1000, {"others": -0.01}).cpu_us("others") == 0
 
 
-def test_medians_and_what_lies_around_them() -> None:
+def test_medians_and_ranges() -> None:
     assert result().rate("slow") == Spread(250.0, 200.0, 500.0)
     assert result().ratio("slow") == 0.25
     assert result().cpu_us("slow", "client") == 1500.0
     assert result().cpu_us("slow", "broker") is None
 
 
-def test_what_comes_after_the_opening() -> None:
+def test_figures_after_the_opening() -> None:
     assert result().later_ratio("slow") == pytest.approx(0.5)
     assert result(opened=True).rate("slow").median == pytest.approx(500.0)
 

@@ -6,11 +6,11 @@ from bench.soak import Sample, growth, sample
 STEADY = [Sample(100_000, 20, 50, 19)] * 30
 
 
-def test_what_stays_as_it_is_has_not_grown() -> None:
+def test_constant_figures_have_not_grown() -> None:
     assert growth(STEADY) == []
 
 
-def test_what_has_grown_is_named() -> None:
+def test_growing_figures_are_named() -> None:
     grown = [Sample(200_000, 40, 100, 60)] * 15
     assert growth(STEADY + grown) == [
         "resident_kib has grown from 100000 to 200000",
@@ -20,7 +20,7 @@ def test_what_has_grown_is_named() -> None:
     ]
 
 
-def test_one_peak_is_no_growth() -> None:
+def test_one_peak_is_not_growth() -> None:
     assert growth([*STEADY, Sample(900_000, 90, 900, 900)]) == []
 
 

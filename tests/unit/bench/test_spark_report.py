@@ -43,7 +43,7 @@ def test_a_race_has_both_rates_and_their_ratio() -> None:
     assert "updates" not in text
 
 
-def test_an_audit_says_what_it_named() -> None:
+def test_the_line_of_an_audit_names_the_differences() -> None:
     assert "| undamaged | 1,000,000 | 20.0 | 50,000 | 1,234 | 0, 0, 0 |" in report.markdown(results())
 
 
@@ -56,6 +56,6 @@ def test_parts_keep_their_own_scales() -> None:
     assert "| scale, times the usual rows | decode 0.1, audit 1 |" in report.markdown(results())
 
 
-def test_what_was_not_measured_is_left_out() -> None:
+def test_results_that_were_not_measured_are_left_out() -> None:
     text = report.markdown(Results({"Spark": "4"}))
     assert "####" not in text

@@ -24,7 +24,7 @@ def test_dates_are_read_as_they_were_written(year: int, authority: Authority) ->
     assert found == {"postgres.sslcert": expires.timestamp()}
 
 
-def test_of_a_chain_the_first_counts_and_of_authorities_the_last(authority: Authority, tmp_path: Path) -> None:
+def test_the_first_of_a_chain_and_the_last_authority_decide(authority: Authority, tmp_path: Path) -> None:
     soon, late = (datetime(year, 1, 1, tzinfo=UTC) for year in (2030, 2040))
     parts = [authority.issue(str(one.year), expires=one)[0].read_text() for one in (late, soon)]
     both = tmp_path / "both.pem"
@@ -36,13 +36,13 @@ def test_of_a_chain_the_first_counts_and_of_authorities_the_last(authority: Auth
     }
 
 
-def test_the_certificate_of_our_server_is_read_too(authority: Authority) -> None:
+def test_the_certificate_of_the_http_server_is_read(authority: Authority) -> None:
     certificate, key = authority.issue("server", ["localhost"], expires=datetime(2040, 1, 1, tzinfo=UTC))
     http = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
     assert expiries(settings(http=http)) == {"http.tls_cert_file": datetime(2040, 1, 1, tzinfo=UTC).timestamp()}
 
 
-def test_a_check_warns_of_what_has_expired_or_will_soon(authority: Authority) -> None:
+def test_a_check_warns_of_certificates_that_expire_soon(authority: Authority) -> None:
     now = datetime.now(UTC)
     old, soon, late = (
         authority.issue(str(days), ["localhost"], expires=now + timedelta(days=days))[0] for days in (-1, 13, 15)
@@ -60,7 +60,7 @@ def test_a_check_warns_of_what_has_expired_or_will_soon(authority: Authority) ->
 
 
 @pytest.mark.parametrize("content", [None, "", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
-def test_what_cannot_be_read_is_left_out(content: str | None, tmp_path: Path) -> None:
+def test_unreadable_files_are_left_out(content: str | None, tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     if content is not None:
         file.write_text(content)

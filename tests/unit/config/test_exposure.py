@@ -131,7 +131,7 @@ def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
     Path(secret).unlink()
 
 
-def test_what_is_no_file_has_no_readers(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_have_no_readers(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o666)
     settings = f'kafka.client."ssl.key.location" = "{tmp_path}/key"\n'
     assert findings(write(tmp_path / "a.toml", REST + settings)) == []

@@ -9,7 +9,7 @@ from pgsluice.config.tables import Rule
 from pgsluice.config.units import Duration
 
 
-def test_keys_stand_in_the_order_of_the_file() -> None:
+def test_keys_have_the_order_of_the_file() -> None:
     names = [".".join(path) for path in all_keys()]
     assert names[:3] == ["version", "name", "postgres.dsn"]
     assert names[-1] == "shutdown.drain_timeout"
@@ -35,7 +35,7 @@ def test_kinds(name: str, kind: Kind) -> None:
     assert all_keys()[tuple(name.split("."))].kind is kind
 
 
-def test_types_are_bare_and_their_limits_beside_them() -> None:
+def test_types_and_limits_are_separate() -> None:
     assert all_keys()["delivery", "heartbeat"].type is Duration
     port = all_keys()["postgres", "port"]
     assert port.type is int
@@ -52,7 +52,7 @@ def test_optional_is_stripped_however_it_is_written() -> None:
     assert (key.type, key.limits, key.kind) == (int, (Ge(2),), Kind.INTEGER)
 
 
-def test_rules_have_keys_too() -> None:
+def test_rules_have_keys() -> None:
     assert [key.path[-1] for key in section_keys(RULES, Rule)] == list(Rule.model_fields)
 
 
@@ -68,6 +68,6 @@ def test_rules_have_keys_too() -> None:
         ("x.y", None),
     ],
 )
-def test_what_was_probably_meant(wrong: str, right: str | None) -> None:
+def test_similar_keys_are_suggested(wrong: str, right: str | None) -> None:
     expected = None if right is None else tuple(right.split("."))
     assert nearest(tuple(wrong.split("."))) == expected

@@ -18,7 +18,7 @@ def test_a_dsn_that_cannot_be_read_is_not_repeated() -> None:
     assert caught.value.__suppress_context__
 
 
-def test_a_dsn_may_not_set_what_is_not_the_users() -> None:
+def test_a_dsn_may_not_set_reserved_parameters() -> None:
     with pytest.raises(ValueError, match="may not set replication: the connection is always"):
         libpq.check_dsn("host=db replication=database")
     libpq.check_dsn("host=db")
@@ -33,13 +33,13 @@ def test_a_primary_is_named_by_its_host() -> None:
         libpq.check_primary("host=primary replication=database")
 
 
-def test_what_a_primary_leaves_out_is_as_at_its_standby_but_not_where_that_is() -> None:
+def test_a_primary_inherits_all_parameters_of_its_standby_but_the_address() -> None:
     standby = {"host": "a,b", "port": "5433,5434", "target_session_attrs": "standby", "user": "u", "password": "p"}
     assert libpq.of_primary(standby, "host=c user=v") == {"host": "c", "user": "v", "password": "p"}
     assert standby["host"] == "a,b"
 
 
-def test_what_is_in_effect_comes_from_libpq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_effective_values_come_from_libpq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "services").write_text("[shop]\nhost=db\nport=6432\nsslmode=verify-full\n")
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("PGSSLMODE", "require")

@@ -5,7 +5,7 @@ from pgsluice.config import librdkafka
 from pgsluice.config.problems import is_secret
 
 
-def test_what_delivery_rests_on_is_refused_with_the_reason() -> None:
+def test_properties_that_delivery_depends_on_are_refused_with_the_reason() -> None:
     assert librdkafka.refusal("acks") == (
         "cannot be set: nothing is confirmed to PostgreSQL before all in-sync replicas have it"
     )
@@ -15,7 +15,7 @@ def test_what_delivery_rests_on_is_refused_with_the_reason() -> None:
     assert librdkafka.refusal("linger.ms") == ""
 
 
-def test_what_may_be_shown_is_known_to_be_no_secret() -> None:
+def test_properties_that_may_be_shown_are_not_secret() -> None:
     for name in ("sasl.username", "linger.ms", "security.protocol", "sasl.oauthbearer.token.endpoint.url"):
         assert librdkafka.may_be_shown(name)
     for name in ("sasl.password", "sasl.passwrod", "sasl.kerberos.kinit.cmd", "ssl.key.pem", "ssl.certificate.pem",
@@ -27,7 +27,7 @@ def test_nothing_named_like_a_secret_may_be_shown() -> None:
     assert [name for name in librdkafka._SHOWN if is_secret(name)] == []
 
 
-def test_what_may_be_shown_is_known_to_the_library() -> None:
+def test_properties_that_may_be_shown_are_known_to_the_library() -> None:
     for name in librdkafka._SHOWN:
         with pytest.raises(KafkaException) as caught:
             # The library looks up the name before it accepts or refuses the value.

@@ -56,7 +56,7 @@ def test_no_file_is_needed() -> None:
     assert load(None, environ).version == 1
 
 
-def test_what_a_command_need_not_be_told() -> None:
+def test_settings_that_a_command_does_not_need() -> None:
     defaults = {"name": "registry", "kafka": {"topic_prefix": "a"}}
     sources = Sources.read(None, {}, ["kafka.bootstrap_servers=a:1", "name=b"], defaults)
     assert (sources.settings().name, sources.settings().kafka.topic_prefix) == ("b", "a")
@@ -130,13 +130,13 @@ def test_sentences(file: Path, line: str, sentence: str) -> None:
     assert problems(f"{line}\n{LEAST}", file) == [sentence]
 
 
-def test_errors_that_we_have_no_words_for_come_in_pydantics() -> None:
+def test_errors_without_a_message_of_ours_use_pydantics_message() -> None:
     error = ValidationError.from_exception_data("x", [{"type": "finite_number", "loc": ("a",), "input": "hunter2"}])
     (detail,) = error.errors()
     assert list(_sentences(detail)) == [(("a",), "Input should be a finite number")]
 
 
-def test_a_check_of_two_keys_points_at_the_one_that_stands_somewhere(file: Path) -> None:
+def test_a_check_of_two_keys_points_to_the_key_that_is_set(file: Path) -> None:
     (line,) = problems(f'{LEAST}[postgres]\nwal_sender_timeout = "6s"\n', file)
     assert line.startswith("file:6: postgres.status_interval: is 5s, more than a third")
     (line,) = problems(LEAST, file, {"PGSLUICE_POSTGRES__WAL_SENDER_TIMEOUT": "6s"})
@@ -168,7 +168,7 @@ def test_secrets_are_in_no_message(file: Path, tmp_path: Path) -> None:
     assert not any(secret in line for line in lines for secret in ("hunter", "31337"))
 
 
-def test_where_a_daemon_listens_can_be_asked_of_settings_that_are_wrong(file: Path) -> None:
+def test_the_listen_address_is_read_from_invalid_settings(file: Path) -> None:
     assert Sources.read(None, {}).http().listen == ListenAddress("127.0.0.1", 8080)
     sources = Sources.read(None, {"PGSLUICE_X__Y": "1"}, ["http.listen=[::]:80"])
     assert sources.http().listen == ListenAddress("::", 80)

@@ -6,7 +6,7 @@ from pydantic import SecretStr, ValidationError
 from tests.support.settings import problems, settings
 
 
-def test_little_needs_to_be_said() -> None:
+def test_few_settings_are_required() -> None:
     least = settings()
     assert least.slot_name == "pgsluice_shop"
     assert least.postgres.publications == ["pgsluice"]
@@ -42,7 +42,7 @@ def test_a_slot_of_another_name() -> None:
     assert settings(postgres={"slot": "legacy"}).slot_name == "legacy"
 
 
-def test_a_primary_has_what_is_not_said_from_its_standby() -> None:
+def test_a_primary_inherits_unset_parameters_from_its_standby() -> None:
     assert settings().primary_parameters() is None
     found = settings(postgres={"host": "standby", "dbname": "shop"}, snapshot={"primary": "host=primary password=x"})
     assert found.primary_parameters() == {"host": "primary", "dbname": "shop", "password": "x"}
@@ -92,7 +92,7 @@ def test_a_compacted_topic_cannot_hold_truncates() -> None:
     settings(kafka=everywhere, tables={"truncate": "skip", "rules": more})
 
 
-def test_what_depends_on_a_table_that_is_wrong_is_not_checked() -> None:
+def test_checks_that_need_an_invalid_table_are_skipped() -> None:
     assert [path for path, _ in problems(kafka={"topics": {"partitions": 0}}, tables={})] == [
         ("kafka", "topics", "partitions")
     ]

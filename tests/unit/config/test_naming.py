@@ -67,6 +67,6 @@ def test_names_of_hosts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "http://a", "a:80", "*", "*.example.com", "a b", "a..b", "[::1]"])
-def test_what_no_host_header_can_match(name: str) -> None:
+def test_names_that_no_host_header_can_match(name: str) -> None:
     with pytest.raises(ValueError, match="is not a host name: write it without scheme, port and wildcard"):
         naming.check_host_name(name)

@@ -114,7 +114,7 @@ def test_values_that_are_refused(key: str, value: object, kind: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["postgresql://u:hunter2@db/shop", "db1,postgres://db2"])
-def test_a_uri_is_no_host(host: str) -> None:
+def test_a_uri_is_not_a_host(host: str) -> None:
     assert problems(postgres={"host": host}) == [(("postgres", "host"), "is a URI: write it as postgres.dsn")]
 
 

@@ -9,7 +9,7 @@ from pgsluice.config.tables import Rule
 LEAST = {"version": 1, "name": "shop", "kafka": {"bootstrap_servers": "127.0.0.1:9092", "topic_prefix": "shop"}}
 
 
-def test_the_example_says_nothing_but_defaults(tmp_path: Path) -> None:
+def test_the_example_contains_only_defaults(tmp_path: Path) -> None:
     file = tmp_path / "example.toml"
     file.write_text(reference.example())
     settings = Sources.read(str(file), {}).settings()
@@ -52,7 +52,7 @@ def test_the_reference_has_a_line_for_every_key() -> None:
     assert "escaped as \\_xHHHH\\_." in tables
 
 
-def test_what_could_be_a_secret_is_not_shown() -> None:
+def test_possible_secrets_are_not_shown() -> None:
     secrets = {
         "sasl.passwrod": "hunter2",
         "sasl.kerberos.kinit.cmd": "kinit --password hunter2",
@@ -70,7 +70,7 @@ def test_what_could_be_a_secret_is_not_shown() -> None:
     assert settings.kafka.librdkafka_properties().items() >= secrets.items()
 
 
-def test_what_is_in_force_and_why(tmp_path: Path) -> None:
+def test_effective_settings_and_their_sources(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(
         'version = 1\nname = "shop"\n[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "shop"\n'

@@ -30,7 +30,7 @@ def test_a_server_needs_an_address() -> None:
         "http://a/\x7f",
     ],
 )
-def test_what_is_no_address(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     ((path, sentence),) = problems(schema_registry={"url": url})
     assert path == ("schema_registry", "url")
     assert "must be addresses like" in sentence
@@ -93,7 +93,7 @@ def test_a_command_gives_the_secret_of_each_connection(
         ({"key_file": "key.pem"}, "needs the certificate"),
     ],
 )
-def test_what_does_not_go_together(keys: dict[str, object], sentence: str) -> None:
+def test_settings_that_exclude_each_other(keys: dict[str, object], sentence: str) -> None:
     ((_, found),) = problems(schema_registry=keys)
     assert sentence in found
 

@@ -42,11 +42,11 @@ def test_the_first_line_is_the_secret(output: str, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_arguments_go_through_no_shell() -> None:
+def test_arguments_are_not_interpreted_by_a_shell() -> None:
     assert run(["echo", "$HOME; `id` *"], "a.key", SourceUnavailable) == "$HOME; `id` *"
 
 
-def test_it_has_no_input() -> None:
+def test_a_command_has_no_input() -> None:
     assert run(script("import sys; print(len(sys.stdin.read()))"), "a.key", SourceUnavailable) == "0"
 
 

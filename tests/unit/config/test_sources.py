@@ -52,7 +52,7 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes, line: str, sent
     assert layer.broken
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     layer = file_layer(str(tmp_path / "absent"))
     (problem,) = layer.problems
     assert problem.origin == str(tmp_path / "absent")
@@ -153,7 +153,7 @@ def test_variables_of_others_are_ignored() -> None:
     assert environment_layer(others) == Layer("environment")
 
 
-def test_one_underscore_where_two_have_to_be_is_a_problem() -> None:
+def test_one_underscore_instead_of_two_is_a_problem() -> None:
     meant = {
         "PGSLUICE_POSTGRES_PASSWORD": "PGSLUICE_POSTGRES__PASSWORD",
         "PGSLUICE_KAFKA_TOPIC_PREFIX": "PGSLUICE_KAFKA__TOPIC_PREFIX",
@@ -176,7 +176,7 @@ def test_unknown_variables_are_problems() -> None:
     ]
 
 
-def test_what_is_not_what_it_should_be_is_left_to_the_model() -> None:
+def test_values_of_wrong_types_are_left_to_the_model() -> None:
     layer = environment_layer(
         {
             "PGSLUICE_POSTGRES__PORT": "many",
@@ -189,7 +189,7 @@ def test_what_is_not_what_it_should_be_is_left_to_the_model() -> None:
     assert layer.values == {"postgres": {"port": "many", "create_slot": "yes"}, "kafka": {"client": "acks=1"}}
 
 
-def test_json_that_is_none_is_a_problem_that_does_not_repeat_it() -> None:
+def test_invalid_json_is_a_problem_that_does_not_repeat_the_value() -> None:
     layer = environment_layer({"PGSLUICE_KAFKA__CLIENT": '{"sasl.password": "hunter2}'})
     assert layer.problems == [
         Problem("PGSLUICE_KAFKA__CLIENT", "is not JSON: Unterminated string starting at, at column 19")

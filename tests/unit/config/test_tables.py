@@ -39,7 +39,7 @@ def test_types_of_columns_are_names_by_pattern() -> None:
     }
 
 
-def test_what_is_no_type_of_a_column() -> None:
+def test_values_that_are_not_column_types() -> None:
     rules = [{"match": "public.*", "types": {"a": "decimal(40,0)", "b": "string", "c": "timestamp-milis"}}]
     place = ("tables", "rules", 0, "types")
     assert problems(tables={"rules": rules}) == [

@@ -27,7 +27,7 @@ def findings(
     return transport.findings(load(None, {}, [f"{name}={value}" for name, value in flags.items()]))
 
 
-def test_what_stays_on_the_machine_needs_no_encryption() -> None:
+def test_local_connections_need_no_encryption() -> None:
     assert findings("localhost:9092,[::1]:9092, 127.8.0.1", postgres__host="localhost") == []
     assert findings(postgres__dsn="host=/run/postgresql,127.0.0.1,@abstract,::1,LOCALHOST") == []
     assert findings(postgres__dsn="dbname=shop") == []
@@ -38,7 +38,7 @@ def test_what_stays_on_the_machine_needs_no_encryption() -> None:
 
 
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require"])
-def test_modes_of_tls_that_protect_from_nobody_in_between(mode: str) -> None:
+def test_tls_modes_that_do_not_verify_the_server(mode: str) -> None:
     (finding,) = findings(postgres__host="db.example.com", postgres__sslmode=mode)
     assert (finding.name, finding.verdict) == ("postgres transport", Verdict.WARN)
     assert finding.detail.startswith(f"sslmode is {mode}: ")
@@ -62,7 +62,7 @@ def test_a_mode_that_is_not_set_is_that_of_libpq(monkeypatch: pytest.MonkeyPatch
     assert findings(postgres__host="db") == []
 
 
-def test_service_files_count(tmp_path: Path) -> None:
+def test_service_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "pg_service.conf").write_text("[safe]\nhost=db\nsslmode=verify-full\n[open]\nhost=db\n")
     assert findings(postgres__dsn="service=safe") == []
     (finding,) = findings(postgres__dsn="service=open")
@@ -81,7 +81,7 @@ def test_service_files_count(tmp_path: Path) -> None:
         {"postgres__parameters__channel_binding": "require"},
     ],
 )
-def test_connections_to_servers_that_prove_who_they_are(parameters: dict[str, Any]) -> None:
+def test_verified_connections(parameters: dict[str, Any]) -> None:
     assert findings(postgres__host="db", **parameters) == []
 
 
@@ -139,7 +139,7 @@ def test_brokers_that_are_elsewhere_are_named() -> None:
     assert "to k1, 2001:db8::1, k2, [broken:9092" in finding.detail
 
 
-def test_where_a_token_comes_from_counts() -> None:
+def test_the_address_of_a_token_endpoint_is_checked() -> None:
     url = "sasl.oauthbearer.token.endpoint.url"
     (finding,) = kafka({**SAFE_KAFKA, url: "http://id:hunter2@login.example.com/token"})
     assert "unencrypted to login.example.com" in finding.detail

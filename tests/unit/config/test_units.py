@@ -60,7 +60,7 @@ def test_sizes(text: str, size: int, canonical: str) -> None:
 
 
 @given(st.integers(min_value=0, max_value=2**60))
-def test_what_is_written_is_read_back(number: int) -> None:
+def test_printed_values_can_be_read_back(number: int) -> None:
     assert Duration.parse(str(Duration(number))) == Duration(number)
     assert Size.parse(str(Size(number))) == Size(number)
 
@@ -114,7 +114,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8080", ":8080", "localhost", "localhost:65536", "::1:80", "a b:1", "h:-1"])
-def test_what_is_not_an_address(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     assert refusal(listen=text) == f"{text!r} is not an address with a port: write it like '0.0.0.0:8080'"
 
 

@@ -60,7 +60,7 @@ def test_a_secret_is_not_empty() -> None:
         read(Parameters, {"sslpassword": ""})
 
 
-def test_clients_compress_unless_they_are_told_otherwise() -> None:
+def test_clients_compress_by_default() -> None:
     assert reveal(read(ClientProperties, {})) == COMPRESSION
     assert reveal(read(ClientProperties, {"compression.type": "zstd"})) == {"compression.type": "zstd"}
 
@@ -72,13 +72,13 @@ def test_choices_of_types_by_column() -> None:
     assert refused_keys(found.value) == [("price",)]
 
 
-def test_names_do_not_come_twice() -> None:
+def test_names_are_unique() -> None:
     assert read(Names, ["a", "b"]) == ["a", "b"]
     with pytest.raises(ValidationError, match="names a more than once"):
         read(Names, ["a", "b", "a"])
 
 
-def test_there_is_no_replication_factor_of_0() -> None:
+def test_a_replication_factor_of_0_is_refused() -> None:
     assert [read(ReplicationFactor, one) for one in (-1, 1)] == [-1, 1]
     with pytest.raises(ValidationError, match="at least 1"):
         read(ReplicationFactor, 0)
@@ -90,7 +90,7 @@ def test_hosts(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["postgresql://db", "me@db", "db,me@db"])
-def test_what_is_more_than_a_host(host: str) -> None:
+def test_values_that_contain_more_than_a_host(host: str) -> None:
     with pytest.raises(ValueError, match=r"write it as postgres\."):
         no_uri(host)
 

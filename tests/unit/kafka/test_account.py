@@ -33,11 +33,11 @@ def state(topic: str, partitions: int) -> TopicState:
 
 
 class TestLastCuts:
-    def test_none(self) -> None:
+    def test_without_records(self) -> None:
         found = last_cuts()
         assert (found.number, found.epoch, found.is_complete, found.account) == (0, 0, False, Account())
 
-    def test_the_last_one_is_that_of_the_highest_number(self) -> None:
+    def test_the_last_cut_has_the_highest_number(self) -> None:
         found = last_cuts(record(1, {}), record(3, {}), record(2, {}))
         assert (found.number, found.end_lsn) == (3, 300)
 
@@ -83,7 +83,7 @@ class TestLastCuts:
             ({"topics": record(1, {ORDERS: {0: -1}})["topics"]}, "its 'next' is -1, outside"),
         ],
     )
-    def test_what_cannot_be_true_is_refused(self, change: dict[str, Any], complaint: str) -> None:
+    def test_contradictory_records_are_refused(self, change: dict[str, Any], complaint: str) -> None:
         found = LastCuts()
         with pytest.raises(ValueError, match=f"^{complaint}"):
             found.add({**record(1, {}), **change})
@@ -95,11 +95,11 @@ KNOWN = Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, 0): 10, (ORDERS, 1): 20})
 
 class TestChanges:
     @pytest.mark.parametrize("ends", [(10, 20), (11, 25)])
-    def test_more_may_have_been_written(self, ends: tuple[int, int]) -> None:
+    def test_new_records_are_not_a_change(self, ends: tuple[int, int]) -> None:
         found = Account({ORDERS: state(ORDERS, 2)}, {(ORDERS, number): end for number, end in enumerate(ends)})
         assert changes(KNOWN, found) == {}
 
-    def test_what_is_not_known_is_not_compared(self) -> None:
+    def test_unknown_values_are_not_compared(self) -> None:
         assert changes(Account({ORDERS: TopicState("", 0)}), Account({ORDERS: state(ORDERS, 7)})) == {}
         assert changes(Account({ORDERS: state(ORDERS, 7)}), Account({ORDERS: TopicState("", 7)})) == {}
 
@@ -122,17 +122,17 @@ class TestChanges:
             ),
         ],
     )
-    def test_what_happened_is_said(self, found: Account, beginning: str) -> None:
+    def test_the_change_of_a_topic_is_described(self, found: Account, beginning: str) -> None:
         (sentence,) = changes(KNOWN, found).values()
         assert sentence.startswith(beginning)
 
-    def test_of_every_topic(self) -> None:
+    def test_the_changes_of_all_topics_are_described(self) -> None:
         known = Account({ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 1), "same": state("same", 1)})
         found = changes(known, Account({"same": state("same", 1)}))
         assert [(topic, sentence.split()[1]) for topic, sentence in found.items()] == [(ITEMS, ITEMS), (ORDERS, ORDERS)]
 
 
-def test_the_answer_of_a_later_leader_is_the_newer_one() -> None:
+def test_the_answer_of_a_later_leader_is_newer() -> None:
     former, later = (Account(leader_epochs={(ORDERS, 0): epoch}) for epoch in (3, 4))
     assert later.is_newer(former)
     assert not former.is_newer(later)

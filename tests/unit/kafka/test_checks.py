@@ -22,7 +22,7 @@ from pgsluice.kafka.topic_spec import TopicSpec
         ),
     ],
 )
-def test_nothing_more_is_looked_at(
+def test_without_a_broker_no_further_check_runs(
     monkeypatch: pytest.MonkeyPatch, properties: dict[str, str], reason: str, remedy: str
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 1.0)

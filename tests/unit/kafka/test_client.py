@@ -72,7 +72,7 @@ class TestFailure:
             assert advice in said
         assert type(failure(TIMED_OUT, "Asking", errors)) is SinkUnavailable
 
-    def test_a_broker_that_comes_back_with_another_certificate_is_news(self) -> None:
+    def test_another_certificate_of_a_broker_is_reported(self) -> None:
         errors = ClientErrors()
         refused = KafkaError(KafkaError._SSL, "SSL handshake failed: certificate verify failed")
         with structlog.testing.capture_logs() as lines:
@@ -90,7 +90,7 @@ class TestFailure:
         assert type(failure(PASSWORD, "Asking", errors)) is SinkUnavailable
         assert type(failure(PASSWORD, "Asking", ClientErrors())) is PermissionDenied
 
-    def test_clients_get_their_credentials_anew(self) -> None:
+    def test_each_client_reads_its_credentials(self) -> None:
         given = iter(["first", "not an int"])
         options = ClientOptions({}, "test", credentials=lambda: {"socket.timeout.ms": next(given)})
         for _ in range(2):
@@ -112,20 +112,20 @@ class TestFailure:
         assert type(found) is SinkUnavailable
         assert str(found) == "Asking: Timed out (_TIMED_OUT); last reported: Connection refused."
 
-    def test_so_do_records_that_were_thrown_away(self) -> None:
+    def test_an_error_of_purged_records_names_what_was_reported_last(self) -> None:
         errors = ClientErrors()
         errors(KafkaError(KafkaError._FENCED, "fenced"))
         found = failure(KafkaError(KafkaError._PURGE_QUEUE, "purged"), "Writing", errors)
         assert str(found).startswith("Writing: fenced (_FENCED). Another producer")
 
-    def test_a_time_out_because_of_a_wrong_password_is_no_matter_of_waiting(self) -> None:
+    def test_a_time_out_because_of_a_wrong_password_is_not_retried(self) -> None:
         errors = ClientErrors()
         errors(PASSWORD)
         found = failure(TIMED_OUT, "Asking", errors)
         assert type(found) is PermissionDenied
         assert str(found).startswith("Asking: Authentication failed (_AUTHENTICATION).")
 
-    def test_an_answer_stands_for_itself(self) -> None:
+    def test_an_answer_of_a_broker_is_quoted_alone(self) -> None:
         errors = ClientErrors()
         errors(PASSWORD)
         found = failure(KafkaError(KafkaError.NOT_COORDINATOR, "moved"), "Asking", errors)
@@ -134,7 +134,7 @@ class TestFailure:
 
 class TestClientErrors:
     @pytest.mark.parametrize("reports", [(REFUSED, ALL_DOWN), (ALL_DOWN, REFUSED)])
-    def test_says_once_that_kafka_is_away_and_once_that_it_is_back(self, reports: tuple[KafkaError, ...]) -> None:
+    def test_kafka_is_reported_once_as_away_and_once_as_back(self, reports: tuple[KafkaError, ...]) -> None:
         now = 0.0
         errors = ClientErrors(clock=lambda: now)
         with structlog.testing.capture_logs() as lines:
@@ -151,7 +151,7 @@ class TestClientErrors:
         assert lines == [{**AWAY, "reason": "Connection refused"}, BACK] * 3
         assert errors.counts.total() == 18
 
-    def test_reports_from_before_may_come_late(self) -> None:
+    def test_old_reports_may_come_late(self) -> None:
         """Ignore reports that were queued before Kafka was back. Every client queues its reports until it is polled."""
         now = 0.0
         errors = ClientErrors(clock=lambda: now)
@@ -164,7 +164,7 @@ class TestClientErrors:
                 errors(report)
         assert lines == [{**AWAY, "reason": "Connection refused"}, BACK]
 
-    def test_one_broker_of_several_is_not_kafka(self) -> None:
+    def test_the_failure_of_one_broker_of_several_is_not_reported(self) -> None:
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
             for _ in range(100):
@@ -182,7 +182,7 @@ class TestClientErrors:
                 errors.recovered()
         assert lines == []
 
-    def test_brokers_that_are_down_again_and_again_need_no_reason(self) -> None:
+    def test_repeated_failures_are_reported_without_a_reason(self) -> None:
         """Report repeated failures even without a reason, as when a listener expects another security.protocol."""
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
@@ -202,7 +202,7 @@ class TestClientErrors:
         errors.recovered()
         errors.raise_if_denied("Waiting")
 
-    def test_what_librdkafka_quotes_of_a_secret_is_not_repeated(self) -> None:
+    def test_a_secret_in_an_error_of_librdkafka_is_masked(self) -> None:
         """Mask the secret in the error. librdkafka quotes sasl.oauthbearer.config from the first unknown word on."""
         errors = ClientErrors()
         client = ClientOptions(
@@ -264,7 +264,7 @@ class TestClientOptions:
         assert [line["event"] for line in lines] == [AWAY["event"]]
         assert "Connection refused" in lines[0]["reason"]
 
-    def test_librdkafkas_own_lines_are_for_those_who_debug(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_log_lines_of_librdkafka_have_level_debug(self, caplog: pytest.LogCaptureFixture) -> None:
         """Log these lines at level debug, because most are harmless, such as those about unused properties."""
         properties = {"bootstrap.servers": "127.0.0.1:9", "compression.type": "lz4", "fetch.min.bytes": "1"}
         options = ClientOptions(properties, "pgsluice-shop")

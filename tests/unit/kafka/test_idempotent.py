@@ -21,7 +21,7 @@ def producer(timeout_s: float = 60.0, given_up: Event | None = None) -> Idempote
     )
 
 
-def test_what_has_not_left_is_thrown_away() -> None:
+def test_records_that_were_not_sent_are_purged() -> None:
     one = producer()
     one.begin()
     for number in range(10):
@@ -50,7 +50,7 @@ def test_records_do_not_wait_for_ever() -> None:
     assert "Connection refused" in str(caught.value)
 
 
-def test_as_long_as_some_are_taken_they_may_wait() -> None:
+def test_records_may_wait_while_others_are_delivered() -> None:
     one = producer(timeout_s=0.01)
     for left in (3, 2, 1):
         one._waited(left)
@@ -59,7 +59,7 @@ def test_as_long_as_some_are_taken_they_may_wait() -> None:
         one._waited(1)
 
 
-def test_time_in_which_nobody_waited_does_not_count() -> None:
+def test_only_the_time_spent_waiting_counts() -> None:
     one = producer(timeout_s=0.01)
     one._waited(1)
     one._looked_at -= 60.0

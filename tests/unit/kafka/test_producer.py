@@ -72,18 +72,18 @@ def test_a_record_that_was_refused_is_named_without_its_content() -> None:
     assert ROW_DATA not in str(found)
 
 
-def test_of_a_batch_that_is_too_large_the_largest_record_is_named() -> None:
+def test_the_largest_record_of_a_batch_that_is_too_large_is_named() -> None:
     found = refusal(*((TOO_LARGE, message(size)) for size in (10, 2000, 30)), (PURGED, message(5000)))
     assert "value 2000 bytes" in str(found)
 
 
-def test_what_was_refused_first_counts() -> None:
+def test_the_first_refusal_is_reported() -> None:
     found = refusal((None, message(1)), (DENIED, message(2)), (PURGED, message(3)))
     assert type(found) is PermissionDenied
     assert f"Writing a record to {TOPIC} [2]: denied" in str(found)
 
 
-def test_records_that_fell_with_their_transaction_do_not_say_why() -> None:
+def test_purged_records_do_not_give_the_reason() -> None:
     """Report librdkafka's error for purged records if the transaction has no error, which would give the reason."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 

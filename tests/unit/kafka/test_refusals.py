@@ -50,7 +50,7 @@ def letters(error: PgsluiceError) -> dict[int, DeadLetter]:
 
 
 class TestTooLarge:
-    def test_the_sentence_says_what_where_how_large_and_what_to_do(self) -> None:
+    def test_the_message_names_the_record_its_size_and_the_remedy(self) -> None:
         error = verdict((TOO_LARGE, message(0, 2000)), limits={TOPIC: 1000})
         assert str(error) == (
             "Kafka cannot take a record for shop.public.orders [2] (key 8 bytes, value 2000 bytes), a change of table "
@@ -74,19 +74,19 @@ class TestTooLarge:
         assert set(letters(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole - 1}))) == {0}
         assert type(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole})) is ConfigError
 
-    def test_without_a_record_that_is_too_large_the_batches_are(self) -> None:
+    def test_batches_are_too_large_if_no_record_is(self) -> None:
         error = verdict(*((TOO_LARGE, message(n, 400)) for n in range(5)), limits={TOPIC: 1000})
         assert type(error) is ConfigError
         assert "shop.public.orders [2]" in str(error)
         assert "Set batch.size under kafka.client to 1000 or less" in str(error)
 
-    def test_with_an_unknown_limit_it_is_the_largest(self) -> None:
+    def test_with_an_unknown_limit_the_largest_record_is_named(self) -> None:
         reports = [(TOO_LARGE, message(0, 10)), (TOO_LARGE, message(1, 2000)), (TOO_LARGE, message(2, 30, OTHER))]
         error = verdict(*reports)
         assert {seq: letter.limit for seq, letter in letters(error).items()} == {1: None, 2: None}
         assert "Raise the topic's max.message.bytes" in str(error)
 
-    def test_before_it_is_sent(self) -> None:
+    def test_a_record_that_is_too_large_is_found_before_it_is_sent(self) -> None:
         what = "the {limit} bytes that the producer may hold: raise delivery.inflight_max"
         error = refusals().too_large((TOPIC, 2), None, b"0".ljust(2000), 1000, what)
         assert str(error) == (
@@ -103,7 +103,7 @@ class TestTooLarge:
         assert letters(error)[0].size == MAX_KEY_BYTES + 2
 
 
-def test_what_kafka_finds_wrong_with_a_record() -> None:
+def test_reasons_for_which_kafka_refuses_a_record() -> None:
     error = verdict((NO_KEY, message(0, 10, key=None)))
     assert "no key (INVALID_RECORD). A topic with cleanup.policy=compact takes no record without key" in str(error)
     assert "a change of table public.orders (epoch 1, LSN 0/10, seq 0)" in str(error)
@@ -111,7 +111,7 @@ def test_what_kafka_finds_wrong_with_a_record() -> None:
     assert (letter.reason, letter.detail, letter.key) == (Reason.REFUSED, "no key (INVALID_RECORD)", None)
 
 
-def test_both_at_once() -> None:
+def test_records_that_are_too_large_and_invalid_records() -> None:
     error = verdict((NO_KEY, message(0, 10)), (TOO_LARGE, message(1, 2000)), limits={TOPIC: 1000})
     assert {seq: letter.reason for seq, letter in letters(error).items()} == {
         0: Reason.REFUSED,
@@ -120,17 +120,17 @@ def test_both_at_once() -> None:
 
 
 @pytest.mark.parametrize("refused", [message("cut record", 2000, "shop.transactions"), Message(TOPIC, key=KEY)])
-def test_what_is_no_change_can_only_stop(refused: Message) -> None:
+def test_a_refused_record_that_is_not_a_change_stops_the_process(refused: Message) -> None:
     assert type(verdict((TOO_LARGE, refused))) is PoisonError
 
 
-def test_a_dead_letter_that_is_refused_can_only_stop() -> None:
+def test_a_refused_dead_letter_stops_the_process() -> None:
     error = verdict((TOO_LARGE, message(0, 2000, "shop.dead_letters")), limits={"shop.dead_letters": 1000})
     assert type(error) is PoisonError
     assert str(error).startswith("A dead letter was refused as well. Kafka cannot take a record for shop.dead_letters")
 
 
-def test_their_number_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_dead_letters_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REFUSALS_MAX", 2)
     error = verdict(*((NO_KEY, message(n, 10)) for n in range(5)))
     assert set(letters(error)) == {0, 1}

@@ -72,13 +72,13 @@ def test_a_key_has_the_partition_that_kafka_gives_it(twin: ModuleType, key: byte
     assert queue.taken == [(ORDERS.topic, b"v", key, partition_for(key, 3), None, None, 5)]
 
 
-def test_without_a_key_it_is_the_first(twin: ModuleType) -> None:
+def test_without_a_key_the_partition_is_the_first(twin: ModuleType) -> None:
     queue = Queue()
     run(twin, [record(ITEMS, key=None)], queue)
     assert queue.taken[0][3] == 0
 
 
-def test_what_is_produced_is_counted(twin: ModuleType) -> None:
+def test_produced_records_are_counted(twin: ModuleType) -> None:
     cut = Cut()
     places = [b"a", b"b", b"c", b"a", b"b"]
     records = [record(key=key, op=op) for key, op in zip(places, ("c", "c", "d", "u", None), strict=True)]
@@ -99,35 +99,35 @@ def test_the_schema_used_last_is_the_last_one_named(twin: ModuleType) -> None:
     assert list(cut.topics[ORDERS.topic].schema_ids) == [11, 13]
 
 
-def test_it_begins_where_it_is_told_to(twin: ModuleType) -> None:
+def test_a_run_begins_at_the_given_record(twin: ModuleType) -> None:
     queue = Queue()
     assert run(twin, [record(), record(), record()], queue, at=2)[0] == 3
     assert len(queue.taken) == 1
 
 
-def test_it_ends_before_a_record_for_all_partitions(twin: ModuleType) -> None:
+def test_a_run_ends_before_a_record_for_all_partitions(twin: ModuleType) -> None:
     cut = Cut()
     assert run(twin, [record(), record(op="t", key=None), record()], cut=cut)[0] == 1
     assert cut.topics[ORDERS.topic].counts == {"c": 1}
 
 
-def test_it_ends_before_a_value_that_is_too_large(twin: ModuleType) -> None:
+def test_a_run_ends_before_a_value_that_is_too_large(twin: ModuleType) -> None:
     assert run(twin, [record(value=b"12"), record(value=None, op=None), record(value=b"123")], largest=2)[0] == 2
 
 
-def test_it_ends_when_there_is_no_room(twin: ModuleType) -> None:
+def test_a_run_ends_when_there_is_no_room(twin: ModuleType) -> None:
     assert run(twin, [record(value=b"12")] * 5, room=3) == (2, -1)
     assert run(twin, [record()], room=0) == (0, 0)
 
 
 @pytest.mark.parametrize("error", [BufferError, ValueError])
-def test_it_ends_before_a_record_that_is_refused(twin: ModuleType, error: type[Exception]) -> None:
+def test_a_run_ends_before_a_record_that_is_refused(twin: ModuleType, error: type[Exception]) -> None:
     cut = Cut()
     assert run(twin, [record()] * 5, Queue(3, error), cut)[0] == 3
     assert cut.topics[ORDERS.topic].counts == {"c": 3}
 
 
-def test_it_ends_after_a_while(twin: ModuleType) -> None:
+def test_a_run_has_a_highest_number_of_records(twin: ModuleType) -> None:
     assert run(twin, [record()] * (LONGEST + 5), Queue(LONGEST + 5))[0] == LONGEST
 
 

@@ -20,7 +20,7 @@ def sink() -> KafkaSink:
     return KafkaSink(options, CutFormat(b"shop", lambda _: b"", lambda _: {}))
 
 
-async def test_closes_though_it_never_started(sink: KafkaSink) -> None:
+async def test_a_sink_that_never_started_can_be_closed(sink: KafkaSink) -> None:
     await sink.close()
 
 

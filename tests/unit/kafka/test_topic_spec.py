@@ -38,13 +38,13 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_the_last_record_of_every_key_has_to_stay(policy: str) -> None:
+def test_compaction_has_to_keep_the_last_record_of_every_key(policy: str) -> None:
     check_compacted("t", TopicSettings("compact"))
     check_compacted("t", TopicSettings())
     with pytest.raises(ConfigError, match=f"Topic t has cleanup.policy={policy}"):
         check_compacted("t", TopicSettings(policy))
 
 
-def test_where_one_service_topic_is_there_is_another() -> None:
+def test_other_service_names_the_other_service_topic() -> None:
     assert other_service("shop.checkpoint") == "shop.transactions"
     assert other_service("shop.transactions") == "shop.checkpoint"

@@ -13,14 +13,14 @@ from pgsluice.kafka.topics import Topics
 NOBODY = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test")
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_without_an_answer_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 1.0)
     topics = Topics(NOBODY, Event())
     with pytest.raises(SinkUnavailable, match=r"^Asking Kafka for its brokers: .*last reported: .*Connection refused"):
         topics.brokers()
 
 
-def test_whoever_gives_up_is_not_kept_waiting() -> None:
+def test_a_request_that_is_given_up_ends() -> None:
     given_up = Event()
     given_up.set()
     topics = Topics(NOBODY, given_up)
@@ -29,7 +29,7 @@ def test_whoever_gives_up_is_not_kept_waiting() -> None:
             call()
 
 
-def test_nothing_has_to_be_asked_about_nothing() -> None:
+def test_without_topics_no_request_is_sent() -> None:
     topics = Topics(NOBODY, Event())
     assert topics.describe([]) == {}
     assert topics.next_offsets([]) == {}

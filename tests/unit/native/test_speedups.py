@@ -31,15 +31,15 @@ needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled 
 
 @needs_compiled
 @pytest.mark.parametrize("choice", ["", "auto", "require"])
-def test_what_was_built_runs(choice: str) -> None:
+def test_the_built_modules_run(choice: str) -> None:
     assert python(SHOW, choice) == "compiled|pgsluice.native.rows|compiled"
 
 
-def test_off_leaves_it_alone() -> None:
+def test_off_uses_python() -> None:
     assert python(SHOW, "off") == "python|pgsluice.rows|pure Python (PGSLUICE_SPEEDUPS=off)"
 
 
-def test_what_was_not_built_is_done_without_and_says_so() -> None:
+def test_without_built_modules_python_runs_and_the_log_says_so() -> None:
     name, module, said = python(WITHOUT + SHOW, "auto").split("|")
     assert (name, module) == ("python", "pgsluice.rows")
     assert said.startswith("pure Python (they were not built, or do not fit this Python: ")
@@ -55,14 +55,14 @@ except ConfigError as error:
 """
 
 
-def test_require_refuses_to_start_without_it() -> None:
+def test_require_refuses_to_start_without_built_modules() -> None:
     said = python(WITHOUT + CHECK, "require")
     assert said.startswith("PGSLUICE_SPEEDUPS=require, but the compiled modules cannot be used: they were not built")
     assert "Install a wheel" in said
 
 
 @pytest.mark.parametrize("choice", ["", "auto", "off"])
-def test_nothing_else_does(choice: str) -> None:
+def test_no_other_choice_refuses_to_start(choice: str) -> None:
     assert python(WITHOUT + CHECK, choice) == "None"
 
 

@@ -77,7 +77,7 @@ PAIR = containers.record({25: strings.text}, {23: numbers.int4})
         (containers.hstore, b'"a"=>"1", "b\\"c\\\\"=>NULL', "0000000200000001610000000131000000046222635cffffffff"),
     ],
 )
-def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
+def test_the_text_is_that_of_postgresql(to_text: ToText, text: bytes, sent: str) -> None:
     assert to_text(bytes.fromhex(sent)) == text
 
 
@@ -110,7 +110,7 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
         (containers.hstore, "00000001"),
     ],
 )
-def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
+def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent: str) -> None:
     with pytest.raises(UNREAD):
         to_text(bytes.fromhex(sent))
 

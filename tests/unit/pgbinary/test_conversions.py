@@ -34,7 +34,7 @@ def text(pg_type: PgType, sent: str, *described: TypeDescription) -> bytes:
     return to_text(bytes.fromhex(sent))
 
 
-def test_types_with_many_parts_share_what_is_known_of_the_built_in_ones() -> None:
+def test_types_with_many_parts_share_the_built_in_descriptions() -> None:
     """Share the descriptions of built-in types, because a table's types can have 100,000 parts."""
     described = [TypeDescription(oid, "public", f"t{oid}", "record_send", (23, 25)) for oid in range(20_000, 21_000)]
     relation = table(PgType(20_000, "public", "t20000"))
@@ -70,7 +70,7 @@ def test_built_in_types_go_by_their_name(name: str, sent: str, expected: bytes) 
     assert text(PgType(0, CATALOG, name), sent) == quoted
 
 
-def test_only_what_is_not_built_in_is_asked_about() -> None:
+def test_only_types_that_are_not_built_in_are_queried() -> None:
     mood, cube, domain = PgType(16_400, "public", "mood"), PgType(16_401, "public", "cube"), PgType(9, CATALOG, "int4")
     newer, acl = PgType(9_999, CATALOG, "9999"), PgType(1033, CATALOG, "aclitem")
     assert unknown_types(table(cube, domain, mood, acl, newer, mood)) == [9_999, 16_400, 16_401]
@@ -106,11 +106,11 @@ TYPES = (MOOD, MOODS, PRICE, PAIR, SPAN, SPANS, CUBES, CUBE)
         (16_407, "80000000", b"()"),
     ],
 )
-def test_other_types_go_by_what_the_catalog_says(oid: int, sent: str, expected: bytes) -> None:
+def test_other_types_are_converted_as_the_catalog_describes(oid: int, sent: str, expected: bytes) -> None:
     assert text(PgType(oid, "public", "anything"), sent, *TYPES) == expected
 
 
-def test_an_extension_that_is_gone_goes_by_its_name() -> None:
+def test_the_type_of_a_dropped_extension_is_converted_by_its_name() -> None:
     assert text(PgType(16_400, "public", "citext"), "78") == b"x"
     assert text(PgType(16_400, "public", "hstore"), "00000000") == b""
 
@@ -125,13 +125,13 @@ def test_an_extension_that_is_gone_goes_by_its_name() -> None:
         ((MOODS, described(16_400, "range_send")), r"the binary format of public\.t16400 is not known"),
     ],
 )
-def test_what_is_not_known_is_never_guessed(described: tuple[TypeDescription, ...], reason: str) -> None:
+def test_unknown_types_are_not_guessed(described: tuple[TypeDescription, ...], reason: str) -> None:
     sent = "00000001 00000000 00004010 00000001 00000001 00000003 736164"
     with pytest.raises(Unreadable, match=f"^{reason}$"):
         text(PgType(16_401, "public", "_mood"), sent, *described)
 
 
-def test_arrays_are_told_by_their_names() -> None:
+def test_arrays_are_recognised_by_their_names() -> None:
     moods, mood, ints = PgType(16_401, "public", "_mood"), PgType(16_400, "public", "mood"), PgType(1, CATALOG, "_int4")
     assert unknown_arrays(table(mood, moods, ints, moods)) == [16_401]
 
@@ -153,7 +153,7 @@ def test_elements_of_arrays() -> None:
     }
 
 
-def test_nothing_is_known_of_an_array_that_is_gone() -> None:
+def test_the_elements_of_a_dropped_array_type_are_unknown() -> None:
     """Return None for the elements of an array type that was dropped. Their delimiter is unknown as well."""
     mood, moods = PgType(16_400, "public", "mood"), PgType(16_401, "public", "_mood")
     assert elements(table(mood, moods), []) == {16_401: None}
@@ -252,5 +252,5 @@ def test_domains_that_are_nested_too_deeply_stay_text() -> None:
         described(20_000, "domain", 1007, 1007),
     ],
 )
-def test_what_a_catalog_cannot_say_is_no_array(odd: TypeDescription) -> None:
+def test_impossible_descriptions_are_not_arrays(odd: TypeDescription) -> None:
     assert elements(table(PgType(20_000, "public", "_odd")), [odd]) == {}

@@ -58,7 +58,7 @@ from pgsluice.pgbinary.base import UNREAD, ToText
         (numbers.numeric, b"0.10", "0001ffff0000000203e8"),
     ],
 )
-def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
+def test_the_text_is_that_of_postgresql(to_text: ToText, text: bytes, sent: str) -> None:
     assert to_text(bytes.fromhex(sent)) == text
 
 
@@ -77,12 +77,12 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
         (numbers.numeric, "00010000000000002710"),
     ],
 )
-def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
+def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent: str) -> None:
     with pytest.raises(UNREAD):
         to_text(bytes.fromhex(sent))
 
 
-def test_numeric_of_a_shape_that_is_odd() -> None:
+def test_numeric_values_that_postgresql_never_writes() -> None:
     """Read values that PostgreSQL never writes. Their text has no leading zeros, and no digits beyond the scale."""
     assert numbers.numeric(bytes.fromhex("0002 0001 0000 0000 0000 0007")) == b"7"
     assert numbers.numeric(bytes.fromhex("0001 ffff 0000 0001 04d2")) == b"0.1"

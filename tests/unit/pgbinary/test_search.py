@@ -25,7 +25,7 @@ from pgsluice.pgbinary.base import UNREAD, ToText
         (search.tsquery, b"( 'a' | 'b' ) <-> 'c'", "00000005020400010100006300020301000062000100006100"),
     ],
 )
-def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
+def test_the_text_is_that_of_postgresql(to_text: ToText, text: bytes, sent: str) -> None:
     assert to_text(bytes.fromhex(sent)) == text
 
 
@@ -45,6 +45,6 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
         (search.tsquery, "00000001010000610000"),
     ],
 )
-def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
+def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent: str) -> None:
     with pytest.raises(UNREAD):
         to_text(bytes.fromhex(sent))

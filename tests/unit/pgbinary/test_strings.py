@@ -37,7 +37,7 @@ from pgsluice.pgbinary.base import UNREAD, ToText
         (strings.snapshot, b"5:5:", "0000000000000000000000050000000000000005"),
     ],
 )
-def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
+def test_the_text_is_that_of_postgresql(to_text: ToText, text: bytes, sent: str) -> None:
     assert to_text(bytes.fromhex(sent)) == text
 
 
@@ -60,10 +60,10 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
         (strings.snapshot, "0000000100000000000000050000000000000005"),
     ],
 )
-def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
+def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent: str) -> None:
     with pytest.raises(UNREAD):
         to_text(bytes.fromhex(sent))
 
 
-def test_text_is_sent_as_what_it_is() -> None:
+def test_text_is_sent_unchanged() -> None:
     assert strings.text(b"x") == b"x"

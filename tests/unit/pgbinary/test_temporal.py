@@ -37,7 +37,7 @@ from pgsluice.pgbinary.base import UNREAD, ToText
         (temporal.interval, b"PT-1M-1S", "fffffffffc5d36c00000000000000000"),
     ],
 )
-def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
+def test_the_text_is_that_of_postgresql(to_text: ToText, text: bytes, sent: str) -> None:
     assert to_text(bytes.fromhex(sent)) == text
 
 
@@ -52,6 +52,6 @@ def test_text_is_postgresql_s(to_text: ToText, text: bytes, sent: str) -> None:
         (temporal.interval, "00"),
     ],
 )
-def test_what_no_send_function_writes_is_malformed(to_text: ToText, sent: str) -> None:
+def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent: str) -> None:
     with pytest.raises(UNREAD):
         to_text(bytes.fromhex(sent))

@@ -99,7 +99,7 @@ def test_a_frame_is_an_xlog_data_without_positions() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(VALUE, max_size=6))
-def test_the_decoder_reads_any_values_from_it(oid: int, values: list[bytes | None]) -> None:
+def test_the_decoder_reads_any_values_from_a_frame(oid: int, values: list[bytes | None]) -> None:
     assert Decoder().decode(insert_frame(oid, values)[MESSAGE_AT:]) == Insert(None, oid, list(values))
 
 
@@ -128,7 +128,7 @@ PIECES = st.sampled_from([b"\\", b"N", b"n", b"t", b"x", b"\t", b"\n", b"", b"ab
 
 
 @given(st.lists(PIECES, max_size=10).map(b"".join) | st.binary(max_size=12), st.integers(0, 4))
-def test_both_twins_make_the_same_of_any_line(data: bytes, columns: int) -> None:
+def test_both_twins_give_the_same_result_for_any_line(data: bytes, columns: int) -> None:
     found = [made(twin, data, columns) for twin in COPIES]
     assert found == found[:1] * len(COPIES)
 

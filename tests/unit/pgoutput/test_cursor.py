@@ -33,13 +33,13 @@ def test_a_layout_reads_big_endian_and_unaligned() -> None:
         (11, 11, "flags (1 bytes), found the end after 0"),
     ],
 )
-def test_a_layout_names_the_first_field_that_is_not_wholly_there(length: int, at: int, expected: str) -> None:
+def test_a_layout_names_the_first_incomplete_field(length: int, at: int, expected: str) -> None:
     with pytest.raises(Malformed) as raised:
         LAYOUT.read(bytes(length), 1)
     assert _malformed(raised) == (at, expected)
 
 
-def test_every_read_moves_behind_what_it_read() -> None:
+def test_every_read_advances_the_cursor() -> None:
     cursor = Cursor(b"?\x00\x00\x00\x05\xff\xff\xff\xff\x00\x01\x02\x01\x00d\xc3\xa4\x00\x00xyz", 1)
     assert cursor.fields(LAYOUT) == (5, -1, 1, 2)
     assert cursor.flag("flag") is True
@@ -52,7 +52,7 @@ def test_every_read_moves_behind_what_it_read() -> None:
     cursor.end()
 
 
-def test_a_string_may_be_all_there_is() -> None:
+def test_a_string_may_take_all_bytes() -> None:
     assert Cursor(b"\x00", 0).string("name") == ""
 
 
@@ -91,13 +91,13 @@ def test_a_string_must_be_utf8(text: bytes) -> None:
     assert _malformed(raised) == (3, "gid in UTF-8")
 
 
-def test_content_that_is_not_there_is_not_made() -> None:
+def test_missing_content_is_not_allocated() -> None:
     with pytest.raises(Malformed) as raised:
         Cursor(b"?ab", 1).content("content", 2**32 - 1)
     assert _malformed(raised) == (1, "content (4294967295 bytes), found the end after 2")
 
 
-def test_end_refuses_what_follows() -> None:
+def test_end_refuses_trailing_bytes() -> None:
     with pytest.raises(Malformed) as raised:
         Cursor(b"?ab", 1).end()
     assert _malformed(raised) == _fields(trailing(b"?ab", 1))

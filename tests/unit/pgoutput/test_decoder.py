@@ -218,7 +218,7 @@ def test_every_other_type_byte_is_refused() -> None:
         (ROLLBACK_PREPARED, "Rollback Prepared ('r')"),
     ],
 )
-def test_neither_less_nor_more_than_the_message(text: str, name: str) -> None:
+def test_truncated_and_extended_messages_are_refused(text: str, name: str) -> None:
     payload = bytes.fromhex(text)
     for length in range(1, len(payload)):
         assert error_of(payload[:length]).startswith(f"{name} at offset ")
@@ -354,7 +354,7 @@ def test_bytes_that_mean_nothing_are_refused(text: str, error: str) -> None:
         ("52 00000001 00", "Relation ('R') at offset 6: expected name, ended by NUL, found the end after 0"),
     ],
 )
-def test_lengths_are_checked_before_anything_is_made(text: str, error: str) -> None:
+def test_lengths_are_checked_before_anything_is_allocated(text: str, error: str) -> None:
     assert error_of(bytes.fromhex(text)) == error
 
 

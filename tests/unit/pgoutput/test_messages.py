@@ -9,12 +9,12 @@ from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, Unchanged
 
 
-def test_unchanged_is_one_object_and_no_null() -> None:
+def test_unchanged_is_a_single_object_and_not_null() -> None:
     assert list(Unchanged) == [UNCHANGED]
     assert UNCHANGED is not None
 
 
-def test_a_binary_value_is_its_bytes_and_says_so() -> None:
+def test_a_binary_value_equals_its_bytes_and_has_its_own_type() -> None:
     value = BinaryValue(b"\x00\x01")
     assert value == b"\x00\x01"
     assert type(value) is BinaryValue
@@ -22,6 +22,6 @@ def test_a_binary_value_is_its_bytes_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("message", get_args(messages.Message), ids=lambda message: message.__name__)
-def test_a_message_has_slots_and_no_more(message: type) -> None:
+def test_a_message_has_only_slots(message: type) -> None:
     assert dataclasses.is_dataclass(message)
     assert "__dict__" not in dir(message)

@@ -34,7 +34,7 @@ def test_topics_and_partitions_that_were_written_to() -> None:
     assert places(cuts, ["b", "c"]) == {("b", 0), ("b", 1)}
 
 
-def test_ranges_are_those_that_the_cuts_name() -> None:
+def test_ranges_are_those_in_the_cuts() -> None:
     cuts = [cut(1, a=use(1, 5, 10)), cut(2), cut(3, a=use(1, 10, 12)), cut(4, a=use(1, 13, 20))]
     assert ranges(cuts, "a") == {0: [(5, 12), (13, 20)]}
     assert ranges([cut(1, a=use(1, 5, 10)), cut(2, a=use(1, 8, 9))], "a") == {0: [(5, 10)]}

@@ -23,18 +23,18 @@ def test_parts_are_joined() -> None:
     assert (cuts[1].part, cuts[1].parts, cuts[1].marks, cuts[1].events) == (0, 1, [MARK], 3)
 
 
-def test_a_cut_whose_last_part_is_missing_is_left() -> None:
+def test_a_cut_whose_last_part_is_missing_is_skipped() -> None:
     assert [cut.number for cut in joined([part(1, 0), part(2, 2, 0, 2)])] == [1]
     assert joined([]) == []
 
 
-def test_a_cut_whose_first_part_is_missing_is_left() -> None:
+def test_a_cut_whose_first_part_is_missing_is_skipped() -> None:
     assert [cut.number for cut in joined([part(2, 3, 1, 2), part(3, 5)])] == [3]
     # In at-least-once mode, a writer that has crashed between two parts writes all parts again.
     assert [cut.offset for cut in joined([part(2, 3, 0, 2), part(2, 5, 0, 2), part(2, 6, 1, 2)])] == [6]
 
 
-def test_of_cuts_that_came_again_the_last_counts() -> None:
+def test_the_last_record_of_a_repeated_cut_is_used() -> None:
     cuts = [part(1, 0), part(2, 2), part(3, 4), part(2, 6), part(3, 8), part(4, 10)]
     assert [cut.offset for cut in last_of_each_number(cuts)] == [0, 6, 8, 10]
 

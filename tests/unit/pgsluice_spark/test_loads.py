@@ -71,7 +71,7 @@ def test_a_load_whose_beginning_is_missing() -> None:
     assert after(other, end)[0].status == PARTIAL
 
 
-def test_a_load_that_begins_anew() -> None:
+def test_a_load_that_begins_again() -> None:
     again = Position(1, 60, -9)
     marks = mark("begin", BEGIN), mark("begin", again, id="b"), mark("end", END, 3, id="b")
     state, gone = after(TableState(), *marks, a=2, b=3)
@@ -105,7 +105,7 @@ def test_states_that_later_versions_add() -> None:
     assert after(TableState(status=LOADED), mark("cancelled", BEGIN))[0].status == LOADED
 
 
-def test_where_the_rows_of_loads_lie() -> None:
+def test_the_positions_of_loaded_rows() -> None:
     state = TableState(load=Load("a", BEGIN, 4))
     again = Position(1, 75, -9)
     assert intervals(TableState(), []) == []

@@ -137,7 +137,7 @@ def test_credentials(serve: Callable[[Handler], str]) -> None:
         (404, b"[" * 100_000, "answers 404"),
     ],
 )
-def test_answers_of_no_use(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
+def test_unusable_answers(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
     with pytest.raises(RegistryError, match=problem):
         RestRegistry(serve(lambda _: (status, body))).versions(["a"])
 
@@ -168,7 +168,7 @@ def test_credentials_follow_no_redirect(serve: Callable[[Handler], str], status:
         ("file:///etc/passwd", "another path"),
     ],
 )
-def test_redirects_to_odd_places(serve: Callable[[Handler], str], location: str, target: str) -> None:
+def test_redirects_to_unusual_addresses(serve: Callable[[Handler], str], location: str, target: str) -> None:
     url = serve(lambda _: (302, location.encode()))
     with pytest.raises(RegistryError, match=f"redirects to {target}, "):
         RestRegistry(url).versions(["a"])

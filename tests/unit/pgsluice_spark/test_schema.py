@@ -69,7 +69,7 @@ def test_records_of_all_versions_are_read_as_one_type() -> None:
     ("narrow", "wide"),
     [("int", "long"), ("int", "double"), ("float", "double"), (decimal(10, 2), decimal(38, 2))],
 )
-def test_the_widest_type_wins_wherever_it_stands(narrow: Any, wide: Any) -> None:  # noqa: ANN401 - schemas
+def test_the_widest_type_is_used_in_any_order(narrow: Any, wide: Any) -> None:  # noqa: ANN401 - schemas
     schemas = [envelope_schema([column("x", kind)]) for kind in (narrow, wide)]
     assert row_types(reading(*schemas)) == {"x": wide}
     assert row_types(reading(*reversed(schemas))) == {"x": wide}

@@ -27,7 +27,7 @@ def ahead(*sent: messages.Message | Keepalive | bytes, at: int = 0) -> list[str]
     return [table.name for table in found.described()]
 
 
-def test_nothing_was_read_yet() -> None:
+def test_without_a_read_there_are_no_tables() -> None:
     assert list(Ahead().described()) == []
 
 
@@ -36,18 +36,18 @@ def test_tables_of_several_transactions() -> None:
     assert ahead(BEGIN, named("a"), ROW, COMMIT, Keepalive(100, 0, reply_requested=False), *again) == ["a", "b"]
 
 
-def test_only_what_is_still_to_come() -> None:
+def test_only_frames_that_are_still_to_come() -> None:
     assert ahead(BEGIN, named("a"), ROW, named("b"), ROW, COMMIT, at=2) == ["b"]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(START, STOP), PREPARE])
-def test_what_may_be_rolled_back_is_left_out(begin: messages.Message, end: messages.Message) -> None:
+def test_tables_of_streamed_transactions_are_left_out(begin: messages.Message, end: messages.Message) -> None:
     xid = 700 if begin is START else None
     assert ahead(begin, named("a", xid), end, BEGIN, named("b"), ROW, COMMIT) == ["b"]
     assert ahead(BEGIN, named("b"), ROW, COMMIT, begin, named("a", xid)) == ["b"]
 
 
-def test_each_read_is_looked_at_once() -> None:
+def test_each_read_is_examined_once() -> None:
     found = Ahead()
     frames: list[XLogData | Keepalive] = [data(BEGIN), data(named("a")), data(ROW)]
     found.come_to(frames, 0)
@@ -58,5 +58,5 @@ def test_each_read_is_looked_at_once() -> None:
     assert len(list(found.described())) == 1
 
 
-def test_it_ends_at_what_cannot_be_decoded() -> None:
+def test_the_search_ends_at_bytes_that_cannot_be_decoded() -> None:
     assert ahead(named("a"), xlog_data(b"R\x00"), named("b")) == ["a"]

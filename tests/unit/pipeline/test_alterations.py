@@ -98,7 +98,7 @@ async def test_a_table_whose_rows_ddl_has_changed_is_stale() -> None:
     assert scene.woken == 1
 
 
-async def test_that_is_said_once() -> None:
+async def test_a_stale_table_is_reported_once() -> None:
     scene = Scene(LOADED)
     await scene.look()
     assert await scene.look() == []
@@ -115,26 +115,26 @@ async def test_the_mark_is_not_before_what_was_delivered_or_read() -> None:
     assert [(one.lsn, one.seq) for one in scene.marks] == [(3000, FIRST_SEQ)]
 
 
-async def test_where_nothing_loads_it_again_the_warning_names_the_command() -> None:
+async def test_if_nothing_loads_the_table_again_the_warning_names_the_command() -> None:
     (warning,) = await Scene(LOADED, loads_again=False).look()
     assert warning["next"] == "load it again: pgsluice snapshot start public.numbers"
 
 
-async def test_so_it_is_with_a_table_that_the_settings_skip() -> None:
+async def test_the_warning_about_a_skipped_table_names_the_command() -> None:
     scene = Scene(replace(LOADED, table="skipped"))
     scene.world.published = [replace(WIDE, name="skipped")]
     (warning,) = await scene.look()
     assert warning["next"] == "load it again: pgsluice snapshot start public.skipped"
 
 
-async def test_a_table_that_is_as_it_was_is_left_alone() -> None:
+async def test_an_unchanged_table_is_left_alone() -> None:
     scene = Scene(LOADED)
     scene.world.layouts = {7: BEFORE}
     assert await scene.look() == []
     assert (scene.marks, scene.records, scene.woken) == ([], [], 0)
 
 
-async def test_a_change_that_concerns_no_row_is_recorded() -> None:
+async def test_a_change_that_affects_no_row_is_recorded() -> None:
     scene = Scene(LOADED)
     scene.world.layouts = {7: replace(BEFORE, storage="2c3d")}
     assert await scene.look() == []
@@ -142,20 +142,20 @@ async def test_a_change_that_concerns_no_row_is_recorded() -> None:
     assert scene.records == [replace(LOADED, layout=replace(BEFORE, storage="2c3d"))] == [scene.begun.loaded(WIDE)]
 
 
-async def test_columns_that_are_not_published_concern_nobody() -> None:
+async def test_unpublished_columns_are_ignored() -> None:
     scene = Scene(LOADED)
     scene.world.published = [NUMBERS]
     assert await scene.look() == []
     assert scene.marks == []
 
 
-async def test_what_a_table_was_that_has_no_layout_is_not_known() -> None:
+async def test_a_table_without_a_recorded_layout_is_not_compared() -> None:
     scene = Scene(replace(LOADED, layout=None, state="assumed"))
     assert await scene.look() == []
     assert (scene.marks, scene.records) == ([], [replace(LOADED, layout=ADDED, state="assumed")])
 
 
-async def test_the_encoder_is_made_again_as_columns_may_have_other_numbers() -> None:
+async def test_the_encoder_is_made_again_because_column_numbers_may_change() -> None:
     scene = Scene(LOADED)
     await scene.encoders.of(WIDE)
     assert scene.encoders.known(WIDE) is not None
@@ -163,14 +163,14 @@ async def test_the_encoder_is_made_again_as_columns_may_have_other_numbers() -> 
     assert scene.encoders.known(WIDE) is None
 
 
-async def test_loads_that_were_cancelled_and_tables_that_are_gone_are_of_no_interest() -> None:
+async def test_cancelled_loads_and_dropped_tables_are_ignored() -> None:
     scene = Scene(replace(LOADED, state="cancelled"), replace(LOADED, table="gone", oid=8))
     scene.world.gone = {8}
     assert await scene.look() == []
     assert (scene.marks, scene.records) == ([], [])
 
 
-async def test_so_are_tables_that_are_not_published_or_cannot_be() -> None:
+async def test_tables_that_are_not_or_cannot_be_published_are_ignored() -> None:
     names = {8: "out", 9: "taken"}
     scene = Scene(*(replace(LOADED, table=name, oid=oid) for oid, name in names.items()))
     scene.world.published = [replace(WIDE, name=name, oid=oid) for oid, name in names.items()]
@@ -179,7 +179,7 @@ async def test_so_are_tables_that_are_not_published_or_cannot_be() -> None:
     assert (scene.marks, scene.records) == ([], [])
 
 
-async def test_without_tables_that_are_loaded_the_catalog_is_not_asked() -> None:
+async def test_without_loaded_tables_the_catalog_is_not_queried() -> None:
     scene = Scene()
     await scene.look()
     assert scene.world.steps == ["published_names"]
@@ -198,7 +198,7 @@ async def test_a_table_that_has_left_the_publications_is_stale() -> None:
     assert len(scene.marks) == 1
 
 
-async def test_a_table_that_was_dropped_or_that_nobody_wants_is_not() -> None:
+async def test_a_table_that_was_dropped_or_excluded_is_not_stale() -> None:
     out = replace(LOADED, table="out", oid=8)
     cancelled = replace(LOADED, table="cancelled", oid=9, state="cancelled")
     scene = Scene(LOADED, out, cancelled)

@@ -52,13 +52,13 @@ def test_the_loads_of_former_sessions_are_in_progress(begun: Begun, encoders: Wa
     assert list(encoders.told) == [7]
 
 
-def test_a_load_comes_further(begun: Begun) -> None:
+def test_the_progress_of_a_load_is_recorded(begun: Begun) -> None:
     further = replace(LOAD, last=("6",), rows=6)
     begun.put(further)
     assert begun.all() == [further]
 
 
-def test_tables_that_were_never_loaded_count_as_loaded(begun: Begun) -> None:
+def test_tables_can_be_recorded_as_loaded_without_a_load(begun: Begun) -> None:
     others = replace(NOTES, oid=8, name="others")
     (found,) = begun.assume([NOTES, others])
     assert (found.table, found.oid, found.epoch, found.state) == ("others", 8, 3, "assumed")
@@ -85,7 +85,7 @@ def test_a_table_whose_rows_are_stale_is_not_loaded(begun: Begun) -> None:
     assert begun.has_loaded
 
 
-def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
+def test_a_stale_table_whose_load_was_cancelled_is_loaded(begun: Begun) -> None:
     begun.replace(replace(begun.finish(LOAD, LAYOUT), state="stale"))
     cancelled = begun.cancel(NOTES)
     assert cancelled is not None
@@ -95,14 +95,14 @@ def test_unless_a_command_has_cancelled_that(begun: Begun) -> None:
     assert not begun.has_loaded
 
 
-def test_a_table_that_was_loaded_before_a_load_was_cancelled_is_loaded_still(begun: Begun) -> None:
+def test_a_loaded_table_stays_loaded_if_a_further_load_is_cancelled(begun: Begun) -> None:
     loaded = begun.finish(LOAD, LAYOUT)
     begun.put(replace(LOAD, id="y"))
     assert begun.cancel(NOTES) is None
     assert begun.complete(NOTES) == loaded
 
 
-def test_without_a_key_it_is_not_as_copies_have_rows_twice(begun: Begun) -> None:
+def test_a_table_without_a_key_does_not_stay_loaded_if_a_load_is_cancelled(begun: Begun) -> None:
     begun.finish(LOAD, LAYOUT)
     assert begun.cancel(NOTES) is None
     begun.put(replace(LOAD, id="y", key=()))
@@ -119,7 +119,7 @@ def test_a_load_that_begins_again_is_forgotten(begun: Begun, encoders: Watched) 
     assert not encoders.told
 
 
-def test_tables_that_are_gone_are_forgotten(begun: Begun) -> None:
+def test_dropped_tables_are_forgotten(begun: Begun) -> None:
     other = replace(LOAD, oid=8, table="other")
     begun.put(other)
     begun.keep_only([8, 9])
@@ -135,25 +135,25 @@ def test_the_key_of_a_row_without_all_its_values_is_kept(begun: Begun, encoders:
     assert not begun.is_changed
 
 
-def test_not_before_the_first_row_was_read(begun: Begun, encoders: Watched) -> None:
+def test_no_key_is_kept_before_the_first_row_was_read(begun: Begun, encoders: Watched) -> None:
     begun.put(replace(LOAD, last=()))
     encoders.incomplete(b"3", UNCHANGED)
     assert not begun.is_changed
 
 
-def test_a_load_begins_again_when_the_key_is_not_known(begun: Begun, encoders: Watched) -> None:
+def test_a_load_begins_again_if_the_key_is_unknown(begun: Begun, encoders: Watched) -> None:
     encoders.incomplete(UNCHANGED, b"note")
     assert begun.of(7) is None
 
 
-def test_or_when_the_table_has_lost_a_column_of_it(begun: Begun, encoders: Watched) -> None:
+def test_a_load_begins_again_if_the_table_has_lost_a_key_column(begun: Begun, encoders: Watched) -> None:
     begun.put(replace(LOAD, key=("n", "m")))
     encoders.incomplete(b"3", UNCHANGED)
     assert begun.of(7) is None
 
 
 @pytest.mark.parametrize(("limit", "largest"), [("MOVED_MAX", 2), ("MOVED_BYTES_MAX", len('[["t1"], ["t2"]]'))])
-def test_or_when_there_are_too_many(
+def test_a_load_begins_again_if_there_are_too_many_keys(
     limit: str, largest: int, begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, limit, largest)
@@ -176,7 +176,9 @@ def test_the_keys_of_all_tables_together_are_bounded(
     assert begun.all() == [replace(LOAD, moved=(("t3",), ("t4",)))]
 
 
-def test_a_key_counts_as_a_checkpoint_has_it(begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_key_is_that_in_the_checkpoint(
+    begun: Begun, encoders: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOVED_BYTES_MAX", 12)
     encoders.incomplete("🐘".encode(), UNCHANGED)
     assert begun.of(7) is None

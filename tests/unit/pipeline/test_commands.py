@@ -110,7 +110,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_a_table_is_loaded_although_nothing_is_by_itself() -> None:
+async def test_a_command_loads_a_table_although_the_settings_load_none() -> None:
     world = world_of(command("start", "public.numbers"))
     async with running(world):
         await until(lambda: "loaded" in outcomes(world))
@@ -125,7 +125,7 @@ async def test_a_table_is_loaded_although_nothing_is_by_itself() -> None:
     assert checkpoint.commands == CommandState("topic", 1)
 
 
-async def test_a_stranger_does_not_keep_other_tables_from_being_loaded() -> None:
+async def test_a_table_of_an_untrusted_owner_does_not_block_others() -> None:
     world = world_of(command("start", "public.?t*", "public.numbers"))
     async with running(world):
         await until(lambda: "loaded" in outcomes(world))
@@ -133,7 +133,7 @@ async def test_a_stranger_does_not_keep_other_tables_from_being_loaded() -> None
     assert answers(world)[0] == Answer("a", "accepted", left_out, ("public.others", "public.numbers"))
 
 
-async def test_what_a_command_asks_for_is_in_the_checkpoint_that_has_read_it() -> None:
+async def test_the_checkpoint_after_a_command_contains_its_request() -> None:
     world = world_of(command("start", "public.numbers"))
     async with running(world, PAUSED):
         await until(lambda: outcomes(world))
@@ -145,7 +145,7 @@ async def test_what_a_command_asks_for_is_in_the_checkpoint_that_has_read_it() -
     assert asked == CommandState("topic", 1, is_paused=True, requests=(Request("a", "public", "numbers"),))
 
 
-async def test_the_next_session_goes_on_with_it() -> None:
+async def test_the_next_session_continues_with_the_request() -> None:
     request = Request("a", "public", "numbers")
     world = world_of()
     world.loaded = {("public", "numbers"): Loaded("old", "public", "numbers", 7, 3, 1)}
@@ -168,7 +168,7 @@ async def test_a_table_that_was_loaded_is_loaded_again_in_several_chunks() -> No
     assert rows(world) == ["numbers"] * 3
 
 
-async def test_some_rows_make_no_table_loaded() -> None:
+async def test_a_load_of_some_rows_does_not_make_the_table_loaded() -> None:
     world = world_of(command("start", "public.numbers", where="n > 1"))
     async with running(world):
         await until(lambda: "loaded" in outcomes(world))
@@ -176,7 +176,7 @@ async def test_some_rows_make_no_table_loaded() -> None:
     assert {mark.replaces for cut, _, _ in world.cuts for mark in cut.marks} == {False}
 
 
-async def test_so_the_table_is_loaded_next_if_it_is_to_be_by_itself() -> None:
+async def test_after_a_load_of_some_rows_the_settings_load_the_whole_table() -> None:
     """Load the whole table directly after the command's load, and not up to ten seconds later, at the next look."""
     request = Request("a", "public", "numbers", "n > 1")
     world = world_of()
@@ -193,7 +193,7 @@ async def test_so_the_table_is_loaded_next_if_it_is_to_be_by_itself() -> None:
     assert ends == [False, True]
 
 
-async def test_nor_are_its_other_rows_less_stale() -> None:
+async def test_after_a_load_of_some_rows_the_table_is_still_stale() -> None:
     world = world_of(command("start", "public.numbers", where="n > 1"))
     world.loaded = {("public", "numbers"): Loaded("old", "public", "numbers", 7, 3, 1, state="stale")}
     async with running(world):
@@ -203,7 +203,7 @@ async def test_nor_are_its_other_rows_less_stale() -> None:
     assert (stale.lsn, stale.seq) == (end.lsn, end.seq + 1)
 
 
-async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_itself() -> None:
+async def test_loads_without_a_request_end_if_the_settings_load_nothing() -> None:
     world = world_of(command("resume"))
     last = replace(CHECKPOINT, loads=(Load("one", "public", "numbers", 7, "one", ("n",), ("1",), 1),))
     async with running(world, last):
@@ -229,7 +229,7 @@ async def test_loads_that_no_command_asks_for_end_where_nothing_is_loaded_by_its
         (command("cancel", "public.numbers"), "None of these tables is being loaded."),
     ],
 )
-async def test_what_cannot_be_done_is_refused_with_a_sentence(given: Command, complaint: str) -> None:
+async def test_impossible_commands_are_refused_with_a_message(given: Command, complaint: str) -> None:
     world = world_of(given)
     async with running(world):
         await until(lambda: outcomes(world))
@@ -248,7 +248,7 @@ async def test_a_primary_that_cannot_be_reached_refuses_and_ends_no_session() ->
     assert (answers(world)[0].outcome, answers(world)[0].detail) == ("refused", "snapshot.primary: no route")
 
 
-async def test_a_table_is_asked_for_once_at_a_time() -> None:
+async def test_a_table_can_be_requested_only_once_at_a_time() -> None:
     world = world_of(command("start", "public.numbers"), command("start", "public.*s", identifier="b"))
     async with running(world, PAUSED):
         await until(lambda: len(outcomes(world)) == 2)
@@ -256,7 +256,7 @@ async def test_a_table_is_asked_for_once_at_a_time() -> None:
     assert "public.numbers is being loaded already" in answers(world)[1].detail
 
 
-async def test_more_than_a_checkpoint_can_hold_is_refused() -> None:
+async def test_more_requests_than_a_checkpoint_can_contain_are_refused() -> None:
     large = Request("z", "public", "others", "x" * REQUESTS_BYTES_MAX)
     world = world_of(command("start", "public.numbers"))
     async with running(world, replace(PAUSED, commands=replace(PAUSED.commands, requests=(large,)))):
@@ -273,7 +273,7 @@ async def test_on_a_standby_nothing_is_loaded() -> None:
     assert "from a standby" in answers(world)[0].detail
 
 
-async def test_records_that_are_no_commands_are_passed_over() -> None:
+async def test_records_that_are_not_commands_are_skipped() -> None:
     world = world_of(b"garbage", None, Answer("x", "done").to_json(), command("resume"))
     async with running(world):
         await until(lambda: outcomes(world))
@@ -281,7 +281,7 @@ async def test_records_that_are_no_commands_are_passed_over() -> None:
     assert checkpoint.commands == CommandState("topic", 4)
 
 
-async def test_what_was_read_before_is_passed_over() -> None:
+async def test_commands_that_were_read_before_are_skipped() -> None:
     """Ignore a command before the checkpoint's offset, because an outdated broker may return it again."""
     world = world_of(command("pause"), command("resume", identifier="b"))
     last = replace(CHECKPOINT, commands=CommandState("topic", 1))
@@ -340,7 +340,7 @@ async def test_a_first_load_that_is_cancelled_does_not_begin_again(monkeypatch: 
     assert set(rows(world)) == {"others"}
 
 
-async def test_some_rows_that_are_cancelled_say_nothing_of_the_table() -> None:
+async def test_cancelling_a_load_of_some_rows_does_not_change_the_table() -> None:
     world = world_of(
         command("start", "public.numbers", where="n > 1"), command("cancel", "public.numbers", identifier="b")
     )
@@ -349,7 +349,7 @@ async def test_some_rows_that_are_cancelled_say_nothing_of_the_table() -> None:
     assert [one for cut, _, _ in world.cuts for one in cut.loaded] == []
 
 
-async def test_whoever_asked_hears_that_the_table_is_not_published_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_answer_says_that_the_table_is_not_published_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "LOOK_S", 0.01)
     world = world_of(command("start", "public.numbers"))
     async with running(world, PAUSED):
@@ -359,7 +359,7 @@ async def test_whoever_asked_hears_that_the_table_is_not_published_any_more(monk
     assert answers(world)[-1].detail == "It is not published any more."
 
 
-async def test_whoever_asked_hears_why_a_table_waits() -> None:
+async def test_the_answer_says_why_a_table_waits() -> None:
     world = world_of(command("start", "public.numbers"))
     world.faults["take"] = [TableUnreadable("Permission denied.")]
     async with running(world):
@@ -393,7 +393,7 @@ class TestAPauseOfThePipeline:
             "The pipeline continues.",
         ]
 
-    async def test_twice_and_its_end_without_it_are_answered_with_a_sentence(self) -> None:
+    async def test_repeated_and_unnecessary_commands_are_answered(self) -> None:
         world = world_of(command("resume_pipeline"), command("pause_pipeline"), command("pause_pipeline"))
         async with running(world, PAUSED):
             await until(lambda: len(outcomes(world)) == 3)
@@ -404,7 +404,7 @@ class TestAPauseOfThePipeline:
         ]
         assert outcomes(world) == ["done"] * 3
 
-    async def test_outlives_the_session_also_where_the_server_has_yet_to_show_that_it_is_the_same(self) -> None:
+    async def test_outlives_the_session_even_before_the_history_is_checked(self) -> None:
         """Read commands during the pause, although the server's history is checked only later, with the stream."""
         world = world_of()
         progress = Progress(CHECKPOINT.end_lsn, {9_900: "transaction"})
@@ -416,14 +416,14 @@ class TestAPauseOfThePipeline:
             await until(lambda: outcomes(world))
             assert world.numbers == []
 
-    async def test_is_no_time_for_commands_about_tables(self) -> None:
+    async def test_commands_about_tables_are_refused(self) -> None:
         world = world_of(command("start", "public.numbers"), command("cancel", "public.numbers", identifier="b"))
         async with running(world, STOPPED):
             await until(lambda: len(outcomes(world)) == 2)
         complaint = "The pipeline is paused. Run `pgsluice resume`, then give the command again."
         assert answers(world) == [Answer(one, "refused", complaint) for one in "ab"]
 
-    async def test_is_not_ended_by_the_end_of_a_pause_of_loads(self) -> None:
+    async def test_does_not_end_with_a_pause_of_loads(self) -> None:
         world = world_of(command("resume"))
         async with running(world, STOPPED) as session:
             await until(lambda: outcomes(world))
@@ -438,7 +438,7 @@ class TestAPauseOfThePipeline:
             world.commands.append(command("resume_pipeline").to_json())
             await until(lambda: set(rows(world)) == {"numbers", "others"})
 
-    async def test_waits_for_the_end_of_the_round_and_no_other_begins(self) -> None:
+    async def test_waits_for_the_end_of_the_round(self) -> None:
         world = world_of(command("start", "public.numbers"))
         world.read.clear()
         async with running(world, chunk_rows=1):
@@ -452,7 +452,7 @@ class TestAPauseOfThePipeline:
             await asyncio.sleep(0.05)
             assert rows(world) == found == ["numbers"]
 
-    async def test_comes_too_late_if_a_transaction_is_received_for_too_long(self) -> None:
+    async def test_can_expire_while_a_transaction_is_received(self) -> None:
         world = world_of()
         async with running(world) as session:
             await until(lambda: "commands opened" in world.steps)
@@ -463,7 +463,7 @@ class TestAPauseOfThePipeline:
             assert not session.is_paused
         assert answers(world) == [Answer("a", "refused", "The command expired before it was carried out.")]
 
-    async def test_is_logged_again_and_again_until_it_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_is_logged_repeatedly_until_it_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.005)
         world = world_of()
         with capture_logs() as log:

@@ -68,12 +68,12 @@ async def test_the_key_is_the_replica_identity(identity: str) -> None:
 
 
 @pytest.mark.parametrize("identity", ["f", "n", "d"])
-async def test_where_the_identity_does_not_tell_it_is_the_primary_key_of_the_catalog(identity: str) -> None:
+async def test_with_another_identity_the_key_is_the_primary_key_in_the_catalog(identity: str) -> None:
     assert await key_of(table(identity), World(primary_keys={7: ("b",)})) == ["b"]
 
 
 @pytest.mark.parametrize("identity", ["f", "n", "d"])
-async def test_a_table_without_any_has_no_key(identity: str) -> None:
+async def test_a_table_without_identity_and_primary_key_has_no_key(identity: str) -> None:
     assert await key_of(table(identity)) is None
 
 
@@ -90,7 +90,7 @@ async def test_a_partition_root_has_the_identity_of_its_partitions() -> None:
     assert not rows.encoder.is_full
 
 
-async def test_what_only_looked_like_one_has_its_own() -> None:
+async def test_a_table_that_is_not_a_root_has_its_own_identity() -> None:
     world = World(primary_keys={7: ("b",)})
     assert await key_of(ROOT, world) == ["b"]
     rows = await encoders(world).of(ROOT)
@@ -134,14 +134,14 @@ async def test_an_encoder_that_is_forgotten_is_made_again() -> None:
     assert await made.of(relation) is not first
 
 
-async def test_when_the_catalog_has_moved_on_the_key_registered_last_holds() -> None:
+async def test_if_the_catalog_has_changed_the_last_registered_key_is_used() -> None:
     world = World(primary_keys={7: ("b",)})
     await key_of(table("f"), world)
     world.primary_keys[7] = ("renamed",)
     assert await key_of(table("f"), world) == ["b"]
 
 
-async def test_what_other_programs_registered_is_no_key() -> None:
+async def test_schemas_of_other_programs_are_not_used_as_keys() -> None:
     world = World(primary_keys={7: ("b",)})
     await key_of(table("f"), world)
     world.schemas["shop.public.t-key"] += [
@@ -154,7 +154,7 @@ async def test_what_other_programs_registered_is_no_key() -> None:
     assert len(world.schemas["shop.public.t-key"]) == 4, "the key was registered before"
 
 
-async def test_when_that_does_not_help_either_it_says_so() -> None:
+async def test_without_any_usable_key_there_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"primary key of table public\.t \(renamed\) is not among its published"):
         await key_of(table("f"), World(primary_keys={7: ("renamed",)}))
 
@@ -179,7 +179,7 @@ async def test_an_encoder_is_made_once_per_version() -> None:
     assert len(world.schemas["shop.public.t-value"]) == 2
 
 
-async def test_who_watches_a_table_is_told_by_every_encoder_of_it() -> None:
+async def test_every_encoder_of_a_watched_table_reports_incomplete_rows() -> None:
     def tell(_relation: Relation, _new: TupleData) -> None:
         raise AssertionError("nothing is encoded")
 
@@ -278,7 +278,7 @@ MOODY = Relation(7, "public", "t", "n", (Column("a", INT4, -1, is_key=False), Co
 @pytest.mark.parametrize(
     ("binary", "relation", "asked"), [(False, MOODY, []), (True, table("d", "a"), []), (True, MOODY, [[16_400]])]
 )
-async def test_only_types_that_come_in_binary_format_and_are_not_built_in_are_asked_about(
+async def test_only_binary_types_that_are_not_built_in_are_queried(
     *, binary: bool, relation: Relation, asked: list[list[int]]
 ) -> None:
     world = World(types={16_400: TypeDescription(16_400, "public", "mood", "enum_send")})
@@ -288,7 +288,7 @@ async def test_only_types_that_come_in_binary_format_and_are_not_built_in_are_as
     assert world.described == asked
 
 
-async def test_binary_values_of_types_that_were_asked_about_are_read() -> None:
+async def test_binary_values_of_queried_types_are_read() -> None:
     world = World(types={16_400: TypeDescription(16_400, "public", "mood", "enum_send")})
     types = TypeOptions(binary=True)
     made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), Tables("shop"), types)
@@ -310,7 +310,7 @@ def row_types(world: World) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-async def test_arrays_are_asked_about_in_any_format(*, binary: bool) -> None:
+async def test_arrays_are_queried_in_both_formats(*, binary: bool) -> None:
     moods = PgType(16_401, "public", "_mood")
     described = (
         TypeDescription(16_400, "public", "mood", "enum_send"),
@@ -387,20 +387,20 @@ class TestATableThatCannotBePublished:
         assert "column b of type int4 cannot be uuid" in found[0]["detail"]
         assert world.topics == {"shop.dead_letters"}
 
-    async def test_it_is_said_counted_and_listed(self) -> None:
+    async def test_the_table_is_logged_counted_and_listed(self) -> None:
         made = self.encoders(World(), self.RULE)
         await made.of(table("d", "a"))
         assert self.counted() == 1
         ((entry),) = self.quarantine.tables
         assert (entry["table"], "cannot be uuid" in entry["reason"]) == ("public.t", True)
 
-    async def test_others_are_published(self) -> None:
+    async def test_other_tables_are_published(self) -> None:
         made = self.encoders(World(), self.RULE)
         await made.of(table("d", "a"))
         rows = await made.of(replace(table("d", "a"), oid=8, name="u"))
         assert [*made.ready.values()] == [rows]
 
-    async def test_one_that_fits_after_all_is_released(self) -> None:
+    async def test_a_table_that_fits_again_is_released(self) -> None:
         world = World()
         made = self.encoders(world, self.RULE)
         await made.of(table("d", "a"))
@@ -410,25 +410,25 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(table("d", "a")), RefusedRows)
         assert 7 not in made.ready, "a run would take its rows for those of the version before"
 
-    async def test_one_whose_schema_is_too_large(self) -> None:
+    async def test_a_schema_that_is_too_large(self) -> None:
         world = World(faults={"register": [PoisonError("Too large.")]})
         rows = await self.encoders(world).of(table("d", "a"))
         (found,) = self.letters(rows, world, messages.Insert(None, 7, [b"1", b"2", b"3"]))
         assert found["detail"] == "Too large."
 
-    async def test_one_that_has_had_too_many_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_too_many_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pgsluice.pipeline.encoders.FORMER_COLUMNS_MAX", 3)
         made = self.encoders(World())
         for number, kind in enumerate((Rows, Rows, Rows, RefusedRows)):
             assert isinstance(await made.of(table("d", "a", columns=("a", f"b{number}"))), kind)
         assert "has had more than 3 columns" in self.quarantine.tables[0]["reason"]
 
-    async def test_what_the_registry_refuses_is_decided_by_another_setting(self) -> None:
+    async def test_a_refusal_of_the_registry_is_handled_by_another_setting(self) -> None:
         world = World(faults={"register": [IncompatibleSchema("Not like this.")]})
         with pytest.raises(IncompatibleSchema):
             await self.encoders(world).of(table("d", "a"))
 
-    async def test_one_whose_topic_has_the_rows_of_another_table(self) -> None:
+    async def test_a_topic_that_has_the_rows_of_another_table(self) -> None:
         world = World()
         made = self.encoders(world, TableRule("sales.*", topic="{prefix}.public.{table}"))
         await made.of(table("d", "a"))
@@ -436,12 +436,12 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(other), RefusedRows)
         assert "which has the rows of another table" in self.quarantine.tables[0]["reason"]
 
-    async def test_a_change_of_it_is_delivered(self) -> None:
+    async def test_its_changes_count_as_delivered(self) -> None:
         made = self.encoders(World(), TableRule("public.t", topic="{prefix}.transactions"))
         change = Change(self.TRANSACTION, table("d", "a"), encode(messages.Insert(None, 7, [b"1", b"2", b"3"])))
         assert made.delivers(change)
 
-    async def test_the_status_names_a_hundred(self) -> None:
+    async def test_the_status_names_up_to_a_hundred_tables(self) -> None:
         quarantine = Quarantine(Metrics())
         for number in range(110):
             quarantine.add(replace(table("d"), name=f"t{number}"), "a reason")
@@ -466,17 +466,17 @@ class TestWhetherAChangeIsDelivered:
     def delivers(self, found: Encoders, relation: Relation, message: bytes) -> bool:
         return found.delivers(Change(self.TRANSACTION, relation, message))
 
-    def test_one_of_a_published_table_is(self) -> None:
+    def test_a_change_of_a_published_table_is_delivered(self) -> None:
         assert self.delivers(encoders(World()), table("d"), self.INSERT)
         assert self.delivers(encoders(World()), table("d"), self.TRUNCATE)
 
-    def test_one_of_a_table_that_is_left_out_is_not(self) -> None:
+    def test_a_change_of_an_excluded_table_is_not_delivered(self) -> None:
         found, out = encoders(World()), replace(table("d"), name="out")
         assert [self.delivers(found, out, self.INSERT) for _ in range(2)] == [False, False]
         renamed = replace(out, name="in")
         assert self.delivers(found, renamed, self.INSERT), "it is another version of the table"
 
-    def test_a_truncate_is_not_if_truncates_are_skipped(self) -> None:
+    def test_a_truncate_is_not_delivered_if_truncates_are_skipped(self) -> None:
         tables = Tables("shop", truncate=False)
         found = Encoders(FakeSource(World()), FakeSink(World()), FakeRegistry(World()), tables, TypeOptions())
         assert not self.delivers(found, table("d"), self.TRUNCATE)

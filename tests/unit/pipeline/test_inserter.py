@@ -103,7 +103,7 @@ async def test_a_load_begins_with_its_first_chunk(stage: Stage) -> None:
     assert stage.outbox._open.load_position == LoadPosition(LSN, 4)
 
 
-async def test_it_goes_on_behind_that() -> None:
+async def test_a_load_continues_after_its_last_row() -> None:
     stage = Stage(LOAD, load_position=LoadPosition(900, 3))
     await stage.inserter.insert(await stage.opened(), chunk(3, 4), LSN, 0)
     assert stage.told == [("rows", 4)]
@@ -119,7 +119,7 @@ async def test_rows_and_marks_at_one_position_are_counted_over_chunks_and_sessio
     assert stage.outbox._open.load_position == LoadPosition(LSN, 11)
 
 
-async def test_it_ends_with_the_last_chunk() -> None:
+async def test_a_load_ends_with_its_last_chunk() -> None:
     stage = Stage(LOAD)
     await stage.inserter.insert(await stage.opened(), chunk(3, is_last=True), LSN, 0)
     assert stage.told == [("rows", 3), ("end", 3)]
@@ -145,13 +145,13 @@ async def test_rows_that_have_moved_are_read_again_before_the_end() -> None:
     assert stage.told == [("rows", 3), ("rows", 4), ("end", 4)]
 
 
-async def test_those_that_moved_meanwhile_are_left() -> None:
+async def test_rows_that_moved_while_they_were_read_are_kept_for_later() -> None:
     stage = Stage(replace(LOAD, is_read=True, moved=(("t8",), ("t9",))))
     await stage.inserter.insert(await stage.opened(), chunk(8, is_last=True), LSN, 0, (("t8",),))
     assert stage.begun.of(7) == replace(LOAD, rows=3, is_read=True, moved=(("t9",),))
 
 
-async def test_whoever_has_asked_is_told_of_the_end() -> None:
+async def test_the_end_of_a_requested_load_is_answered() -> None:
     stage = Stage(LOAD, request=REQUEST)
     await stage.inserter.insert(await stage.opened(), chunk(3), LSN, 0)
     assert stage.answers == []
@@ -160,7 +160,7 @@ async def test_whoever_has_asked_is_told_of_the_end() -> None:
     assert stage.requests.state == CommandState("topic", 5)
 
 
-async def test_some_of_the_rows_do_not_make_the_table_loaded() -> None:
+async def test_a_load_of_some_rows_does_not_make_the_table_loaded() -> None:
     stage = Stage(LOAD, request=replace(REQUEST, where="n > 1"))
     await stage.inserter.insert(await stage.opened(where="n > 1"), chunk(3, is_last=True), LSN, 0)
     assert stage.told == [("rows", 3), ("end", 3)]
@@ -169,7 +169,7 @@ async def test_some_of_the_rows_do_not_make_the_table_loaded() -> None:
     assert [answer.outcome for answer in stage.answers] == ["loaded"]
 
 
-async def test_rows_have_the_time_of_whoever_read_them(stage: Stage) -> None:
+async def test_rows_have_the_time_of_their_snapshot(stage: Stage) -> None:
     await stage.inserter.insert(await stage.opened(key=()), chunk(1, is_last=True), LSN, 77)
     (record,) = stage.outbox._open.records
     assert record.op == "r"
@@ -190,7 +190,7 @@ async def test_more_rows_than_a_cut_holds_go_into_several() -> None:
     assert stage.outbox._open.load_position == LoadPosition(LSN, 9 + len(stage.marks))
 
 
-async def test_others_have_their_turn_between_many_rows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_tasks_run_between_many_rows(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN", 2)
     opened, told = await stage.opened(), list[int]()
 

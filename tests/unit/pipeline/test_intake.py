@@ -57,7 +57,7 @@ async def test_a_paused_pipeline_begins_no_read() -> None:
     assert scene.intake.awaited is None
 
 
-async def test_what_is_read_during_a_pause_waits_for_its_end() -> None:
+async def test_frames_that_are_read_during_a_pause_wait_for_its_end() -> None:
     scene = Scene()
     scene.intake.begin()
     scene.is_paused = True
@@ -84,14 +84,14 @@ async def test_a_pause_hides_no_error() -> None:
         read.result()
 
 
-async def test_the_end_of_the_stream_is_noticed_although_nobody_reads() -> None:
+async def test_the_end_of_the_stream_is_noticed_during_a_pause() -> None:
     scene = Scene()
     scene.stream.end(SourceUnavailable("The connection broke."))
     with pytest.raises(SourceUnavailable, match="broke"):
         await scene.intake.wait_lost()
 
 
-async def test_but_the_read_tells_of_an_error_that_stops_the_process() -> None:
+async def test_the_read_reports_an_error_that_stops_the_process() -> None:
     scene = Scene()
     scene.stream.end(StopError("The slot is lost."))
     waiting = asyncio.create_task(scene.intake.wait_lost())

@@ -19,14 +19,14 @@ def caught_up(at: float, lsn: int = 1000) -> Lag:
     return lag
 
 
-def test_an_idle_server_that_is_heard_of_is_no_lag() -> None:
+def test_an_idle_server_that_answers_causes_no_lag() -> None:
     lag = caught_up(10.0)
     for now in range(12, 1000, 2):
         lag.note_server(now, 1000)
         assert (lag.seconds(now + 1.0), lag.bytes) == (0.0, 0)
 
 
-def test_a_server_that_is_not_heard_of_may_have_something() -> None:
+def test_a_server_that_does_not_answer_may_have_changes() -> None:
     lag = caught_up(10.0)
     assert lag.seconds(10.0 + FRESH_S) == 0.0
     assert lag.seconds(11.0 + FRESH_S) == 1.0 + FRESH_S
@@ -36,7 +36,7 @@ def test_a_server_that_is_not_heard_of_may_have_something() -> None:
     assert lag.seconds(1002.0) == 0.0
 
 
-def test_what_is_not_delivered_counts_since_the_server_was_seen_to_have_it() -> None:
+def test_the_lag_counts_from_the_first_sight_of_an_undelivered_position() -> None:
     lag = caught_up(10.0)
     for now in range(20, 100, 10):
         lag.note_server(now, 1000 + now)
@@ -53,7 +53,7 @@ def test_a_server_that_falls_silent_while_we_are_behind() -> None:
     assert (lag.seconds(500.0), lag.bytes) == (480.0, 100)
 
 
-def test_what_was_heard_last_counts_although_it_said_nothing_new() -> None:
+def test_an_unchanged_position_of_the_server_is_news() -> None:
     lag = caught_up(10.0)
     lag.note_server(20.0, 1100)
     lag.note_server(500.0, 1100)
@@ -61,7 +61,7 @@ def test_what_was_heard_last_counts_although_it_said_nothing_new() -> None:
     assert lag.seconds(501.0) == 0.0
 
 
-def test_a_commit_that_is_not_delivered_is_as_old_as_it_is() -> None:
+def test_the_lag_is_the_age_of_an_undelivered_commit() -> None:
     lag = caught_up(5000.0)
     lag.note_server(5001.0, 9000)
     lag.note_delivered(2000, 2000)
@@ -69,7 +69,7 @@ def test_a_commit_that_is_not_delivered_is_as_old_as_it_is() -> None:
     assert lag.seconds(5001.0) == 3601.0
 
 
-def test_its_age_stays_known_when_the_session_ends() -> None:
+def test_the_age_of_a_commit_stays_known_when_the_session_ends() -> None:
     """Keep the lag between two sessions, and until the second session has received something."""
     lag = caught_up(5000.0)
     lag.note_server(5001.0, 9000)
@@ -82,7 +82,7 @@ def test_its_age_stays_known_when_the_session_ends() -> None:
     assert lag.seconds(5030.0) == 0.0
 
 
-def test_a_commit_is_older_than_all_that_is_known() -> None:
+def test_a_commit_may_be_older_than_all_known_positions() -> None:
     """Use the commit's time if it is all that is known. The first batch can come before the server's position."""
     lag = Lag(100.0)
     lag.note_undelivered_commit(40.0)
@@ -92,14 +92,14 @@ def test_a_commit_is_older_than_all_that_is_known() -> None:
     assert lag.seconds(103.0) == 0.0
 
 
-def test_commits_from_the_future_are_no_lag() -> None:
+def test_commits_from_the_future_cause_no_lag() -> None:
     lag = caught_up(10.0)
     lag.note_server(11.0, 1100)
     lag.note_undelivered_commit(50.0)
     assert lag.seconds(12.0) == 1.0
 
 
-def test_while_another_process_delivers_nothing_counts() -> None:
+def test_while_another_process_delivers_old_positions_are_ignored() -> None:
     lag = caught_up(10.0)
     lag.note_server(20.0, 1100)
     lag.note_undelivered_commit(15.0)
@@ -110,7 +110,7 @@ def test_while_another_process_delivers_nothing_counts() -> None:
     assert lag.seconds(1003.0) == 0.0
 
 
-def test_another_server_has_less() -> None:
+def test_another_server_may_have_less_wal() -> None:
     """Accept a lower position of the server, because a promoted standby may lack WAL of the former primary."""
     lag = caught_up(10.0)
     lag.note_server(20.0, 1500)
@@ -120,7 +120,7 @@ def test_another_server_has_less() -> None:
     assert (lag.seconds(41.0), lag.bytes) == (0.0, 0)
 
 
-def test_what_is_older_than_the_last_position_is_left_out() -> None:
+def test_observations_older_than_the_last_one_are_ignored() -> None:
     lag = caught_up(10.0)
     lag.note_server(30.0, 1200)
     lag.note_server(20.0, 5000)

@@ -18,7 +18,7 @@ TABLES = [
 ]
 
 
-def test_what_is_to_be_read_is_counted_and_the_rest_is_not() -> None:
+def test_only_tables_that_have_to_be_read_are_counted() -> None:
     report = LoadWatch().report(TABLES, 5.0)
     states = {
         "waiting": 1,
@@ -40,7 +40,7 @@ def test_what_is_to_be_read_is_counted_and_the_rest_is_not() -> None:
     assert (report.rows_per_s, report.seconds_left) == (0, None)
 
 
-def test_every_state_is_told_and_few_tables_are_named() -> None:
+def test_every_state_is_counted_and_few_tables_are_named() -> None:
     report = LoadWatch().report([TableReport(str(number), "waiting") for number in range(1000)], 5.0)
     assert set(report.tables) == set(STATES)
     assert len(report.named) == SHOWN_MAX
@@ -57,7 +57,7 @@ def look(watch: LoadWatch, tables: list[TableReport], now: float) -> tuple[LoadR
     return report, [dict(one) for one in said]
 
 
-def test_the_log_says_it_at_the_beginning_every_minute_and_at_the_end() -> None:
+def test_progress_is_logged_at_the_beginning_every_minute_and_at_the_end() -> None:
     watch = LoadWatch()
     assert look(watch, [], 1.0)[1] == []
     (begin,) = look(watch, loading(0), 10.0)[1]
@@ -71,7 +71,7 @@ def test_the_log_says_it_at_the_beginning_every_minute_and_at_the_end() -> None:
     assert look(watch, loading(2000, is_loaded=True), 200.0)[1] == []
 
 
-def test_it_says_nothing_while_all_tables_are_blocked() -> None:
+def test_nothing_is_logged_while_all_tables_are_blocked() -> None:
     watch, blocked = LoadWatch(), [TableReport("t", "blocked", 0, 10_000, "no right")]
     assert look(watch, blocked, 1.0)[1] == []
     (begin,) = look(watch, loading(0), 10.0)[1]

@@ -177,7 +177,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "ASK_S", 0.01)
 
 
-async def test_the_rows_stand_between_two_marks() -> None:
+async def test_rows_are_between_two_marks() -> None:
     world = world_of(1, 2, 3)
     async with loading(world) as found:
         await found.finish()
@@ -188,7 +188,7 @@ async def test_the_rows_stand_between_two_marks() -> None:
     assert end == LoadMark(TOPIC, "public", "numbers", begin.id, "end", 3, 10_000, FIRST_SEQ + 5, 3, replaces=True)
 
 
-async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:
+async def test_the_end_is_recorded_in_the_same_cut() -> None:
     world = world_of(1)
     async with loading(world) as found:
         await found.finish()
@@ -199,7 +199,7 @@ async def test_the_end_is_recorded_with_the_cut_that_has_it() -> None:
     assert world.checkpoint.load_position == LoadPosition(10_000, 4)
 
 
-async def test_an_empty_table_is_loaded_too() -> None:
+async def test_an_empty_table_is_loaded() -> None:
     world = world_of()
     async with loading(world) as found:
         await found.finish()
@@ -299,7 +299,7 @@ async def test_a_pace_is_kept() -> None:
     assert [mark.rows for mark in marks(world) if mark.state == "rows"] == [20, 30]
 
 
-async def test_a_transaction_that_the_snapshot_does_not_see_comes_behind_the_rows() -> None:
+async def test_a_transaction_that_the_snapshot_does_not_see_comes_after_the_rows() -> None:
     world = world_of(1, 2)
     world.read.clear()
     async with loading(world) as found:
@@ -313,7 +313,7 @@ async def test_a_transaction_that_the_snapshot_does_not_see_comes_behind_the_row
     assert found.session.progress.delivered == 10_100
 
 
-async def test_nothing_behind_a_transaction_that_waits_is_confirmed() -> None:
+async def test_nothing_after_a_waiting_transaction_is_confirmed() -> None:
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
@@ -327,7 +327,7 @@ async def test_nothing_behind_a_transaction_that_waits_is_confirmed() -> None:
         assert found.session.progress.received == 20_000
 
 
-async def test_a_transaction_that_the_snapshot_sees_goes_on_before_the_rows() -> None:
+async def test_a_transaction_that_the_snapshot_sees_comes_before_the_rows() -> None:
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
@@ -342,7 +342,7 @@ async def test_a_transaction_that_the_snapshot_sees_goes_on_before_the_rows() ->
     assert arrived(world) == [("c", 5), ("r", 1)]
 
 
-async def test_rows_that_fit_nowhere_are_read_again_fewer_at_once() -> None:
+async def test_rows_without_a_position_are_read_again_in_smaller_chunks() -> None:
     world = world_of(1, 2, 3)
     world.read.clear()
     async with loading(world, chunk_rows=2) as found:
@@ -352,7 +352,7 @@ async def test_rows_that_fit_nowhere_are_read_again_fewer_at_once() -> None:
     assert [mark.rows for mark in marks(world) if mark.state == "rows"] == [1, 3]
 
 
-async def test_a_table_whose_rows_never_fit_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_table_whose_rows_never_have_a_position_is_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "VOIDS_MAX", 0)
     world = world_of(1)
     world.read.clear()
@@ -362,7 +362,7 @@ async def test_a_table_whose_rows_never_fit_is_put_off(monkeypatch: pytest.Monke
     assert arrived(world) == [("c", 5), ("c", 6), ("r", 1)]
 
 
-async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
+async def test_a_snapshot_has_to_see_the_transactions_that_have_passed() -> None:
     world = world_of(1)
     world.read.clear()
     async with loading(world, chunk_rows=1) as found:
@@ -378,7 +378,7 @@ async def test_no_snapshot_is_taken_before_it_sees_what_went_on() -> None:
     assert arrived(world) == [("r", 1), ("c", 5), ("r", 2)]
 
 
-async def test_no_more_is_read_than_one_large_chunk_while_another_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_one_large_chunk_is_read_while_another_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MANY_EVENTS", 1)
     world = world_of(1, 2, 3, 4)
     world.commit_gate = asyncio.Event()
@@ -402,7 +402,7 @@ async def test_small_chunks_become_one_cut_while_another_is_committed() -> None:
     assert [len(cut.marks) for cut, _, _ in world.cuts if cut.marks] == [2, 4]
 
 
-async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_visible_transactions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "SEEN_S", 0.01)
     world = world_of(1, 2)
     world.read.clear()
@@ -420,7 +420,7 @@ async def test_and_the_stream_waits_for_that_only_so_long(monkeypatch: pytest.Mo
     assert arrived(world) == [("r", 1), ("c", 5), ("c", 6), ("r", 2)]
 
 
-async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
+async def test_writers_of_the_table_have_to_end_first() -> None:
     world = world_of(1)
     world.writers = [{"3/1", "4/1"}, {"3/1", "5/9"}, {"5/9"}]
     async with loading(world) as found:
@@ -428,7 +428,7 @@ async def test_those_who_are_changing_the_table_have_to_end_first() -> None:
     assert not world.writers
 
 
-async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end(
+async def test_a_writer_that_does_not_end_does_not_block_other_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Load another table while a writer of the first table does not end."""
@@ -447,7 +447,7 @@ async def test_but_nobody_keeps_other_tables_waiting_by_changing_one_without_end
         await found.task
 
 
-async def test_a_load_goes_on_in_the_next_session() -> None:
+async def test_a_load_continues_in_the_next_session() -> None:
     world = world_of(1, 2, 3)
     load = Load("x", "public", "numbers", 7, "one", ("n",), ("1",), 1)
     async with loading(
@@ -461,7 +461,7 @@ async def test_a_load_goes_on_in_the_next_session() -> None:
     ]
 
 
-async def test_but_not_if_the_table_has_another_shape() -> None:
+async def test_a_load_begins_again_if_the_table_has_another_shape() -> None:
     world = world_of(1, 2)
     load = Load("x", "public", "numbers", 7, "another", ("n",), ("1",), 1)
     async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
@@ -470,7 +470,7 @@ async def test_but_not_if_the_table_has_another_shape() -> None:
     assert "x" not in {mark.id for mark in marks(world)}
 
 
-async def test_a_chunk_may_take_several_cuts_each_with_how_far_it_has_come() -> None:
+async def test_a_chunk_may_take_several_cuts_each_with_its_progress() -> None:
     world = world_of(*range(1, 31))
     async with loading(world, cut_bytes=2_000) as found:
         await found.finish()
@@ -488,7 +488,7 @@ async def test_a_chunk_ends_with_its_bytes() -> None:
     assert len([mark for mark in marks(world) if mark.state == "rows"]) > 1
 
 
-async def test_a_table_that_cannot_be_read_now_is_tried_again_and_the_stream_goes_on() -> None:
+async def test_a_table_that_cannot_be_read_now_is_tried_again_later() -> None:
     world = world_of(1)
     world.faults = {"lock": [TableUnreadable("locked")], "rows": [TableUnreadable("cancelled")]}
     async with loading(world) as found:
@@ -508,7 +508,7 @@ async def test_rows_that_do_not_come_in_time_are_read_in_smaller_chunks() -> Non
     assert next(mark.rows for mark in marks(world) if mark.state in ("rows", "end")) == 2
 
 
-async def test_a_key_that_is_no_longer_valid_lets_the_load_begin_again() -> None:
+async def test_a_load_begins_again_if_its_key_is_no_longer_valid() -> None:
     world = world_of(*range(4))
     world.faults = {"rows": [None, ValueRefused("invalid input value for enum")]}
     async with loading(world, chunk_rows=2) as found:
@@ -517,7 +517,7 @@ async def test_a_key_that_is_no_longer_valid_lets_the_load_begin_again() -> None
     assert len([mark for mark in marks(world) if mark.state == "begin"]) == 2
 
 
-async def test_so_is_one_whose_connection_broke() -> None:
+async def test_a_table_is_tried_again_if_the_connection_broke() -> None:
     world = world_of(1)
     world.faults = {"rows": [SourceUnavailable("gone")], "shape": [SourceUnavailable("gone")]}
     async with loading(world) as found:
@@ -528,7 +528,7 @@ async def test_so_is_one_whose_connection_broke() -> None:
     assert sorted(arrived(world)) == [("c", 5), ("r", 1)]
 
 
-async def test_what_waited_goes_on_when_the_rows_cannot_be_read() -> None:
+async def test_waiting_transactions_continue_if_the_rows_cannot_be_read() -> None:
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
@@ -565,7 +565,7 @@ async def test_a_table_without_key_is_read_in_one_round() -> None:
     assert [mark.rows for mark in marks(world) if mark.state == "end"] == [30]
 
 
-async def test_an_empty_table_without_key_is_loaded_too() -> None:
+async def test_an_empty_table_without_key_is_loaded() -> None:
     world = world_of()
     world.shapes = {7: WITHOUT_KEY}
     async with loading(world) as found:
@@ -585,7 +585,7 @@ async def test_a_table_without_key_is_read_from_the_beginning_after_a_failure(fa
     assert first.id != last.id
 
 
-async def test_and_after_a_restart() -> None:
+async def test_a_table_without_key_is_read_from_the_beginning_after_a_restart() -> None:
     world = world_of(1, 2)
     world.shapes = {7: WITHOUT_KEY}
     load = Load("x", "public", "numbers", 7, "one", rows=1)
@@ -595,7 +595,7 @@ async def test_and_after_a_restart() -> None:
     assert "x" not in {mark.id for mark in marks(world)}
 
 
-async def test_a_chunk_without_key_that_fits_nowhere_is_read_again() -> None:
+async def test_a_chunk_without_key_and_position_is_read_again() -> None:
     world = world_of(1)
     world.shapes = {7: WITHOUT_KEY}
     world.read.clear()
@@ -618,7 +618,7 @@ async def test_a_large_table_without_key_is_left_out_until_it_has_one() -> None:
     assert [mark.rows for mark in marks(world) if mark.state == "end"] == [200]
 
 
-async def test_a_table_of_somebody_who_may_only_make_tables_is_left_out_unless_the_settings_name_it() -> None:
+async def test_a_table_of_an_untrusted_owner_is_left_out_unless_the_settings_name_it() -> None:
     for is_trusted in (True, False):  # the owner may change just before the table is read
         world = world_of(1)
         world.strange = set() if is_trusted else {7}
@@ -642,7 +642,7 @@ def is_distrusted(found: Running) -> bool:
     return report is not None and "public.numbers is left out until" in (report.named[0].reason or "")
 
 
-async def test_any_number_of_their_tables_keeps_nobody_waiting() -> None:
+async def test_any_number_of_untrusted_tables_does_not_block_others() -> None:
     """Load other tables although many have untrusted owners. The log names only some of these."""
     world = world_of(1)
     others = [replace(NUMBERS, oid=100 + number, name=f"other{number}") for number in range(50)]
@@ -657,7 +657,7 @@ async def test_any_number_of_their_tables_keeps_nobody_waiting() -> None:
     assert line["tables"] == 50 - SHOWN_MAX
 
 
-async def test_what_a_command_has_asked_for_can_be_cancelled_although_it_became_somebody_elses() -> None:
+async def test_a_requested_load_can_be_cancelled_after_a_change_of_the_owner() -> None:
     state = CommandState("topic", requests=(Request("a", "public", "numbers"),))
     world = world_of(1)
     world.strange = {7}
@@ -689,7 +689,7 @@ async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -
     assert "rows_of" in world.steps
 
 
-async def test_rows_that_move_before_any_was_read_are_of_no_interest() -> None:
+async def test_rows_that_move_before_the_first_read_are_ignored() -> None:
     world = world_of(1)
     world.read.clear()
     async with loading(world) as found:
@@ -701,7 +701,7 @@ async def test_rows_that_move_before_any_was_read_are_of_no_interest() -> None:
 
 
 @pytest.mark.parametrize("limit", ["MOVED_MAX", "MOVED_BYTES_MAX"])
-async def test_too_many_of_them_make_the_load_begin_again(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_begins_again_after_too_many_moved_rows(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(begun, limit, 0)
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
@@ -716,7 +716,7 @@ async def test_too_many_of_them_make_the_load_begin_again(limit: str, monkeypatc
     assert len({mark.id for mark in marks(world)}) == 2
 
 
-async def test_they_are_kept_from_the_beginning_of_a_session_on() -> None:
+async def test_moved_rows_are_noted_from_the_beginning_of_a_session() -> None:
     world = world_of(1)
     world.faults = {"published_relations": [SourceUnavailable("gone")] * 3}
     load = Load("x", "public", "numbers", 7, "one", ("n",), ("1",), 1)
@@ -740,7 +740,7 @@ async def test_transactions_are_noted_only_while_there_is_something_to_load() ->
         assert not found.session._loader._rounds._unseen
 
 
-async def test_they_do_not_add_up_while_nothing_can_be_read() -> None:
+async def test_noted_transactions_do_not_add_up_while_nothing_can_be_read() -> None:
     """Forget the transactions that the snapshot has to see while no table can be read.
 
     This is safe, because the loader waits later for transactions that are changing the table.
@@ -761,7 +761,7 @@ async def test_they_do_not_add_up_while_nothing_can_be_read() -> None:
     assert not world.writers
 
 
-async def test_a_table_that_is_gone_is_forgotten() -> None:
+async def test_a_dropped_table_is_forgotten() -> None:
     world = world_of(1)
     world.shapes = {}
     async with loading(world) as found:
@@ -771,7 +771,7 @@ async def test_a_table_that_is_gone_is_forgotten() -> None:
         assert not marks(world)
 
 
-async def test_the_server_is_made_to_write_something_if_it_does_not_come_further(
+async def test_a_message_is_written_if_the_stream_does_not_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rounds, "FLUSH_S", 0.0)
@@ -783,7 +783,7 @@ async def test_the_server_is_made_to_write_something_if_it_does_not_come_further
         await found.finish()
 
 
-async def test_what_it_writes_for_that_is_not_published() -> None:
+async def test_the_message_that_moves_the_stream_is_not_published() -> None:
     world = World(position=10_000)
     async with loading(world) as found:
         lsn = world.emit(b"", "pgsluice.flush")
@@ -792,7 +792,7 @@ async def test_what_it_writes_for_that_is_not_published() -> None:
     assert not arrived(world)
 
 
-async def test_a_stream_that_does_not_come_to_the_snapshot_gives_the_table_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_table_is_abandoned_if_the_stream_does_not_reach_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "ROUND_S", 0.02)
     world = world_of(1)
     world.tells_position = False
@@ -802,7 +802,7 @@ async def test_a_stream_that_does_not_come_to_the_snapshot_gives_the_table_up(mo
         await found.finish()
 
 
-async def test_a_transaction_that_is_half_received_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_snapshot_waits_for_a_transaction_that_is_half_received(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PAUSE_S", 0.02)
     world = world_of(1)
     world.read.clear()
@@ -838,7 +838,7 @@ def assumed(world: World) -> list[Loaded]:
     return [one for cut, _, _ in world.cuts for one in cut.loaded if one.state == "assumed"]
 
 
-async def test_what_an_earlier_version_has_delivered_counts_as_loaded() -> None:
+async def test_tables_delivered_by_an_earlier_version_count_as_loaded() -> None:
     world = world_of(1)
     world.published = [NUMBERS, replace(NUMBERS, oid=8, name="left_out")]
     async with loading(world, assumes=True) as found:
@@ -851,7 +851,7 @@ async def test_what_an_earlier_version_has_delivered_counts_as_loaded() -> None:
     assert arrived(world) == []
 
 
-async def test_also_if_it_was_a_standby() -> None:
+async def test_tables_delivered_by_an_earlier_version_from_a_standby_count_as_loaded() -> None:
     world = world_of(1)
     world.standby = True
     with structlog.testing.capture_logs() as said:
@@ -862,7 +862,7 @@ async def test_also_if_it_was_a_standby() -> None:
     assert not any(one["event"] == "no table can be loaded" for one in said)
 
 
-async def test_unless_somebody_has_chosen_a_mode() -> None:
+async def test_with_a_chosen_mode_earlier_tables_do_not_count_as_loaded() -> None:
     world = world_of(1)
     async with loading(world) as found:
         await found.finish()
@@ -871,7 +871,7 @@ async def test_unless_somebody_has_chosen_a_mode() -> None:
     assert assumed(world) == []
 
 
-async def test_nor_in_a_pipeline_that_is_new_or_has_recorded_it() -> None:
+async def test_in_a_new_or_recorded_pipeline_tables_do_not_count_as_loaded() -> None:
     world = world_of(1)
     async with loading(world, assumes=True, checkpoint=TRACKING) as found:
         await found.finish()
@@ -879,7 +879,7 @@ async def test_nor_in_a_pipeline_that_is_new_or_has_recorded_it() -> None:
     assert assumed(world) == []
 
 
-async def test_it_is_recorded_again_if_the_session_ended_before_it_was() -> None:
+async def test_loaded_tables_are_recorded_again_if_the_session_ended_before() -> None:
     world = world_of(1)
     world.faults = {"commit": [SinkUnavailable("killed")]}
     async with loading(world, assumes=True) as found:
@@ -891,7 +891,7 @@ async def test_it_is_recorded_again_if_the_session_ended_before_it_was() -> None
     assert arrived(world) == []
 
 
-async def test_rows_that_the_primary_may_have_lost_go_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_that_the_primary_may_have_lost_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AGAIN_S", 0.01)
     world = world_of(1, 2)
     world.faults = {"confirm": [PrimaryUnavailable("it has crashed")]}
@@ -901,7 +901,7 @@ async def test_rows_that_the_primary_may_have_lost_go_nowhere(monkeypatch: pytes
     assert world.steps.count("confirm") == world.steps.count("rows") == 2
 
 
-async def test_a_table_that_must_not_be_read_has_no_topic_because_of_that() -> None:
+async def test_no_topic_is_created_for_a_table_that_must_not_be_read() -> None:
     world = world_of(1)
     world.faults = {"check_readable": [TableUnreadable("permission denied")] * 20}
     async with loading(world) as found:
@@ -909,7 +909,7 @@ async def test_a_table_that_must_not_be_read_has_no_topic_because_of_that() -> N
     assert "open_topic" not in world.steps
 
 
-async def test_the_report_says_how_far_the_tables_have_come() -> None:
+async def test_the_report_has_the_progress_of_the_tables() -> None:
     world = world_of(*range(30))
     world.published = [NUMBERS, replace(NUMBERS, oid=8, name="done"), replace(NUMBERS, oid=9, name="skipped")]
     world.loaded = {("public", "done"): Loaded("x", "public", "done", 8, 12, 1)}
@@ -964,7 +964,7 @@ def world_of_some(name: str) -> World:
     return world
 
 
-async def test_a_table_of_which_a_rule_wants_some_rows_counts_as_loaded() -> None:
+async def test_a_table_of_which_a_rule_selects_some_rows_counts_as_loaded() -> None:
     world = world_of_some("some")
     async with loading(world) as found:
         await found.finish()
@@ -993,7 +993,7 @@ async def test_small_tables_come_first() -> None:
     assert [mark.topic for mark in marks(world) if mark.state == "begin"] == ["shop.public.small", TOPIC]
 
 
-async def test_it_looks_again_and_again_while_it_reads_and_rests_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loader_looks_repeatedly_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.002)
     world, rest, chunks = world_of(*range(80)), Loader._rest, list[int]()
 

@@ -3,7 +3,7 @@ import pytest
 from pgsluice.pipeline.pace import LEAST_ROWS, SLOW_S, Pace
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_without_a_limit_there_is_no_pause() -> None:
     pace = Pace(None)
     pace.on_read(10**9, now=5.0)
     assert pace.wait_s(5.0) == 0.0
@@ -19,13 +19,13 @@ def test_rows_take_their_time() -> None:
     assert pace.wait_s(7.0) == 0.0
 
 
-def test_what_was_not_used_is_not_made_up_for() -> None:
+def test_unused_time_is_not_made_up_for() -> None:
     pace = Pace(100)
     pace.on_read(10, now=1000.0)
     assert pace.wait_s(1000.0) == pytest.approx(0.1)
 
 
-def test_no_more_is_read_at_once_than_in_a_second() -> None:
+def test_a_chunk_has_at_most_the_rows_of_one_second() -> None:
     assert Pace(100).at_once(20_000) == 100
     assert Pace(100).at_once(7) == 7
 
@@ -40,13 +40,13 @@ def test_no_more_is_read_at_once_than_in_a_second() -> None:
         (0.02, 0.50, 20_000),  # transactions have waited only at the end
     ],
 )
-def test_fewer_are_read_at_once_where_changes_wait_for_them(held_s: float, read_s: float, rows: int) -> None:
+def test_chunks_shrink_while_changes_wait_for_them(held_s: float, read_s: float, rows: int) -> None:
     pace = Pace(None)
     pace.on_round(held_s, read_s)
     assert pace.at_once(20_000) == rows
 
 
-def test_a_thousand_are_always_read_if_so_many_are_asked_for() -> None:
+def test_a_chunk_does_not_shrink_below_a_thousand_rows() -> None:
     pace = Pace(None)
     for _ in range(100):
         pace.on_round(9.0, 8.0)
@@ -55,7 +55,7 @@ def test_a_thousand_are_always_read_if_so_many_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("held_s", "read_s"), [(0.03, 0.01), (0.0, 8.0)])
-def test_more_are_read_again_where_that_is_quick_or_nobody_waits(held_s: float, read_s: float) -> None:
+def test_chunks_grow_again_if_reading_is_quick_or_nothing_waits(held_s: float, read_s: float) -> None:
     pace = Pace(None)
     pace.on_round(9.0, 8.0)
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_more_are_read_again_where_that_is_quick_or_nobody_waits(held_s: float, 
     assert pace.at_once(20_000) == 20_000
 
 
-def test_fewer_are_read_after_a_timeout_until_reading_is_quick_again() -> None:
+def test_chunks_shrink_after_a_timeout_until_reading_is_quick_again() -> None:
     pace = Pace(None)
     pace.on_timeout()
     assert pace.at_once(20_000) == 5_000

@@ -24,7 +24,7 @@ def test_a_table_is_listed_with_the_reason_until_it_is_published(quarantine: Qua
     assert quarantine.tables == []
 
 
-def test_the_log_tells_once_of_each_reason(quarantine: Quarantine) -> None:
+def test_each_reason_is_logged_once(quarantine: Quarantine) -> None:
     with capture_logs() as logs:
         for reason in ("no topic", "no topic", "no key"):
             quarantine.add(table("orders"), reason)
@@ -45,7 +45,7 @@ def test_names_are_written_as_patterns_so_that_no_two_tables_have_the_same(quara
     assert [one["table"] for one in quarantine.tables] == ['t."b.c"', 't.""""']
 
 
-def test_a_name_cannot_read_like_a_sentence_of_ours(quarantine: Quarantine) -> None:
+def test_a_name_cannot_look_like_a_part_of_the_message(quarantine: Quarantine) -> None:
     quarantine.add(table("z: OK all fine. table public.orders"), "no topic")
     assert [one["table"] for one in quarantine.tables] == ['public."z: OK all fine. table public.orders"']
 

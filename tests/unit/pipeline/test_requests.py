@@ -52,7 +52,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_a_table_is_asked_for_or_not(stage: Stage) -> None:
+def test_the_request_of_a_table(stage: Stage) -> None:
     assert stage.requests.of(NOTES) == REQUEST
     assert stage.requests.of(("public", "n")) is None
     assert stage.requests.where(NOTES) == "n > 1"
@@ -70,19 +70,19 @@ def test_a_state_joins_the_open_cut_with_its_answers_and_the_loads(stage: Stage)
     assert stage.woken == 1
 
 
-def test_whoever_has_asked_is_told_why_the_table_waits(stage: Stage) -> None:
+def test_the_command_is_answered_with_the_reason_why_its_table_waits(stage: Stage) -> None:
     stage.requests.note(NOTES, "It is locked.")
     assert stage.answers == [Answer("command", "waiting", "It is locked.", ("public.notes",))]
     assert stage.requests.state == STATE
 
 
-def test_and_when_it_is_loaded(stage: Stage) -> None:
+def test_the_command_is_answered_when_its_table_is_loaded(stage: Stage) -> None:
     stage.requests.end(NOTES, "loaded", rows=7)
     assert stage.answers == [Answer("command", "loaded", "", ("public.notes",), 7)]
     assert stage.requests.state.requests == STATE.requests[1:]
 
 
-def test_where_nobody_has_asked_nobody_is_told(stage: Stage) -> None:
+def test_without_a_request_there_is_no_answer(stage: Stage) -> None:
     stage.requests.note(("public", "n"), "It is locked.")
     stage.requests.end(("public", "n"), "ended")
     assert stage.answers == []

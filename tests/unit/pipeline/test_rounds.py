@@ -111,17 +111,17 @@ class TestTakingASnapshot:
         assert gate.admits(Transaction(VISIBLE, 100, 0))
         assert not gate.admits(Transaction(INVISIBLE, 200, 0))
 
-    async def test_nothing_behind_it_counts_as_received(self, stage: Stage) -> None:
+    async def test_nothing_after_a_waiting_transaction_counts_as_received(self, stage: Stage) -> None:
         await stage.rounds.take()
         stage.progress.on_received(END + 500)
         assert stage.progress.received <= END
 
-    async def test_the_session_stands_still_meanwhile_and_that_is_counted(self, stage: Stage) -> None:
+    async def test_the_pause_of_the_session_is_counted(self, stage: Stage) -> None:
         await stage.rounds.take()
         assert stage.told == ["pause", "resume"]
         assert len(stage.held) == 1
 
-    async def test_a_transaction_that_does_not_end_puts_the_table_off(
+    async def test_a_transaction_that_does_not_end_postpones_the_table(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "PAUSE_S", 0.01)
@@ -131,7 +131,7 @@ class TestTakingASnapshot:
         assert stage.transactions.gate is None
         assert stage.held == []
 
-    async def test_a_server_that_does_not_answer_holds_nobody_up(
+    async def test_a_server_that_does_not_answer_does_not_block_the_session(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "TAKE_S", 0.01)
@@ -144,13 +144,13 @@ class TestTakingASnapshot:
 
 
 class TestWhatWentOn:
-    async def test_it_has_to_be_visible_first(self, stage: Stage) -> None:
+    async def test_a_transaction_that_passed_has_to_be_visible_first(self, stage: Stage) -> None:
         stage.world.seen = [stage.world.seen[0], stage.world.seen[0], SEES_ALL]
         stage.rounds.watch(on=True)
         stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
         assert (await stage.rounds.take()).snapshot == SEES_ALL
 
-    async def test_not_for_ever(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_wait_for_visibility_is_limited(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SEEN_S", 0.01)
         stage.rounds.watch(on=True)
         stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
@@ -159,7 +159,9 @@ class TestWhatWentOn:
         assert stage.transactions.gate is None
 
     @pytest.mark.parametrize("was_on", [False, True])
-    async def test_it_is_not_noted_while_no_table_is_to_be_loaded(self, stage: Stage, *, was_on: bool) -> None:
+    async def test_transactions_are_not_noted_while_no_table_has_to_be_loaded(
+        self, stage: Stage, *, was_on: bool
+    ) -> None:
         stage.rounds.watch(on=was_on)
         if was_on:
             stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
@@ -167,16 +169,14 @@ class TestWhatWentOn:
         stage.rounds.on_commit(Transaction(INVISIBLE + 1, 200, 0))
         assert (await stage.rounds.take()).end_lsn == END
 
-    async def test_it_is_forgotten_once_it_is_visible(self, stage: Stage) -> None:
+    async def test_a_visible_transaction_is_forgotten(self, stage: Stage) -> None:
         stage.rounds.watch(on=True)
         stage.rounds.on_commit(Transaction(VISIBLE, 100, 0))
         await stage.rounds.prune()
         stage.world.seen = [Snapshot(1, 1, frozenset())]
         assert (await stage.rounds.take()).end_lsn == END
 
-    async def test_what_the_snapshot_of_the_round_sees_is_not_noted_however_far_the_stream_is_behind(
-        self, stage: Stage
-    ) -> None:
+    async def test_transactions_that_the_snapshot_of_the_round_sees_are_not_noted(self, stage: Stage) -> None:
         stage.rounds.watch(on=True)
         await stage.rounds.take()
         stage.rounds.on_commit(Transaction(VISIBLE, 100, 0))
@@ -184,7 +184,9 @@ class TestWhatWentOn:
         stage.world.seen = [Snapshot(1, 1, frozenset())]
         assert (await stage.rounds.take()).end_lsn == END
 
-    async def test_what_it_does_not_see_is(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_transactions_that_the_snapshot_of_the_round_does_not_see_are_noted(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "SEEN_S", 0.01)
         stage.rounds.watch(on=True)
         await stage.rounds.take()
@@ -195,27 +197,27 @@ class TestWhatWentOn:
 
 
 class TestThePlaceOfTheRows:
-    async def test_where_the_server_was_if_nothing_waits(self, stage: Stage) -> None:
+    async def test_the_rows_are_at_the_servers_position_if_nothing_waits(self, stage: Stage) -> None:
         await stage.rounds.take()
         stage.rounds.on_position(END)
         assert await stage.rounds.wait_complete() == END
 
-    async def test_before_the_first_that_waits(self, stage: Stage) -> None:
+    async def test_the_rows_are_before_the_first_waiting_transaction(self, stage: Stage) -> None:
         await stage.rounds.take()
         stage.hold(INVISIBLE, END - 300)
         stage.hold(INVISIBLE + 1, END - 200)
         stage.rounds.on_position(END)
         assert await stage.rounds.wait_complete() == END - 300
 
-    async def test_none_if_one_that_is_seen_waits_behind_one_that_is_not(self, stage: Stage) -> None:
+    async def test_there_is_no_position_if_a_visible_transaction_waits_after_an_invisible_one(
+        self, stage: Stage
+    ) -> None:
         await stage.rounds.take()
         stage.hold(INVISIBLE, END - 300)
         stage.hold(VISIBLE, END - 200)
         assert await stage.rounds.wait_complete() is None
 
-    async def test_the_server_is_asked_at_once_so_the_answer_ends_the_wait(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_the_position_is_requested_at_once(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ASK_S", 3600.0)
         await stage.rounds.take()
         waiting = asyncio.create_task(stage.rounds.wait_complete())
@@ -225,7 +227,7 @@ class TestThePlaceOfTheRows:
         stage.rounds.on_position(answer.wal_end)
         assert await waiting == END
 
-    async def test_a_transaction_behind_the_snapshot_ends_the_wait(
+    async def test_a_transaction_after_the_snapshot_ends_the_wait(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "ASK_S", 3600.0)
@@ -238,14 +240,14 @@ class TestThePlaceOfTheRows:
         stage.rounds.on_commit(transaction)
         assert await waiting == END
 
-    async def test_something_is_written_so_that_the_stream_comes_there(self, stage: Stage) -> None:
+    async def test_a_message_is_written_to_move_the_stream(self, stage: Stage) -> None:
         await stage.rounds.take()
         waiting = asyncio.create_task(stage.rounds.wait_complete())
         await until(lambda: stage.reader.flushes)
         stage.rounds.on_position(END)
         assert await waiting == END
 
-    async def test_a_stream_that_does_not_come_puts_the_table_off(
+    async def test_a_stream_that_does_not_move_postpones_the_table(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "ROUND_S", 0.01)
@@ -254,7 +256,7 @@ class TestThePlaceOfTheRows:
             await stage.rounds.wait_complete()
 
     @pytest.mark.parametrize("is_locked", [False, True])
-    async def test_a_stream_that_comes_nearer_is_waited_for_unless_the_table_is_locked(
+    async def test_a_moving_stream_is_awaited_unless_the_table_is_locked(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, *, is_locked: bool
     ) -> None:
         monkeypatch.setattr(module, "ROUND_S", 0.2)
@@ -271,7 +273,7 @@ class TestThePlaceOfTheRows:
         else:
             assert await waiting == END
 
-    async def test_positions_before_and_after_a_round_are_nobodys(self, stage: Stage) -> None:
+    async def test_positions_outside_of_a_round_are_ignored(self, stage: Stage) -> None:
         stage.rounds.on_position(END)
         stage.world.server = replace(stage.world.server, xlogpos=END + 100)
         await stage.rounds.take()
@@ -283,7 +285,7 @@ class TestThePlaceOfTheRows:
 
 
 class TestTheEnd:
-    async def test_what_has_waited_goes_on_and_counts_as_received(self, stage: Stage) -> None:
+    async def test_waiting_transactions_continue_and_count_as_received(self, stage: Stage) -> None:
         await stage.rounds.take()
         stage.hold(INVISIBLE, END + 100)
         stage.progress.on_received(END + 500)
@@ -302,7 +304,7 @@ class TestTheEnd:
         await stage.rounds.end()
         assert len(stage.held) == 1 + waits, "once"
 
-    async def test_the_next_round_knows_nothing_of_it(self, stage: Stage) -> None:
+    async def test_a_round_does_not_affect_the_next_one(self, stage: Stage) -> None:
         await stage.rounds.take()
         stage.hold(INVISIBLE, END - 300)
         await stage.rounds.end()

@@ -14,7 +14,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_second_request_soon_after_the_first_is_a_sign(clock: list[float]) -> None:
+def test_a_second_request_shortly_after_the_first_is_a_sign(clock: list[float]) -> None:
     watch = ShutdownWatch()
     watch.asked(5000)
     assert not watch.suspected
@@ -25,7 +25,9 @@ def test_a_second_request_soon_after_the_first_is_a_sign(clock: list[float]) -> 
 
 
 @pytest.mark.parametrize(("wal_end", "after_s"), [(5001, module.SIGN_S / 2), (5000, 2 * module.SIGN_S)])
-def test_one_at_another_position_or_long_after_is_none(clock: list[float], wal_end: int, after_s: float) -> None:
+def test_a_request_at_another_position_or_much_later_is_not_a_sign(
+    clock: list[float], wal_end: int, after_s: float
+) -> None:
     watch = ShutdownWatch()
     watch.asked(5000)
     clock[0] += after_s
@@ -34,7 +36,7 @@ def test_one_at_another_position_or_long_after_is_none(clock: list[float], wal_e
     assert watch.wal_end == wal_end
 
 
-def test_it_is_overdue_once_it_has_waited_for_long(clock: list[float]) -> None:
+def test_a_shutdown_is_overdue_after_a_long_wait(clock: list[float]) -> None:
     watch = ShutdownWatch()
     assert not watch.overdue
     for _ in range(2):

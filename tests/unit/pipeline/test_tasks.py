@@ -8,7 +8,7 @@ from pgsluice.errors import DrainTimeout
 from pgsluice.pipeline.tasks import cancel, drained_within
 
 
-async def test_a_block_has_all_the_time_until_it_is_told_to_stop() -> None:
+async def test_a_block_has_no_time_limit_until_a_stop() -> None:
     async with drained_within(0, asyncio.Event()):
         await asyncio.sleep(0)
 

@@ -16,7 +16,7 @@ async def test_silence_lasts_until_the_next_sign_of_life() -> None:
     assert vitals.silent_s < before
 
 
-async def test_waiting_for_others_is_no_silence_and_ends_with_a_sign_of_life() -> None:
+async def test_waiting_for_others_is_not_silence_and_ends_with_a_sign_of_life() -> None:
     vitals = Vitals()
     await asyncio.sleep(SHORT_S)
     before = vitals.silent_s

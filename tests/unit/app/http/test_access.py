@@ -49,13 +49,13 @@ def basic(text: str) -> str:
 
 
 class TestToken:
-    def test_without_one_everybody_passes(self) -> None:
+    def test_without_a_token_every_request_is_allowed(self) -> None:
         assert Access().allows("")
 
     @pytest.mark.parametrize(
         "header", [f"Bearer {TOKEN}", f"bearer  {TOKEN}", basic(f"any:{TOKEN}"), basic(f":{TOKEN}")]
     )
-    def test_both_ways_to_send_it(self, header: str, token_file: Path) -> None:
+    def test_both_ways_to_send_the_token_are_accepted(self, header: str, token_file: Path) -> None:
         assert Access(AccessFiles(token_file=str(token_file))).allows(header)
 
     @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ class TestToken:
         ["", TOKEN, "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Digest {TOKEN}", "Basic !",
          basic(TOKEN), basic("any:"), f"Basic {TOKEN}", "Bearer \udc80\u00e9"],
     )  # fmt: skip
-    def test_what_is_refused(self, header: str, token_file: Path) -> None:
+    def test_other_headers_are_refused(self, header: str, token_file: Path) -> None:
         assert not Access(AccessFiles(token_file=str(token_file))).allows(header)
 
-    def test_a_new_one_counts_and_a_spoilt_one_does_not(self, token_file: Path) -> None:
+    def test_a_new_token_is_used_and_an_unusable_file_is_ignored(self, token_file: Path) -> None:
         access = Access(AccessFiles(token_file=str(token_file)))
         token_file.write_text("x" * 20)
         access.look()
@@ -81,7 +81,7 @@ class TestToken:
         ("content", "says"),
         [(None, "cannot be read: No such file"), ("", "not a password"), ("short", "fewer than 16 characters")],
     )
-    def test_a_file_that_is_none(self, content: str | None, says: str, tmp_path: Path) -> None:
+    def test_files_without_a_token_are_refused(self, content: str | None, says: str, tmp_path: Path) -> None:
         file = tmp_path / "token"
         if content is not None:
             file.write_text(content)
@@ -90,23 +90,23 @@ class TestToken:
 
 
 class TestCertificate:
-    def test_files_that_are_not_there(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_missing_files_are_refused(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         absent = tmp_path / "absent"
         with pytest.raises(ConfigError, match=r"http.tls_cert_file: .*absent cannot be read: No such file"):
             Access(files((absent, pair[1])))
         with pytest.raises(ConfigError, match=r"http.tls_key_file: .*absent cannot be read: No such file"):
             Access(files((pair[0], absent)))
 
-    def test_the_key_of_another_certificate(self, pair: tuple[Path, Path], other: tuple[Path, Path]) -> None:
+    def test_the_key_of_another_certificate_is_refused(self, pair: tuple[Path, Path], other: tuple[Path, Path]) -> None:
         with pytest.raises(ConfigError, match="is not the key of the certificate in"):
             Access(files((pair[0], other[1])))
 
-    def test_what_is_no_certificate(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_files_without_a_certificate_are_refused(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         (tmp_path / "text").write_text("hello")
         with pytest.raises(ConfigError, match="are not a certificate and a key in PEM format"):
             Access(files((tmp_path / "text", pair[1])))
 
-    def test_a_key_with_a_password(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_a_key_with_a_password_is_refused(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         locked = tmp_path / "locked.key"
         command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", str(pair[1]), "-out", str(locked)]
         subprocess.run(command, check=True, capture_output=True)
@@ -114,7 +114,7 @@ class TestCertificate:
             Access(files((pair[0], locked)))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-    def test_a_key_that_others_own(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def test_a_key_that_cannot_be_read_is_refused(self, pair: tuple[Path, Path], tmp_path: Path) -> None:
         hidden = tmp_path / "hidden"
         hidden.write_bytes(pair[1].read_bytes())
         hidden.chmod(0)
@@ -146,7 +146,7 @@ class TestServer:
         assert allowed.status_code != 401
         assert probes == [200, 200, 200]
 
-    async def test_a_renewed_certificate_counts_for_new_connections(
+    async def test_a_renewed_certificate_is_used_for_new_connections(
         self, pair: tuple[Path, Path], other: tuple[Path, Path], tmp_path: Path
     ) -> None:
         served = tmp_path / "served.crt", tmp_path / "served.key"
@@ -197,7 +197,7 @@ class TestClient:
         with pytest.raises(UnavailableError, match=r"another certificate than http\.tls_cert_file"):
             await ask(url, "/status", cert_file=str(other[0]))
 
-    async def test_authorities_vouch_for_a_server_elsewhere(self, url: str) -> None:
+    async def test_without_the_certificate_the_server_needs_a_trusted_authority(self, url: str) -> None:
         with pytest.raises(UnavailableError, match="certificate verify failed"):
             await ask(url, "/status")
 
@@ -210,7 +210,7 @@ class TestClient:
                 await ask(url, "/status", cert_file=str(tmp_path / file))
 
     @pytest.mark.parametrize("url", ["ftp://x", "https://", "https://x:y", "http://[x"])
-    async def test_what_is_no_url(self, url: str) -> None:
+    async def test_invalid_urls_are_refused(self, url: str) -> None:
         with pytest.raises(UsageError, match="must look like"):
             await ask(url, "/status")
 

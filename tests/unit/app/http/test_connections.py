@@ -85,7 +85,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_one_that_asks_again_and_again_stays(connect: Connect) -> None:
+async def test_a_connection_with_many_requests_stays_open(connect: Connect) -> None:
     client = await connect()
     end = time.monotonic() + 5 * SHORT_S
     while time.monotonic() < end:
@@ -96,7 +96,7 @@ async def test_one_that_asks_again_and_again_stays(connect: Connect) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("part", [b"", b"GET", REQUEST[:-2]])
 @pytest.mark.parametrize("asks", [False, True])
-async def test_one_that_is_silent_is_ended(part: bytes, asks: bool, connect: Connect) -> None:  # noqa: FBT001
+async def test_a_silent_connection_is_closed(part: bytes, asks: bool, connect: Connect) -> None:  # noqa: FBT001
     client = await connect()
     if asks:
         assert await client.ask() == b"HTTP/1.1 200 OK"
@@ -105,7 +105,7 @@ async def test_one_that_is_silent_is_ended(part: bytes, asks: bool, connect: Con
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_one_that_does_not_read_is_ended(server: HttpServer) -> None:
+async def test_a_connection_whose_client_does_not_read_is_closed(server: HttpServer) -> None:
     loop = asyncio.get_running_loop()
     with socket.socket() as client:
         client.settimeout(0)
@@ -114,7 +114,9 @@ async def test_one_that_does_not_read_is_ended(server: HttpServer) -> None:
             await asyncio.wait_for(loop.sock_sendall(client, 200_000 * REQUEST), 20)
 
 
-async def test_the_most_silent_one_makes_room_for_a_new_one(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_longest_silent_connection_is_closed_for_a_new_one(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 3)
     first, second, third = [await connect() for _ in range(3)]
     for client in (first, third):
@@ -125,7 +127,7 @@ async def test_the_most_silent_one_makes_room_for_a_new_one(connect: Connect, mo
     assert third.is_open()
 
 
-async def test_answers_that_nobody_reads_have_a_limit_together(
+async def test_all_pending_answers_together_are_limited(
     server: HttpServer, store: SchemaStore, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limit the memory of pending answers, because a client may send many requests and read no answers."""
@@ -150,13 +152,13 @@ async def test_answers_that_nobody_reads_have_a_limit_together(
     assert await (await connect()).ask() == b"HTTP/1.1 200 OK"
 
 
-async def test_a_health_check_gets_its_answer_whoever_holds_connections(connect: Connect) -> None:
+async def test_a_health_check_is_answered_despite_many_idle_connections(connect: Connect) -> None:
     for _ in range(3 * module.CONNECTIONS_MAX):
         (await connect()).writer.write(REQUEST[:-2])
     assert await (await connect()).ask() == b"HTTP/1.1 200 OK"
 
 
-async def test_nor_do_those_keep_it_out_that_are_busy_for_long(
+async def test_a_health_check_is_answered_despite_long_requests(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answer a new connection although the older ones have requests in progress, which never end."""

@@ -8,7 +8,7 @@ from pgsluice.app.http.hosts import Hosts
     "host",
     ["localhost", "localhost:8080", "LOCALHOST:80", "localhost.", "127.0.0.1:8080", "10.0.0.7", "[::1]:8080", ""],
 )
-def test_a_loopback_address_may_be_asked_by_its_own_names_and_by_address(address: str, host: str) -> None:
+def test_a_loopback_address_accepts_its_own_names_and_addresses(address: str, host: str) -> None:
     assert Hosts(address, ()).allow(host)
 
 
@@ -16,17 +16,17 @@ def test_a_loopback_address_may_be_asked_by_its_own_names_and_by_address(address
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example"]
 )
-def test_but_by_no_other_name(address: str, host: str) -> None:
+def test_a_loopback_address_refuses_other_names(address: str, host: str) -> None:
     assert not Hosts(address, ()).allow(host)
 
 
 @pytest.mark.parametrize("address", [None, "::", "10.0.0.7", "pgsluice.example.com"])
-def test_other_addresses_may_be_asked_by_any_name(address: str | None) -> None:
+def test_other_addresses_accept_any_name(address: str | None) -> None:
     assert Hosts(address, ()).allow("pgsluice.example.com:8080")
 
 
 @pytest.mark.parametrize("address", [None, "127.0.0.1", "10.0.0.7"])
-def test_unless_there_is_a_list(address: str | None) -> None:
+def test_a_list_of_hosts_limits_the_names(address: str | None) -> None:
     hosts = Hosts(address, ["Pgsluice.example.com"])
     assert hosts.allow("pgsluice.example.com:8080")
     assert hosts.allow("pgsluice.EXAMPLE.com.")
@@ -36,5 +36,5 @@ def test_unless_there_is_a_list(address: str | None) -> None:
 
 
 @pytest.mark.parametrize("host", ["[::1", "[evil]", "a@b", "evil.example/", "\x00", ":8080", "999.1.1.1", "1"])
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_values_that_are_not_hosts_are_refused(host: str) -> None:
     assert not Hosts("127.0.0.1", ()).allow(host)

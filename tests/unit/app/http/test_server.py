@@ -72,7 +72,7 @@ class TestHealth:
             answer = await client.get("/livez")
         assert (answer.status_code, answer.text) == (503, "the reader made no progress for 61 s\n")
 
-    async def test_a_reason_is_one_line_that_commands_no_terminal(self) -> None:
+    async def test_a_reason_is_one_line_without_control_characters(self) -> None:
         async with running(Process(dead="PostgreSQL says a\x1b[2J\nok")) as client:
             answer = await client.get("/livez")
         assert answer.text == "PostgreSQL says a\\x1b[2J\\nok\n"
@@ -96,13 +96,13 @@ class TestHealth:
 
 class TestHeaders:
     @pytest.mark.parametrize("path", ["/", "/livez", "/metrics", "/status", "/subjects", "/nothing"])
-    async def test_browsers_do_not_guess_and_no_version_is_told(self, path: str) -> None:
+    async def test_headers_prevent_type_guessing_and_hide_the_version(self, path: str) -> None:
         async with running(Process()) as client:
             answer = await client.get(path)
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert answer.headers["Server"] == "pgsluice"
 
-    async def test_what_is_not_http_is_told_no_version_either(self) -> None:
+    async def test_answers_to_other_protocols_hide_the_version(self) -> None:
         async with running(Process()) as client:
             url = client.base_url
             reader, writer = await asyncio.open_connection(url.host, url.port)
@@ -205,7 +205,7 @@ class TestRegistry:
         assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET")
         assert (large.status_code, large.json()["error_code"]) == (413, 413)
 
-    async def test_without_one_errors_are_json_too(self) -> None:
+    async def test_without_a_registry_errors_are_json(self) -> None:
         async with running(Process()) as client:
             missing, wrong = await client.get("/subjects"), await client.post("/livez")
         assert missing.json() == {"error_code": 404, "message": "HTTP 404 Not Found"}
@@ -227,13 +227,13 @@ class TestRegistry:
 class TestBrowsers:
     """A web page can make a browser send requests without its user's knowledge."""
 
-    async def test_a_page_may_not_give_our_address_to_its_own_name(self) -> None:
+    async def test_requests_for_a_foreign_host_name_are_refused(self) -> None:
         async with running(Process(STATUS)) as client:
             answer = await client.get("/status", headers={"Host": "evil.example"})
         assert answer.status_code == 421
         assert "http.allowed_hosts" in answer.text
 
-    async def test_names_can_be_allowed(self) -> None:
+    async def test_host_names_can_be_allowed(self) -> None:
         async with running(Process(STATUS), allowed_hosts=["pgsluice.example.com"]) as client:
             answer = await client.get("/status", headers={"Host": "pgsluice.example.com"})
         assert answer.status_code == 200
@@ -249,7 +249,7 @@ class TestBrowsers:
         ("origin", "status"),
         [("http://evil.example", 403), ("null", 403), ("http://[", 403), ("http://10.0.0.5:8080", 404)],
     )
-    async def test_nor_where_only_the_origin_tells(self, store: SchemaStore, origin: str, status: int) -> None:
+    async def test_other_origins_may_not_post(self, store: SchemaStore, origin: str, status: int) -> None:
         async with running(Process(), registry=store) as client:
             headers = {"Host": "10.0.0.5:8080", "Origin": origin}
             answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'}, headers=headers)
@@ -262,7 +262,7 @@ class TestBrowsers:
 
 
 class TestLimits:
-    async def test_of_the_time_for_a_body(self, store: SchemaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_time_for_a_body_is_limited(self, store: SchemaStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ANSWER_S", 0.1)
 
         async def body() -> AsyncIterator[bytes]:
@@ -273,12 +273,12 @@ class TestLimits:
             answer = await client.post("/subjects/a", content=body())
         assert (answer.status_code, answer.json()["error_code"]) == (408, 408)
 
-    async def test_of_the_form_of_a_body(self, store: SchemaStore) -> None:
+    async def test_encoded_bodies_are_refused(self, store: SchemaStore) -> None:
         async with running(Process(), registry=store) as client:
             answer = await client.post("/subjects/a", content=b"x", headers={"Content-Encoding": "gzip"})
         assert answer.status_code == 415
 
-    async def test_of_what_a_schema_may_grow_to(self, store: SchemaStore) -> None:
+    async def test_the_size_of_names_in_a_schema_is_limited(self, store: SchemaStore) -> None:
         """Refuse a schema with one long namespace, which is part of each of its thousands of names."""
         union: Schema = ["n"] * 100_000
         fields = [{"name": "f", "type": union}]
@@ -288,7 +288,7 @@ class TestLimits:
         assert answer.status_code == 422
         assert answer.json()["message"] == "Invalid schema: its names take more than 8388608 characters"
 
-    async def test_a_look_up_holds_nothing_else_up(self, store: SchemaStore) -> None:
+    async def test_a_look_up_does_not_block_the_event_loop(self, store: SchemaStore) -> None:
         loop, searching, done = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
         def search() -> Answer:
@@ -309,7 +309,7 @@ class TestListening:
         return HttpServer(listen, Process().health, CollectorRegistry())
 
     @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "[::1]:0", ":0", "0.0.0.0:0"])
-    async def test_at_an_address(self, listen: str) -> None:
+    async def test_the_server_listens_at_an_address(self, listen: str) -> None:
         server = self.server(listen)
         await server.start()
         assert server.port > 0
@@ -336,15 +336,15 @@ class TestListening:
             (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         ],
     )
-    def test_why_an_address_cannot_be_had(self, error: OSError, words: str) -> None:
+    def test_the_reason_why_an_address_cannot_be_used(self, error: OSError, words: str) -> None:
         assert module._reason(error) == words
 
     @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:x", "host:65536", "::1:80", "a:b:80"])
-    def test_what_is_no_address(self, listen: str) -> None:
+    def test_invalid_addresses_are_refused(self, listen: str) -> None:
         with pytest.raises(ConfigError, match=r"http.listen: .* is not an address"):
             self.server(listen)
 
-    async def test_a_client_that_hangs_does_not_delay_the_end(self) -> None:
+    async def test_a_client_that_hangs_does_not_delay_the_stop(self) -> None:
         server = self.server("127.0.0.1:0")
         await server.start()
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
