@@ -106,7 +106,7 @@ async def streaming(found: Pipeline) -> None:
 
 
 class TestTheFirstStart:
-    async def test_the_slot_is_announced_created_and_born(self) -> None:
+    async def test_the_slot_is_announced_and_created_and_the_epoch_begins(self) -> None:
         world = World()
         async with running(world) as found:
             await streaming(found)
@@ -120,7 +120,7 @@ class TestTheFirstStart:
             await streaming(found)
         assert [checkpoint.cut for _, _, checkpoint in world.cuts] == [1]
 
-    async def test_nothing_is_confirmed_before_the_birth_is_in_kafka(self) -> None:
+    async def test_nothing_is_confirmed_before_the_first_cut_is_in_kafka(self) -> None:
         world = World(faults={"begin": [SinkUnavailable("not now")]})
         async with running(world) as found:
             await streaming(found)
@@ -166,7 +166,7 @@ class TestGoingOn:
             await until(lambda: len(world.numbers) >= 2)
         assert world.numbers == [1, 2]
 
-    async def test_with_what_holds_the_slot(self) -> None:
+    async def test_with_the_prepare_that_holds_the_slot(self) -> None:
         world = World(position=8_000, checkpoint=replace(CHECKPOINT, held_lsn=8_500))
         async with running(world) as found:
             await streaming(found)
@@ -222,7 +222,7 @@ class TestPoison:
         world.faults["commit"] = [*refusals]
         return world
 
-    async def test_it_stops(self) -> None:
+    async def test_a_refusal_stops_the_process(self) -> None:
         with pytest.raises(Refused, match="cannot take"):
             await ended(pipeline(self.world(self.refused(2))))
 
@@ -237,11 +237,11 @@ class TestPoison:
         assert metrics.get_sample_value("pgsluice_events_total", {"op": "c"}) == 2.0
         assert metrics.get_sample_value("pgsluice_session_errors_total", {"error": "Refused"}) == 2.0
 
-    async def test_what_is_refused_though_it_was_replaced_stops(self) -> None:
+    async def test_a_refused_dead_letter_stops_the_process(self) -> None:
         with pytest.raises(Refused, match="cannot take"):
             await ended(pipeline(self.world(self.refused(2), self.refused(2)), dead_letters=True))
 
-    async def test_refused_while_it_is_stopped(self) -> None:
+    async def test_a_refusal_during_a_stop(self) -> None:
         world = self.world(self.refused(2))
         world.commit_gate = asyncio.Event()
         found = pipeline(world, dead_letters=True)
@@ -290,7 +290,7 @@ class TestWhenItMustNotGoOn:
             (None, Recorded(3, 40), (4, 41)),
         ],
     )
-    async def test_a_lost_checkpoint_begins_no_epoch_anew(
+    async def test_a_lost_checkpoint_does_not_begin_a_former_epoch_again(
         self, position: int | None, recorded: Recorded, birth: tuple[int, int]
     ) -> None:
         """Begin a new epoch, because new records in a former epoch would look older than those that readers have."""
@@ -300,7 +300,7 @@ class TestWhenItMustNotGoOn:
         assert world.checkpoint is not None
         assert (world.checkpoint.epoch, world.checkpoint.cut) == birth
 
-    async def test_a_slot_that_was_lost_together_with_the_checkpoint_is_not_replaced_in_silence(self) -> None:
+    async def test_a_slot_that_was_lost_together_with_the_checkpoint_is_not_replaced_silently(self) -> None:
         world = World(recorded=Recorded(3, 40))
         for _ in range(2):
             with pytest.raises(HistoryError, match="Cut 40 was delivered, but the checkpoint that belongs to it"):
@@ -309,7 +309,7 @@ class TestWhenItMustNotGoOn:
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
 
-    async def test_a_history_that_another_owner_has_begun_meanwhile(self) -> None:
+    async def test_a_history_that_another_owner_has_just_begun(self) -> None:
         world = World(position=10_000, checkpoint=replace(CHECKPOINT, cut=0, end_lsn=0))
 
         class Late(FakeSink):
@@ -352,7 +352,7 @@ class TestWhenItMustNotGoOn:
             await streaming(found)
             assert (found.session and found.session.checkpoint.epoch, world.position) == (2, 5)
 
-    async def test_so_is_one_that_sends_what_was_not_there(self) -> None:
+    async def test_a_server_that_sends_new_changes_at_old_positions_is_refused(self) -> None:
         world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1)
         world.server = replace(world.server, xlogpos=20_000)
@@ -383,7 +383,7 @@ class TestWhenItMustNotGoOn:
         assert world.checkpoint is not None
         assert "has sent transaction 8000" in world.checkpoint.refused
 
-    async def test_schemas_of_another_owner_who_was_at_work_until_now(self) -> None:
+    async def test_schemas_of_another_owner_that_has_just_ended(self) -> None:
         """Look at the registry a second time. A schema is durable before the cut that needs it, so it is there then."""
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
@@ -398,7 +398,7 @@ class TestWhenItMustNotGoOn:
             await streaming(found)
             assert world.described_topics == {"shop.public.late"}
 
-    async def test_adopting_changes_nothing_while_all_is_well(self) -> None:
+    async def test_adopting_changes_nothing_without_a_problem(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
@@ -410,21 +410,21 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(ConfigError, match="belong to pipeline 'other'"):
             await ended(pipeline(world, adopt_slot=True))
 
-    async def test_a_transaction_in_place_of_the_one_delivered_shows_a_restored_server(self) -> None:
+    async def test_another_transaction_in_place_of_the_delivered_one_is_refused(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=1, last_commit_ts=1)
         world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
         world.commit(1)
         with pytest.raises(HistoryError, match="restored from a backup"):
             await ended(pipeline(world))
 
-    async def test_so_does_a_server_that_does_not_send_it_again(self) -> None:
+    async def test_a_server_that_does_not_send_the_last_transaction_again_is_refused(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=8_500, last_xid=1, last_commit_ts=1)
         world = World(position=8_000, checkpoint=last)
         world.commit(1)
         with pytest.raises(HistoryError, match=r"did not send it again\. So the server was restored"):
             await ended(pipeline(world))
 
-    async def test_an_error_that_waiting_does_not_mend_ends_it(self) -> None:
+    async def test_an_error_that_is_not_retried_ends_the_pipeline(self) -> None:
         with pytest.raises(PermissionDenied):
             await ended(pipeline(World(faults={"connect": [PermissionDenied("password")]})))
 
@@ -446,13 +446,13 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(UnavailableError, match=r"0.0 MiB of it were written, at 0.00 MiB/s.*transaction_timeout"):
             await ended(pipeline(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))))
 
-    async def test_one_that_misses_it_once_is_tried_again(self) -> None:
+    async def test_a_large_transaction_that_misses_its_deadline_once_is_tried_again(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")]})
         world.commit(*range(1, 50))
         async with running(world, session=SessionOptions(replace(LIMITS, cut_bytes=2_000))):
             await until(lambda: len(world.numbers) == 49)
 
-    async def test_a_type_that_changed_is_described_anew(self) -> None:
+    async def test_a_type_that_changed_is_described_again(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TypeChanged("a part is not known")]})
         world.commit(1)
         async with running(world):
@@ -461,7 +461,7 @@ class TestWhenItMustNotGoOn:
             world.commit(2)
             await until(lambda: world.numbers == [1, 2])
 
-    async def test_a_value_that_cannot_be_read_then_either_comes_as_text(self) -> None:
+    async def test_a_value_that_still_cannot_be_read_comes_as_text(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TypeChanged("a part is not known")] * 2})
         world.commit(1)
         async with running(world, types=IN_BINARY) as found:
@@ -493,7 +493,7 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(UnavailableError, match=r"nothing after 0/2328 was delivered.*pg_prepared_xacts"):
             await ended(pipeline(world))
 
-    async def test_more_tables_than_are_kept_are_no_reason_to_stop_while_it_goes_on(self) -> None:
+    async def test_more_tables_than_are_kept_do_not_stop_a_pipeline_that_advances(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TooManyDescriptions("Too many.")]})
         world.commit(1)
         async with running(world):
@@ -502,7 +502,7 @@ class TestWhenItMustNotGoOn:
             world.commit(2)
             await until(lambda: world.numbers == [1, 2])
 
-    async def test_a_small_cut_that_misses_it_is_not_too_large_but_kafka_away(self) -> None:
+    async def test_a_small_cut_that_misses_its_deadline_is_tried_again(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
         world.commit(1)
         async with running(world):
@@ -567,7 +567,7 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(HistoryError, match="The server went back"):
             await ended(pipeline(world, sink=Overtaken))
 
-    async def test_also_in_the_first_session_after_a_promotion(self) -> None:
+    async def test_being_fenced_while_the_slot_is_ours_in_the_first_session_after_a_promotion(self) -> None:
         """Start a new session, although Kafka has another checkpoint than the session.
 
         The session's checkpoint is on the new timeline. Kafka still has the checkpoint that the session found.
@@ -604,7 +604,7 @@ class TestWhenItMustNotGoOn:
 
 
 class TestAdopting:
-    async def test_it_is_asked_for_once_and_not_for_good(self) -> None:
+    async def test_adopting_applies_only_once(self) -> None:
         world = World(position=8_000)
         with pytest.raises(HistoryError, match="Somebody else advanced"):  # noqa: PT012 - the end of the block raises
             async with running(world, adopt_slot=True) as found:
@@ -627,7 +627,7 @@ class TestTheWrongServerForAMoment:
             World(position=5, checkpoint=replace(CHECKPOINT, end_lsn=10_001), standby=True),
         ],
     )
-    async def test_a_standby_is_waited_for(self, world: World) -> None:
+    async def test_the_start_waits_for_a_standby(self, world: World) -> None:
         async with running(world) as found:
             await until(lambda: found.state is State.WAITING)
             assert "The server is a standby" in (found.last_error or "")
@@ -666,13 +666,13 @@ class TestTheWrongServerForAMoment:
             await until(lambda: found.state is State.WAITING)
             await streaming(found)
 
-    async def test_who_was_sent_to_the_wrong_server_fences_nobody(self) -> None:
+    async def test_a_process_on_the_wrong_server_does_not_fence_the_owner(self) -> None:
         world = World(checkpoint=CHECKPOINT, faults={"fence": [Fenced("The owner was disturbed.")]})
         with pytest.raises(HistoryError, match="If this is the wrong server"):
             await ended(pipeline(world))
         assert world.faults["fence"]
 
-    async def test_what_another_owner_delivered_during_the_start_is_not_ahead_of_the_server(self) -> None:
+    async def test_deliveries_of_another_owner_during_the_start_are_not_ahead_of_the_server(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
 
         class Early(FakeSource):
@@ -682,7 +682,7 @@ class TestTheWrongServerForAMoment:
         async with running(world, source=Early) as found:
             await streaming(found)
 
-    async def test_being_fenced_before_the_slot_is_ours_is_a_race_and_no_reason_to_stop(self) -> None:
+    async def test_being_fenced_before_the_slot_is_ours_does_not_stop_the_process(self) -> None:
         world = World(faults={"announce": [Fenced("Another took over.")]})
         async with running(world) as found:
             await streaming(found)
@@ -693,14 +693,14 @@ class TestChosenTypes:
 
     CHOSEN = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"n": Choice.parse("uuid")})])
 
-    async def test_one_that_cannot_be_stops_before_anything_is_made(self) -> None:
+    async def test_an_impossible_type_stops_the_process_before_anything_is_created(self) -> None:
         column = Column("n", PgType(23, CATALOG, "int4"), -1, is_key=True)
         world = World(published=[Relation(1, "public", "t", "d", (column,))])
         with pytest.raises(ConfigError, match=r"table public\.t: column n of type int4 cannot be uuid"):
             await ended(pipeline(world, tables=self.CHOSEN))
         assert (world.streams, world.owner, world.position, world.checkpoint) == ([], None, None, None)
 
-    async def test_in_quarantine_it_stops_nobody_and_is_said_before_its_first_change(self) -> None:
+    async def test_an_impossible_type_quarantines_the_table_before_its_first_change(self) -> None:
         column = Column("n", PgType(23, CATALOG, "int4"), -1, is_key=True)
         world = World(position=8_000, checkpoint=CHECKPOINT, published=[Relation(1, "public", "t", "d", (column,))])
         with structlog.testing.capture_logs() as lines:
@@ -716,14 +716,14 @@ class TestChosenTypes:
         async with running(world, tables=self.CHOSEN) as found:
             await streaming(found)
 
-    async def test_the_elements_of_arrays_are_asked_for(self) -> None:
+    async def test_the_elements_of_arrays_are_queried(self) -> None:
         column = Column("n", PgType(7_001, "public", "_mood"), -1, is_key=False)
         world = World(position=8_000, published=[Relation(1, "public", "t", "d", (column,))])
         with pytest.raises(ConfigError, match="cannot be uuid"):
             await ended(pipeline(world, tables=self.CHOSEN))
         assert world.described == [[7_001]]
 
-    async def test_they_are_looked_at_once(self) -> None:
+    async def test_the_types_are_checked_once(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
         async with running(world, tables=tables) as found:
@@ -733,7 +733,7 @@ class TestChosenTypes:
             await until(lambda: world.numbers == [1])
 
     @pytest.mark.parametrize("late", [SourceUnavailable("statement timeout"), TimeoutError()])
-    async def test_a_catalog_that_takes_too_long_keeps_nobody_waiting(self, late: Exception) -> None:
+    async def test_a_slow_catalog_does_not_delay_the_start(self, late: Exception) -> None:
         """Continue without the check. Users who may create tables can make its query arbitrarily slow."""
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [late]})
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
@@ -745,7 +745,7 @@ class TestChosenTypes:
         assert str(late) in line["reason"]
         assert line["reason"]
 
-    async def test_without_any_nobody_asks(self) -> None:
+    async def test_without_chosen_types_the_catalog_is_not_queried(self) -> None:
         world = World(
             position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [ConfigError("asked in vain")]}
         )
@@ -762,13 +762,13 @@ class TestBackOff:
             world.faults.clear()
             await until(lambda: world.numbers)
 
-    async def test_it_may_last_for_days(self) -> None:
+    async def test_retries_have_no_time_limit(self) -> None:
         world = World(faults={"connect": [SourceUnavailable("down")] * 99})
         async with running(world) as found:
             found._failures = 5_000
             await until(lambda: found._failures == 5_001 or found.state is State.WAITING)
 
-    async def test_what_was_delivered_resets_it(self) -> None:
+    async def test_a_delivery_resets_the_back_off(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
         async with running(world) as found:
             await streaming(found)
@@ -780,7 +780,7 @@ class TestBackOff:
 
 
 class TestStopping:
-    async def test_what_is_complete_is_delivered_and_confirmed(self) -> None:
+    async def test_complete_transactions_are_delivered_and_confirmed(self) -> None:
         world = World()
         async with running(world) as found:
             await streaming(found)
@@ -793,7 +793,7 @@ class TestStopping:
         assert (stream.reports[-1], stream.stopped) == ((end_lsn, end_lsn), True)
         assert found.state is State.STOPPED
 
-    async def test_it_does_not_wait_longer_than_it_may(self) -> None:
+    async def test_a_stop_does_not_wait_longer_than_the_time_limit(self) -> None:
         world = World()
         with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block raises it
             async with running(world, drain_timeout_s=0.05) as found:
@@ -802,7 +802,7 @@ class TestStopping:
                 world.commit(1)
                 await asyncio.sleep(0.05)
 
-    async def test_nor_for_a_disk_that_hangs(self) -> None:
+    async def test_a_stop_does_not_wait_for_a_disk_that_hangs(self) -> None:
         world = World()
         with pytest.raises(DrainTimeout):  # noqa: PT012 - the end of the block raises it
             async with running(world, drain_timeout_s=0.05, spool=HangingSpool) as found:
@@ -811,7 +811,7 @@ class TestStopping:
                 await until(lambda: found.session is not None and found.session.progress.received == end_lsn)
         assert not world.streaming, "the slot is free"
 
-    async def test_what_could_not_be_delivered_is_no_success(self) -> None:
+    async def test_a_stop_with_undelivered_changes_is_an_error(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, commit_gate=asyncio.Event())
         with pytest.raises(DrainTimeout, match="Nothing is lost"):  # noqa: PT012 - the end of the block raises
             async with running(world) as found:
@@ -823,13 +823,13 @@ class TestStopping:
                 asyncio.get_running_loop().call_later(0.05, world.commit_gate.set)
 
     @pytest.mark.parametrize("faults", [{"connect": SourceUnavailable("down")}, {"registry": SinkUnavailable("down")}])
-    async def test_while_it_waits_it_stops_at_once(self, faults: dict[str, PgsluiceError]) -> None:
+    async def test_a_stop_ends_a_wait_at_once(self, faults: dict[str, PgsluiceError]) -> None:
         world = World(faults={step: [error] * 99 for step, error in faults.items()})
         async with running(world) as found:
             await asyncio.sleep(0.05)
         assert found.state is State.STOPPED
 
-    async def test_during_the_start_of_a_session(self) -> None:
+    async def test_a_stop_during_the_start_of_a_session(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
         hanging = asyncio.Event()
 
@@ -850,14 +850,14 @@ class TestStopping:
 
 
 class TestSignsOfLife:
-    async def test_it_gives_them_while_it_waits_to_try_again(self) -> None:
+    async def test_the_wait_before_a_retry_gives_signs_of_life(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
         async with running(world) as found:
             await until(lambda: found.state is State.STANDBY)
             beat_at = found.vitals._beat_at
             await until(lambda: found.vitals._beat_at > beat_at)
 
-    async def test_a_step_that_hangs_shows(self) -> None:
+    async def test_a_step_that_hangs_is_reported(self) -> None:
         class Hanging(FakeSource):
             async def slot_position(self) -> int | None:
                 await asyncio.sleep(60)
@@ -866,7 +866,7 @@ class TestSignsOfLife:
         async with running(World(), source=Hanging) as found:
             await until(lambda: found.vitals.silent_s > 0.05)
 
-    async def test_waiting_for_kafka_is_no_silence(self) -> None:
+    async def test_waiting_for_kafka_is_not_silence(self) -> None:
         class Hanging(FakeSink):
             async def prepare(self) -> None:
                 await asyncio.sleep(60)

@@ -137,7 +137,7 @@ async def test_a_transaction_is_confirmed_when_its_cut_is_committed_and_not_befo
         assert found.metric("cuts_total", kind="data") == 1
 
 
-async def test_while_one_cut_commits_the_next_is_filled() -> None:
+async def test_the_next_cut_is_filled_while_one_is_committed() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         for number in range(1, 6):
@@ -194,7 +194,7 @@ async def test_small_transactions_are_counted_and_confirmed_one_by_one() -> None
 
 @pytest.mark.parametrize("has_shortcut", [True, False])
 @pytest.mark.parametrize(("inflight_max", "cuts"), [(800, [2, 2, 2, 1]), (1 << 20, [2, 5])])
-async def test_small_transactions_fill_cuts_as_others_do(
+async def test_small_transactions_fill_cuts_like_others(
     monkeypatch: pytest.MonkeyPatch, inflight_max: int, cuts: list[int], *, has_shortcut: bool
 ) -> None:
     """Fill cuts of small transactions up to the limits. The second cut fills while the first one is being committed."""
@@ -227,7 +227,7 @@ async def test_without_progress_there_are_no_heartbeats() -> None:
     assert not world.cuts
 
 
-async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_progress_a_cut_is_written_occasionally(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write a cut that does not move the position, so that changes of topics are noticed."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=10_000)
@@ -238,7 +238,7 @@ async def test_without_progress_a_cut_is_written_once_in_a_while(monkeypatch: py
         assert found.confirmed <= 10_000
 
 
-async def test_but_not_while_the_server_may_have_another_history(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_such_cut_is_written_while_the_history_is_unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no cut, because a cut says that everything before its end is in Kafka, which is not known yet."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
@@ -257,7 +257,7 @@ async def test_a_transaction_without_published_rows_is_idle_progress() -> None:
         assert (world.cuts[0][0].transactions, world.topics, world.schemas) == (0, set(), {})
 
 
-async def test_a_keepalive_inside_a_transaction_is_no_position() -> None:
+async def test_a_keepalive_inside_a_transaction_is_not_a_position() -> None:
     world = World(position=10_000)
     async with running(world, heartbeat_s=0.01) as found:
         world.append(10_050, [data(messages.Begin(10_050, 0, 700)), data(TABLE)], 10_100)
@@ -276,7 +276,7 @@ async def test_a_server_that_shuts_down_gets_its_last_position_confirmed() -> No
         assert not found.stream.released
 
 
-async def test_its_questions_come_no_faster_than_our_answers() -> None:
+async def test_frequent_requests_for_a_reply_are_answered_slowly() -> None:
     world = World(position=10_000)
     async with running(world) as found:
         for _ in range(2):
@@ -285,7 +285,7 @@ async def test_its_questions_come_no_faster_than_our_answers() -> None:
         await until(lambda: found.confirmed == 10_100)
 
 
-async def test_it_is_released_without_that_when_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_shuts_down_is_released_if_kafka_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "PATIENCE_S", 0.1)
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
@@ -296,7 +296,7 @@ async def test_it_is_released_without_that_when_kafka_does_not_answer(monkeypatc
         assert found.confirmed <= 10_000
 
 
-async def test_a_single_request_for_a_reply_is_no_shutdown() -> None:
+async def test_a_single_request_for_a_reply_is_not_a_shutdown() -> None:
     world = World(position=10_000)
     async with running(world) as found:
         world.keepalive(10_100, reply_requested=True)
@@ -329,7 +329,7 @@ async def test_an_unfinished_large_transaction_is_not_committed_at_the_end() -> 
     assert found.confirmed == end_lsn
 
 
-async def test_bytes_that_are_not_the_protocol_end_it() -> None:
+async def test_malformed_bytes_end_the_session() -> None:
     world = World(position=10_000)
     async with running(world) as found:
         world.append(20_000, [data(messages.Insert(None, 7, [b"2"]))], 20_100)
@@ -337,7 +337,7 @@ async def test_bytes_that_are_not_the_protocol_end_it() -> None:
             await found.task
 
 
-async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_is_not_ready_while_kafka_accepts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
@@ -350,7 +350,9 @@ async def test_while_kafka_takes_nothing_it_is_not_ready(monkeypatch: pytest.Mon
         await until(lambda: not found.session.status.is_stalled)
 
 
-async def test_a_server_that_shuts_down_meanwhile_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_shuts_down_while_kafka_accepts_nothing_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Notice the shutdown from refused ordinary connections, because the session does not read the walsender."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)
@@ -363,7 +365,7 @@ async def test_a_server_that_shuts_down_meanwhile_is_released(monkeypatch: pytes
             await found.task
 
 
-async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_position_requests_do_not_matter_while_kafka_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "WATCH_S", 0.01)
     world = World(position=10_000, faults={"flushed_lsn": [SourceUnavailable("too many connections")] * 3})
     async with running(world) as found:
@@ -374,7 +376,7 @@ async def test_while_all_is_well_the_servers_answers_matter_little(monkeypatch: 
 
 
 class TestSignsOfLife:
-    async def test_its_work_gives_them_while_nothing_happens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_idle_session_gives_signs_of_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.01)
         async with running(World(position=10_000)) as found:
             beat_at = found.vitals._beat_at
@@ -384,7 +386,7 @@ class TestSignsOfLife:
     @pytest.mark.parametrize(
         ("busy_s", "reason"), [(99.0, "the disk under buffer.spill_dir has not finished"), (0.0, "no sign of life")]
     )
-    async def test_a_disk_that_hangs_is_told_once(
+    async def test_a_disk_that_hangs_is_reported_once(
         self, busy_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.01)
@@ -402,7 +404,7 @@ class TestSignsOfLife:
                 await until(lambda: found.session.status.stall is None)
         assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["nothing moves"]
 
-    async def test_waiting_for_kafka_is_no_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_waiting_for_kafka_is_not_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.01)
         world = World(position=10_000, commit_gate=asyncio.Event())
         async with running(world, cut_bytes=2_000) as found:
@@ -411,9 +413,7 @@ class TestSignsOfLife:
             await asyncio.sleep(0.1)
             assert found.vitals.silent_s == 0.0
 
-    async def test_a_commit_under_way_does_not_hide_that_the_work_stands_still(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_commit_in_progress_does_not_hide_silence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.01)
         world, spool = World(position=10_000, commit_gate=asyncio.Event()), HangingSpool()
         spool.thaw.set()
@@ -424,7 +424,7 @@ class TestSignsOfLife:
             world.commit(2)
             await until(lambda: found.vitals.silent_s > 0.05)
 
-    async def test_each_part_that_goes_to_disk_is_one(self) -> None:
+    async def test_each_part_written_to_disk_is_a_sign_of_life(self) -> None:
         class InParts(MemorySpool):
             left = 5
 
@@ -443,7 +443,7 @@ class TestSignsOfLife:
                     await asyncio.sleep(0.001)
             assert longest < 0.12
 
-    async def test_rows_are_loaded_before_they_are_asked_for(self) -> None:
+    async def test_rows_are_read_from_disk_before_they_are_needed(self) -> None:
         class InBlocks(MemorySpool):
             loaded = 0
 
@@ -480,7 +480,7 @@ async def test_the_servers_position_is_known_before_anything_was_read(monkeypatc
         assert found.session.status.oldest_commit_age_s() == 0.0
 
 
-async def test_what_the_lag_is_measured_by() -> None:
+async def test_the_figures_of_the_lag() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         assert found.session.status.oldest_commit_age_s() == 0.0
@@ -497,7 +497,7 @@ async def test_what_the_lag_is_measured_by() -> None:
         assert found.session.status.buffered_bytes > 0
 
 
-async def test_where_nothing_is_to_deliver_it_is_caught_up_before_a_heartbeat_says_so() -> None:
+async def test_an_idle_session_is_caught_up_before_the_heartbeat() -> None:
     world = World(position=10_000)
     async with running(world) as found:
         assert (found.session.status.heard_at, found.session.status.caught_up_lsn) == (None, 10_000)
@@ -507,7 +507,7 @@ async def test_where_nothing_is_to_deliver_it_is_caught_up_before_a_heartbeat_sa
 
 
 @pytest.mark.parametrize("kind", ["transaction", "message"])
-async def test_it_is_not_caught_up_while_anything_is_on_its_way(kind: str) -> None:
+async def test_a_session_is_not_caught_up_while_a_cut_is_in_flight(kind: str) -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         end_lsn = world.commit(1) if kind == "transaction" else world.emit(b"x")
@@ -530,7 +530,7 @@ async def test_events_are_counted_by_topic() -> None:
         assert found.metric("topic_events_total", topic="shop.messages", op="m") == 1
 
 
-async def test_a_stream_that_ends_is_noticed_while_kafka_takes_nothing() -> None:
+async def test_the_end_of_the_stream_is_noticed_while_kafka_accepts_nothing() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         world.commit(1)
@@ -559,7 +559,7 @@ async def test_every_record_carries_the_origin_of_its_transaction() -> None:
 
 
 class TestStreamedTransactions:
-    async def test_their_rows_come_at_the_commit_and_wait_until_then(self) -> None:
+    async def test_their_rows_wait_until_the_commit(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             world.send(
@@ -574,7 +574,7 @@ class TestStreamedTransactions:
             await until(lambda: found.confirmed == end_lsn)
             assert found.session.status.waiting_transactions == 0
 
-    async def test_many_small_ones_give_others_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_during_many_small_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)
         async with running(world) as found:
@@ -593,7 +593,7 @@ class TestStreamedTransactions:
                     await asyncio.sleep(0)
             assert turns > 40
 
-    async def test_a_large_one_gives_others_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_during_a_large_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)
         async with running(world) as found:
@@ -609,7 +609,7 @@ class TestStreamedTransactions:
             assert turns >= 100
             assert len(world.numbers) == 1000
 
-    async def test_nothing_is_delivered_behind_a_large_one_that_is_given_up(
+    async def test_nothing_is_delivered_after_a_large_one_that_is_abandoned(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "TURN", 10)
@@ -629,7 +629,7 @@ class TestStreamedTransactions:
             assert found.session.own_transaction
         assert not world.cuts
 
-    async def test_many_commits_in_one_read_are_no_reason_to_hold_all_of_their_rows_at_once(self) -> None:
+    async def test_many_commits_in_one_read_do_not_keep_all_rows_in_memory(self) -> None:
         world = World(position=10_000)
         async with running(world, cut_bytes=10_000, inflight_max=30_000) as found:
             xids = range(700, 740)
@@ -664,7 +664,7 @@ class TestPreparedTransactions:
     )
     COMMIT = messages.CommitPrepared(10_350, 10_400, 1_000_000, 700, "g")
 
-    async def test_nothing_behind_the_prepare_is_confirmed_until_the_cut_with_its_commit_is_committed(self) -> None:
+    async def test_nothing_after_the_prepare_is_confirmed_before_its_commit_is_delivered(self) -> None:
         world = World(position=10_000)
         async with running(world, heartbeat_s=0.01) as found:
             world.send(*self.PREPARE, end_lsn=10_200)
@@ -679,7 +679,7 @@ class TestPreparedTransactions:
             await until(lambda: found.confirmed == 10_400)
             assert world.numbers == [2, 1]
 
-    async def test_a_rollback_lets_the_slot_move_on(self) -> None:
+    async def test_a_rollback_releases_the_slot(self) -> None:
         world = World(position=10_000)
         async with running(world, heartbeat_s=0.01) as found:
             world.send(*self.PREPARE, end_lsn=10_200)
@@ -688,7 +688,7 @@ class TestPreparedTransactions:
             await until(lambda: found.confirmed == 10_400)
             assert world.numbers == []
 
-    async def test_not_before_the_checkpoint_says_so(self) -> None:
+    async def test_a_rollback_releases_the_slot_only_with_a_checkpoint(self) -> None:
         world = World(position=10_000)
         async with running(world, heartbeat_s=0.01) as found:
             world.send(*self.PREPARE, end_lsn=10_200)
@@ -701,14 +701,14 @@ class TestPreparedTransactions:
             await until(lambda: found.confirmed == 10_400)
             assert found.session.checkpoint.held_lsn == 0
 
-    async def test_so_does_one_without_changes_from_the_beginning(self) -> None:
+    async def test_a_prepared_transaction_without_changes_does_not_hold_the_slot(self) -> None:
         world = World(position=10_000)
         async with running(world, heartbeat_s=0.01) as found:
             world.send(self.PREPARE[0], self.PREPARE[-1], end_lsn=10_120)
             await until(lambda: found.confirmed == 10_120)
             assert found.session.status.oldest_prepared is None
 
-    async def test_it_shows(self) -> None:
+    async def test_a_prepared_transaction_is_shown(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             world.send(*self.PREPARE, end_lsn=10_200)
@@ -719,7 +719,7 @@ class TestPreparedTransactions:
             await until(lambda: found.metric("prepared_transactions") == 1)
             assert found.metric("waiting_transactions") == 1
 
-    async def test_one_that_lasts_is_warned_of(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_long_prepared_transaction_causes_a_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.01)
         world = World(position=10_000)
         with structlog.testing.capture_logs() as lines:
@@ -728,7 +728,7 @@ class TestPreparedTransactions:
                 await until(lambda: found.session.status.prepared)
                 await until(lambda: any(line["event"].startswith("a prepared transaction keeps") for line in lines))
 
-    async def test_a_commit_of_what_was_never_prepared_is_warned_of(self) -> None:
+    async def test_a_commit_without_a_prepare_causes_a_warning(self) -> None:
         world = World(position=10_000)
         with structlog.testing.capture_logs() as lines:
             async with running(world) as found:
@@ -758,7 +758,7 @@ class TestMessages:
     def delivered(world: World) -> list[str]:
         return [f"{record.target.topic} {record.op}" for _, records, _ in world.cuts for record in records]
 
-    async def test_one_outside_transactions_makes_a_cut_by_itself(self) -> None:
+    async def test_a_message_outside_transactions_closes_a_cut(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             lsn = world.emit(b"x")
@@ -772,7 +772,7 @@ class TestMessages:
             assert found.metric("cuts_total", kind="data") == 1
             assert found.session.status.oldest_commit_age_s() == 0.0
 
-    async def test_it_is_not_confirmed_before_its_cut_is_committed(self) -> None:
+    async def test_a_message_is_not_confirmed_before_its_cut_is_committed(self) -> None:
         world = World(position=10_000, commit_gate=asyncio.Event())
         async with running(world) as found:
             lsn = world.emit(b"x")
@@ -783,7 +783,7 @@ class TestMessages:
             world.commit_gate.set()
             await until(lambda: found.confirmed == lsn)
 
-    async def test_it_comes_in_its_place_between_transactions(self) -> None:
+    async def test_a_message_keeps_its_place_between_transactions(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             world.commit(1)
@@ -795,7 +795,7 @@ class TestMessages:
         row, message = "shop.public.numbers c", "shop.messages m"
         assert self.delivered(world) == [row, message, row, message, row]
 
-    async def test_what_was_delivered_before_is_left_out(self) -> None:
+    async def test_messages_that_were_delivered_before_are_left_out(self) -> None:
         world = World(position=9_000, server=ServerIdentity("7001", 1, 9_950))
         world.emit(b"ends at 10,000, where the last session ended")
         world.emit(b"the next one")
@@ -805,7 +805,7 @@ class TestMessages:
         ((_, (record,), _),) = world.cuts
         assert b"the next one" in (record.value or b"")
 
-    async def test_a_transaction_may_consist_of_them(self) -> None:
+    async def test_a_transaction_may_consist_of_messages(self) -> None:
         world = World(position=10_000)
         async with running(world, tables=Tables("shop", exclude=["public.*"])) as found:
             end_lsn = self.transaction(world, b"x", 1, b"y")
@@ -815,7 +815,7 @@ class TestMessages:
         assert self.delivered(world) == ["shop.messages m"] * 2
         assert world.topics == {"shop.messages"}
 
-    async def test_a_large_transaction_has_them_among_its_rows(self) -> None:
+    async def test_messages_keep_their_place_in_a_large_transaction(self) -> None:
         world = World(position=10_000)
         async with running(world, cut_bytes=2_000) as found:
             end_lsn = self.transaction(world, 1, b"x" * 3_000, 2, b"y" * 3_000)
@@ -824,7 +824,7 @@ class TestMessages:
         assert self.delivered(world) == [row, message, row, message]
         assert len(world.cuts) == 1
 
-    async def test_a_stop_in_the_middle_of_a_large_one_gives_it_up(self) -> None:
+    async def test_a_stop_abandons_a_large_unfinished_transaction(self) -> None:
         class Stopping(World):
             def step(self, name: str) -> None:
                 if name == "produce":
@@ -837,7 +837,7 @@ class TestMessages:
         assert not world.cuts
 
 
-async def test_what_came_before_the_end_of_the_road_is_delivered_first() -> None:
+async def test_changes_before_the_fatal_error_are_delivered_first() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as one:
         world.commit(1)
@@ -866,7 +866,7 @@ class TestAServerWithAnotherHistory:
         assert not world.cuts
         assert found.confirmed <= 5_000
 
-    async def test_nothing_is_confirmed_before_the_last_transaction_came_again(self) -> None:
+    async def test_nothing_is_confirmed_before_the_last_transaction_comes_again(self) -> None:
         """Confirm nothing if another transaction comes instead, because it has to come again in a new epoch."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
@@ -879,7 +879,7 @@ class TestAServerWithAnotherHistory:
                 await found.task
         assert found.confirmed == 0
 
-    async def test_one_of_a_table_that_is_left_out_does_not(self) -> None:
+    async def test_a_change_of_an_excluded_table_does_not_stop(self) -> None:
         world = World(position=4_000, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1, 2)
         world.keepalive()

@@ -112,7 +112,7 @@ def test_a_server_without_room_is_tried_again_with_advice(words: str) -> None:
     assert "raise max_wal_senders or max_connections" in str(found)
 
 
-def test_a_host_that_may_come_back_counts_more_than_one_that_refuses() -> None:
+def test_a_failure_is_retried_if_any_host_may_come_back() -> None:
     words = (
         '- host: a, port: 1, hostaddr: 192.0.2.1: FATAL:  database "d" does not exist\n'
         "- host: b, port: 1, hostaddr: 192.0.2.2: SSL error: unexpected eof while reading"
@@ -120,7 +120,7 @@ def test_a_host_that_may_come_back_counts_more_than_one_that_refuses() -> None:
     assert type(failures.cannot_connect(psycopg.OperationalError(words))) is SourceUnavailable
 
 
-def test_a_connection_string_that_is_none() -> None:
+def test_an_invalid_connection_string() -> None:
     """Do not repeat psycopg's error, because it may quote the whole connection string."""
     found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
     assert str(found) == "libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn"
@@ -147,7 +147,9 @@ def all_failures(*attempts: tuple[str, str, str]) -> str:
         ([("localhost", "::1", REFUSED), ("localhost", "127.0.0.1", DENIED)], PermissionDenied),
     ],
 )
-def test_one_of_several_hosts_may_come_back(attempts: list[tuple[str, str, str]], kind: type[PgsluiceError]) -> None:
+def test_a_failure_of_several_hosts_is_retried_if_one_may_come_back(
+    attempts: list[tuple[str, str, str]], kind: type[PgsluiceError]
+) -> None:
     found = failures.cannot_connect(psycopg.OperationalError(all_failures(*attempts)))
     assert type(found) is kind
     assert all(words in str(found) for *_, words in attempts)

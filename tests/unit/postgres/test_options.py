@@ -29,7 +29,7 @@ def test_a_dead_peer_is_noticed_unless_the_user_knows_better() -> None:
 
 
 @pytest.mark.parametrize("dsn", ["host=db port=1 user=me", "postgresql://me@db:1"])
-def test_a_dsn_is_taken_apart_and_single_parameters_outrank_it(dsn: str) -> None:
+def test_single_parameters_take_precedence_over_a_dsn(dsn: str) -> None:
     found = parameters(ConnectionOptions({"dsn": dsn, "port": "2"}, application_name="it's me"))
     assert (found["host"], found["port"], found["user"]) == ("db", "2", "me")
     assert found["application_name"] == "it's me"
@@ -40,7 +40,7 @@ def test_overrides_come_last() -> None:
 
 
 @pytest.mark.parametrize("given", [{"dsn": "password=hunter2 what"}, {"no_such_parameter": "hunter2"}])
-def test_what_libpq_does_not_understand_is_not_repeated(given: dict[str, str]) -> None:
+def test_an_invalid_dsn_is_not_repeated(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as caught:
         ConnectionOptions(given).conninfo()
     assert "hunter2" not in str(caught.value)
@@ -64,7 +64,7 @@ def test_what_libpq_does_not_understand_is_not_repeated(given: dict[str, str]) -
         (StreamOptions(origin="none"), 160014, {"streaming": "on", "origin": "none"}),
     ],
 )
-def test_a_server_is_asked_for_what_it_offers(options: StreamOptions, version: int, asked: dict[str, str]) -> None:
+def test_options_that_a_server_supports(options: StreamOptions, version: int, asked: dict[str, str]) -> None:
     assert options.of_server(version) == asked
 
 
@@ -77,6 +77,6 @@ def test_a_server_is_asked_for_what_it_offers(options: StreamOptions, version: i
         (StreamOptions(origin="none"), 150018, 'postgres.origin = "none" needs PostgreSQL 16'),
     ],
 )
-def test_what_it_does_not_have_is_refused(options: StreamOptions, version: int, words: str) -> None:
+def test_options_that_a_server_does_not_support_are_refused(options: StreamOptions, version: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         options.of_server(version)

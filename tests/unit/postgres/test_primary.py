@@ -30,11 +30,11 @@ async def test_the_primary_of_the_same_cluster_on_the_same_timeline() -> None:
         (("false", "7001", "0000001B"), "is on timeline 27, but the stream is on timeline 26: .* remove snapshot"),
     ],
 )
-async def test_no_other_server(answer: Answer, reason: str) -> None:
+async def test_other_servers_are_refused(answer: Answer, reason: str) -> None:
     with pytest.raises(PrimaryUnavailable, match=f"^The server that snapshot.primary names {reason}"):
         await check(*answer)
 
 
-def test_one_that_cannot_be_connected_to_is_named_by_its_setting() -> None:
+def test_an_unreachable_primary_is_named_by_its_setting() -> None:
     found = PRIMARY.unreachable(PermissionDenied("PostgreSQL refused the password."))
     assert str(found).startswith("snapshot.primary: PostgreSQL refused the password. No rows are read meanwhile. ")

@@ -13,7 +13,7 @@ def table(name: str, oid: int = 1, **kinds: object) -> LoadableTable:
     return LoadableTable(oid, "public", name, **(usual | kinds))  # type: ignore[arg-type]
 
 
-def test_there_is_one_finding_for_each_problem_however_many_tables_have_it() -> None:
+def test_each_problem_has_one_finding_for_all_its_tables() -> None:
     tables = [
         *(table(f"forbidden{number}", is_readable=False) for number in range(1000)),
         table("hidden", is_hidden=True),
@@ -28,7 +28,7 @@ def test_there_is_one_finding_for_each_problem_however_many_tables_have_it() -> 
     assert _problems([table("good")], ROLE) == []
 
 
-def test_what_it_costs_that_tables_have_no_key() -> None:
+def test_the_cost_of_tables_without_a_key() -> None:
     small, large = [table("small", 1, key=()), table("empty", 2, key=())], [table("large", 3, key=())]
     sizes = {1: TableSize(10_000_000, 2**28), 2: TableSize(), 3: TableSize(10**9, 2**32)}
     keys, too_large = _keyless(small, large, sizes)

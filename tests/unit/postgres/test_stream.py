@@ -64,7 +64,7 @@ async def read(stream: ReplicationStream, count: int) -> list[XLogData | Keepali
     return frames
 
 
-async def test_a_busy_stream_is_read_in_gulps(server: Walsender, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_busy_stream_is_read_in_large_batches(server: Walsender, monkeypatch: pytest.MonkeyPatch) -> None:
     async with streaming(server) as stream:
         for _ in range(BUSY_MESSAGES):
             server.xlog_data(b"one of many")
@@ -78,7 +78,9 @@ async def test_a_busy_stream_is_read_in_gulps(server: Walsender, monkeypatch: py
         assert len(await reading) == 2
 
 
-async def test_one_that_is_never_emptied_is_not_left_alone(server: Walsender, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_never_empty_still_yields_batches(
+    server: Walsender, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "GATHER_S", 60)
     async with streaming(server) as stream:
         for _ in range(2 * BATCH_MESSAGES):
@@ -194,7 +196,7 @@ async def test_a_server_that_shuts_down_is_answered_once(server: Walsender) -> N
         assert (status.write, status.flush, status.apply) == (10, 0, 0)
 
 
-async def test_silence_is_probed_then_given_up(server: Walsender) -> None:
+async def test_silence_is_probed_and_then_ends_the_stream(server: Walsender) -> None:
     async with streaming(server, SUSPICIOUS) as stream:
         with pytest.raises(SourceUnavailable, match="sent nothing for"):
             await stream.read()
@@ -204,7 +206,7 @@ async def test_silence_is_probed_then_given_up(server: Walsender) -> None:
             await stream.read()
 
 
-async def test_a_silent_server_that_has_ended_the_stream_is_given_up(server: Walsender) -> None:
+async def test_a_silent_server_that_has_ended_the_stream_is_abandoned(server: Walsender) -> None:
     async with streaming(server, CURIOUS) as stream:
         answers = iter((True, True, False))
 
@@ -216,7 +218,7 @@ async def test_a_silent_server_that_has_ended_the_stream_is_given_up(server: Wal
             await stream.read()
 
 
-async def test_a_silent_server_that_cannot_be_asked_is_given_up_in_time(server: Walsender) -> None:
+async def test_a_silent_server_that_cannot_be_asked_is_abandoned_in_time(server: Walsender) -> None:
     async with streaming(server, CURIOUS) as stream:
         asked = 0
 
@@ -249,7 +251,7 @@ async def test_an_inquiry_that_is_under_way_ends_with_the_stream(server: Walsend
         assert stream._inquiry.cancelled()
 
 
-async def test_frames_that_nobody_vouches_for_are_not_handed_out(server: Walsender) -> None:
+async def test_unverified_frames_are_not_returned(server: Walsender) -> None:
     async with streaming(server) as stream:
         asked = asyncio.Event()
         answer = asyncio.get_running_loop().create_future()
@@ -274,7 +276,7 @@ async def test_frames_that_nobody_vouches_for_are_not_handed_out(server: Walsend
             await stream.read()
 
 
-async def test_what_came_before_a_failure_is_handed_out_and_what_came_after_is_not(server: Walsender) -> None:
+async def test_only_frames_before_a_failure_are_returned(server: Walsender) -> None:
     async with streaming(server) as stream:
         stream._wire.pgconn.notice_handler = lambda _: stream.fail(ConfigError("something is missing"))
         server.xlog_data(b"before")
@@ -285,13 +287,13 @@ async def test_what_came_before_a_failure_is_handed_out_and_what_came_after_is_n
             await stream.read()
 
 
-async def test_silence_of_a_reader_is_nobodys_fault(server: Walsender) -> None:
+async def test_a_slow_reader_is_not_silence_of_the_server(server: Walsender) -> None:
     async with streaming(server, SUSPICIOUS) as stream:
         await asyncio.sleep(2 * SUSPICIOUS.give_up_after_s)
         assert stream.failure is None
 
 
-async def test_a_pause_between_two_statuses_is_not_piled_up(server: Walsender) -> None:
+async def test_missed_status_updates_are_not_made_up_for(server: Walsender) -> None:
     async with streaming(server, CALM) as stream:
         server.reads.clear()
         pgconn = stream._wire.pgconn
@@ -377,7 +379,7 @@ async def test_a_fault_of_the_reporter_does_not_go_unnoticed(server: Walsender) 
             await reading
 
 
-async def test_what_failed_first_counts(server: Walsender) -> None:
+async def test_the_first_failure_is_raised(server: Walsender) -> None:
     async with streaming(server) as stream:
         server.xlog_data(b"not handed out any more")
         await asyncio.sleep(0)

@@ -314,7 +314,7 @@ def test_unknown_paths(store: SchemaStore, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/schemas/ids/1", "/subjects", "/subjects/a/versions/1"])
-def test_until_all_is_read_nothing_is_missing(path: str) -> None:
+def test_until_all_schemas_are_read_the_answer_is_503(path: str) -> None:
     """Answer 503 until all schemas are read, because clients try again after a 503, but not after a 404."""
     found = get(SchemaStore(), path)
     assert found == error(503, 503, "The schemas have not been read from Kafka yet: try again")

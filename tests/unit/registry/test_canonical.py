@@ -104,7 +104,7 @@ def change(path: list[Any], value: Any) -> Schema:  # noqa: ANN401 - any part of
         change(["fields", 4, "type", "values"], "long"),
     ],
 )
-def test_whatever_carries_meaning_matters(other: Schema) -> None:
+def test_attributes_with_a_meaning_are_kept(other: Schema) -> None:
     assert canonical(other) != canonical(
         {**ENVELOPE, "fields": copy.deepcopy(ENVELOPE["fields"])}  # a deep copy, so that no parts are shared
     )
@@ -188,13 +188,13 @@ def test_the_result_is_a_schema_that_avro_reads_as_the_same(
 
 
 class TestShape:
-    def test_what_does_not_matter_to_bytes(self) -> None:
+    def test_attributes_that_do_not_affect_the_bytes(self) -> None:
         decimal = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
         plain = {"type": "record", "name": "a.R", "fields": [{"name": "x", "type": ["null", decimal]}]}
         field = {"name": "x", "type": ["null", {**decimal, "pg.type": "numeric"}], "default": None, "doc": "an x"}
         assert shape({"type": "record", "name": "R", "namespace": "a", "doc": "", "fields": [field]}) == shape(plain)
 
     @pytest.mark.parametrize("change", [{"scale": 1}, {"logicalType": "x"}, {"type": "string"}])
-    def test_what_does(self, change: dict[str, object]) -> None:
+    def test_attributes_that_affect_the_bytes(self, change: dict[str, object]) -> None:
         decimal = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
         assert shape({"type": "array", "items": decimal}) != shape({"type": "array", "items": {**decimal, **change}})

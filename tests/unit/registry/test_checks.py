@@ -32,7 +32,7 @@ async def test_all_is_well(server: RegistryServer) -> None:
     ]
 
 
-async def test_it_looks_only(server: RegistryServer) -> None:
+async def test_a_check_does_not_write(server: RegistryServer) -> None:
     await look(server)
     assert {request.split()[0] for request in server.requests} == {"GET", "POST"}
     assert server.subjects == {}
@@ -46,7 +46,7 @@ async def test_it_looks_only(server: RegistryServer) -> None:
         ("FULL", Verdict.WARN, "gains or loses a column"),
     ],
 )
-async def test_what_will_be_refused(server: RegistryServer, level: str, verdict: Verdict, refused: str) -> None:
+async def test_schemas_that_will_be_refused(server: RegistryServer, level: str, verdict: Verdict, refused: str) -> None:
     server.level = level
     found = (await look(server))[2]
     assert found.verdict is verdict
@@ -57,7 +57,7 @@ async def test_what_will_be_refused(server: RegistryServer, level: str, verdict:
     assert (forced.verdict, forced.remedy) == (Verdict.OK, "")
 
 
-async def test_a_registry_that_takes_nothing(server: RegistryServer) -> None:
+async def test_a_read_only_registry(server: RegistryServer) -> None:
     server.mode = "READONLY"
     assert [finding.verdict for finding in await look(server)] == [Verdict.OK, Verdict.FAIL, Verdict.OK]
 
@@ -67,7 +67,7 @@ async def test_a_registry_without_modes(server: RegistryServer) -> None:
     assert [finding.verdict for finding in await look(server)] == [Verdict.OK] * 3
 
 
-async def test_what_is_refused(server: RegistryServer) -> None:
+async def test_refused_requests(server: RegistryServer) -> None:
     server.authorization = "Basic x"
     findings = await look(server)
     assert [finding.name for finding in findings] == NAMES

@@ -30,7 +30,7 @@ async def test_a_time_limit_names_the_reason_last_reported(retry: Retry, errors:
             await asyncio.Event().wait()
 
 
-async def test_what_was_reported_before_kafka_answered_is_no_reason(retry: Retry, errors: ClientErrors) -> None:
+async def test_reports_from_before_an_answer_are_not_the_reason(retry: Retry, errors: ClientErrors) -> None:
     errors(PASSWORD)
     errors.recovered()
     with pytest.raises(SinkUnavailable, match=r"^Waiting: Kafka did not answer in time$"):
@@ -45,7 +45,7 @@ async def test_refused_credentials_are_not_a_matter_of_time(retry: Retry, errors
             await asyncio.Event().wait()
 
 
-async def test_what_is_done_in_time_is_left_alone(retry: Retry) -> None:
+async def test_requests_that_end_in_time(retry: Retry) -> None:
     async with retry.time_limit(60, "Waiting"):
         await asyncio.sleep(0)
 
@@ -69,7 +69,7 @@ def test_the_first_pauses_are_short() -> None:
     assert min(found[10:]) >= RETRY_S / 2
 
 
-async def test_a_failure_answered_by_trying_again_is_a_reason_too(retry: Retry) -> None:
+async def test_a_failure_that_is_retried_is_a_reason(retry: Retry) -> None:
     async def operation() -> None:
         raise SinkUnavailable("Creating: too few brokers")
 
@@ -78,7 +78,7 @@ async def test_a_failure_answered_by_trying_again_is_a_reason_too(retry: Retry) 
             await retry.persist(operation)
 
 
-async def test_what_waiting_cannot_mend_ends_it(retry: Retry) -> None:
+async def test_an_error_that_is_not_retried_ends_the_wait(retry: Retry) -> None:
     async def operation() -> None:
         raise ConfigError("wrong")
 

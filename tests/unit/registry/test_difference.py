@@ -13,7 +13,7 @@ def table(key: tuple[str, ...] = ("id",), **columns: str) -> dict[str, Any]:
 OLD = table(id="int4", total="numeric", note="text")
 
 
-def test_what_an_alter_did() -> None:
+def test_the_effect_of_an_alter_is_described() -> None:
     new = table(("id", "tenant"), id="int4", total="float8", tenant="uuid")
     assert difference(OLD, new) == (
         "column total changed from numeric to float8, column tenant (uuid) was added, "
@@ -30,13 +30,13 @@ def test_a_numeric_with_other_digits() -> None:
     assert difference(OLD, new) == "column total changed from numeric to numeric(5,-2)"
 
 
-def test_nothing_that_makes_another_schema() -> None:
+def test_differences_that_do_not_change_the_schema() -> None:
     new = table(id="int4", total="numeric", note="text")
     new["columns"][2]["typmod"] = 14
     assert difference(OLD, new) == difference(OLD, OLD)
 
 
-def test_nothing_that_postgres_tells() -> None:
+def test_differences_that_postgresql_does_not_explain() -> None:
     assert difference(OLD, OLD) == (
         "its columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else has "
         "registered a schema there"
@@ -63,7 +63,7 @@ def test_what_another_program_wrote_is_nothing_to_compare_with(old: dict[str, An
     assert difference(old, OLD) == "the previous version is not known here"
 
 
-def test_what_a_schema_belongs_to() -> None:
+def test_the_table_of_a_schema() -> None:
     assert table_of(OLD, "string") == "table public.orders"
     assert table_of(None, {"type": "record", "name": "Cut", "fields": []}) == "record Cut"
     assert table_of(None, "string") == "a text"

@@ -66,7 +66,7 @@ async def test_topics_of_one_table_share_a_subject_by_record(server: RegistrySer
     assert server.subjects["shop.public.orders.Key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
 
 
-async def test_a_mode_of_its_own_comes_back(server: RegistryServer, store: SchemaStore) -> None:
+async def test_the_mode_of_a_subject_is_restored(server: RegistryServer, store: SchemaStore) -> None:
     server._subject("shop.transactions-key").mode = "READONLY"
     server.faults = [Fault("POST /subjects/shop.transactions-key/versions", status=403, body={"error_code": 403})]
     with pytest.raises(Exception, match="HTTP 403"):
@@ -82,7 +82,7 @@ async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -
 
 
 @pytest.mark.parametrize("text", ['syntax = "proto3"; message A {}', '{"type":"object"}'])
-async def test_an_id_that_stands_for_no_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
+async def test_an_id_of_a_schema_that_is_not_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
     """Refuse an id that the registry uses for another type of schema, such as Protobuf or JSON Schema."""
     server._place(server._subject("theirs"), 1, 5, text)
     with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):

@@ -64,7 +64,7 @@ async def test_every_version_is_learned_once(parser: Counted) -> None:
     assert parser.parsed == 5
 
 
-async def test_a_restart_learns_what_a_process_that_went_on_knows() -> None:
+async def test_a_restart_learns_the_same_as_a_running_process() -> None:
     store = SchemaStore()
     kept = Histories(store, Names)
     for number in range(5):
@@ -82,7 +82,7 @@ async def test_tables_that_share_a_subject_have_histories_of_their_own() -> None
     assert (await histories.of("b", "s.t")).learned == []
 
 
-async def test_versions_in_another_order_are_learned_anew() -> None:
+async def test_versions_in_another_order_are_learned_again() -> None:
     store = SchemaStore()
     histories = Histories(store, Names)
     for version in (5, 6):
@@ -94,7 +94,9 @@ async def test_versions_in_another_order_are_learned_anew() -> None:
     assert (await histories.of("a", "s.t")).learned == ["V5", "V6", "V2"]
 
 
-async def test_those_needed_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch, parser: Counted) -> None:
+async def test_the_least_recently_used_histories_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, parser: Counted
+) -> None:
     monkeypatch.setattr(module, "KEPT_NAMES_MAX", 5)
     store = SchemaStore()
     histories = Histories(store, Names)
@@ -110,7 +112,7 @@ async def test_those_needed_longest_ago_are_forgotten(monkeypatch: pytest.Monkey
     assert parser.parsed == 8
 
 
-async def test_one_that_is_too_large_is_kept_while_it_is_needed(
+async def test_a_history_that_is_too_large_is_kept_while_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, parser: Counted
 ) -> None:
     """Keep a history that exceeds the limit, because otherwise each version would have to be learned again."""
@@ -123,7 +125,7 @@ async def test_one_that_is_too_large_is_kept_while_it_is_needed(
     assert parser.parsed == 5
 
 
-async def test_others_have_turns_while_many_versions_are_learned() -> None:
+async def test_other_tasks_run_while_many_versions_are_learned() -> None:
     store = SchemaStore()
     for number in range(10):
         add(store, record(f"V{number}"))

@@ -28,7 +28,7 @@ async def client(server: RegistryServer) -> AsyncIterator[RestClient]:
         yield opened
 
 
-async def test_what_is_asked_for(client: RestClient) -> None:
+async def test_requests_of_the_client(client: RestClient) -> None:
     assert await client.look_up("a", TEXT) is None
     identifier = await client.register("a", TEXT)
     assert await client.look_up("a", TEXT) == identifier
@@ -112,13 +112,13 @@ async def test_an_error_that_is_a_page_for_people(server: RegistryServer, client
         b"",
     ],
 )
-async def test_what_answers_is_no_registry(server: RegistryServer, client: RestClient, body: bytes) -> None:
+async def test_answers_of_other_programs(server: RegistryServer, client: RestClient, body: bytes) -> None:
     server.faults = [Fault(status=200, body=body)]
     with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
         await client.register("a", TEXT)
 
 
-async def test_nobody_answers() -> None:
+async def test_a_server_that_cannot_be_reached() -> None:
     async with await RestClient.open(RestOptions("http://127.0.0.1:9")) as client:
         with pytest.raises(RegistryUnavailable, match="no answer"):
             await client.subjects()
@@ -165,7 +165,7 @@ async def test_several_addresses_are_tried_in_turn(server: RegistryServer) -> No
         assert tired.requests == server.requests == ["GET /subjects"]
 
 
-async def test_what_is_told_of_requests(server: RegistryServer) -> None:
+async def test_retries_are_logged(server: RegistryServer) -> None:
     told: list[str] = []
     options = RestOptions(server.url, answered=lambda result, seconds: told.append(f"{result} {seconds < 5}"))
     async with await RestClient.open(options) as client:
@@ -206,7 +206,7 @@ class TestCredentials:
         assert "hunter2" not in str(caught.value)
 
 
-async def test_a_tls_alert_that_is_nobodys_settings() -> None:
+async def test_a_tls_alert_that_no_setting_causes() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x15\x03\x03\x00\x02\x02\x50")  # fatal: internal_error
         await writer.drain()

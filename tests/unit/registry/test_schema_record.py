@@ -78,7 +78,7 @@ def test_says_what_is_wrong_with_a_record(change: dict[str, object], complaint: 
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_what_is_no_record_is_a_value_error(value: bytes | None, complaint: str) -> None:
+def test_values_that_are_not_records_are_a_value_error(value: bytes | None, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse(value)
 

@@ -46,7 +46,7 @@ class TestPropose:
         registered(store, "a", LONG)
         assert store.propose("a", TEXT, None) == (first, False)
 
-    def test_how_it_is_written_does_not_matter(self) -> None:
+    def test_the_notation_of_a_schema_does_not_matter(self) -> None:
         store = SchemaStore()
         first = registered(store, "a", {"type": "bytes", "logicalType": "decimal", "precision": 4})
         again = {"precision": 4, "logicalType": "decimal", "type": "bytes"}
@@ -56,7 +56,7 @@ class TestPropose:
         store = SchemaStore()
         assert registered(store, "a", TEXT).id == registered(store, "b", TEXT).id
 
-    def test_other_facts_beside_the_schema_make_no_new_version(self) -> None:
+    def test_other_facts_about_a_schema_do_not_make_a_new_version(self) -> None:
         store = SchemaStore()
         first = registered(store, "a", TEXT, typmod=24)
         record, new = store.propose("a", TEXT, {"typmod": 54})
@@ -259,7 +259,7 @@ def test_the_schema_of_a_message_is_found_by_its_id() -> None:
     assert store.schema_of(None) is None
 
 
-def test_behind_the_last_version_come_the_lowest_that_are_free() -> None:
+def test_after_the_highest_version_the_lowest_free_one_is_used() -> None:
     """Use the lowest free version if another program has written the highest one. No version could follow that."""
     store = SchemaStore()
     store.add(Registered("a", MAX_ID, 7, '"long"'))
@@ -271,7 +271,7 @@ def test_behind_the_last_version_come_the_lowest_that_are_free() -> None:
     assert store.propose("a", "bytes", None)[0].version == 3
 
 
-def test_the_versions_that_came_since() -> None:
+def test_the_versions_after_a_given_one() -> None:
     store = SchemaStore()
     assert (store.last("a"), store.ids_of("a", '"long"'), store.rearranged("a")) == (None, [], 0)
     for schema in ("int", "long", "string"):
@@ -285,7 +285,7 @@ def test_the_versions_that_came_since() -> None:
 
 
 @pytest.mark.parametrize(("version", "identifier"), [(1, 5), (7, 2)])
-def test_it_is_known_when_versions_did_not_just_come_behind_the_others(version: int, identifier: int) -> None:
+def test_versions_that_are_inserted_before_others_are_noticed(version: int, identifier: int) -> None:
     store = SchemaStore()
     for number in (2, 3):
         store.add(Registered("a", number, number, f'"{number}"'))

@@ -32,12 +32,12 @@ def test_commands_run_under_the_account_without_groups_of_root() -> None:
     shutil.rmtree(directory)
 
 
-def test_a_command_that_fails_is_told_with_what_it_said() -> None:
+def test_a_command_that_fails_is_reported_with_its_output() -> None:
     with pytest.raises(ServerError, match=r"(?s)sh -c .* failed:.*no good"):
         run_as(current_account(), ["/bin/sh", "-c", "echo no good >&2; exit 3"])
 
 
-def test_a_directory_is_entered_by_those_who_may(tmp_path: Path) -> None:
+def test_accounts_with_the_right_can_enter_a_directory(tmp_path: Path) -> None:
     assert can_enter(current_account(), tmp_path)
     assert not can_enter(current_account(), tmp_path / "missing")
 
@@ -50,7 +50,7 @@ def test_a_directory_below_a_closed_one_cannot_be_entered(tmp_path: Path) -> Non
     assert not can_enter(server_account(), closed / "open")
 
 
-def test_the_environment_has_nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_no_variables_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
     assert environment().keys() == {"PATH", "LC_ALL", "TZ"}

@@ -51,7 +51,7 @@ def test_targets_are_the_profiles_of_the_pom() -> None:
     assert artifacts.targets() == [*versions, "kafka", "apicurio", "spark-4.1.1", "spark-4.0.0"]
 
 
-def test_an_unknown_target_is_refused_with_those_there_are() -> None:
+def test_an_unknown_target_is_refused_with_a_list_of_targets() -> None:
     with pytest.raises(FetchError, match=r"there is no kafak, only postgres-10, .*kafka"):
         artifacts.fetch("kafak")
 
@@ -80,7 +80,7 @@ def test_an_entry_is_filled_once_under_the_key_of_the_pom(own_cache: Path) -> No
     assert len(fills) == 1
 
 
-def test_what_fails_half_way_is_not_taken_for_complete() -> None:
+def test_an_entry_that_fails_half_way_is_not_complete() -> None:
     def fail(entry: Path) -> None:
         (entry / "half").touch()
         raise FetchError("the network is gone")
@@ -181,7 +181,7 @@ def test_servers_read_a_shared_cache_where_they_cannot_enter_ours(
     assert artifacts.server_root(Account(65534, 65534)) == tmp_path / "pgsluice-sandbox-0"
 
 
-def test_what_maven_says_is_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_contains_the_output_of_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maven = tmp_path / "bin" / "mvn"
     maven.parent.mkdir()
     maven.write_text("#!/bin/sh\necho no route to the repository; exit 1\n")

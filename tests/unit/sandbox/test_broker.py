@@ -61,7 +61,7 @@ def test_a_broker_that_is_down_has_no_pid_and_no_log(broker: Broker) -> None:
         assert broker.pid
 
 
-def test_what_a_removed_broker_had_can_be_taken_again() -> None:
+def test_ports_of_a_removed_broker_can_be_used_again() -> None:
     broker = Broker(1, [], Path("libraries"))
     directory = Path(broker.own_settings()["log.dirs"]).parent
     assert directory.exists()
@@ -70,6 +70,6 @@ def test_what_a_removed_broker_had_can_be_taken_again() -> None:
     ReservedPort(int(broker.address("PLAINTEXT").rpartition(":")[2])).release()
 
 
-def test_a_log_directory_that_cannot_be_formatted_is_told(broker: Broker) -> None:
+def test_a_log_directory_that_cannot_be_formatted_is_reported(broker: Broker) -> None:
     with pytest.raises(ServerError, match=r"(?s)StorageTool format .* failed:.*ClassNotFoundException"):
         broker.format({}, [])

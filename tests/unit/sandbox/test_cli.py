@@ -34,7 +34,7 @@ def test_help_lists_the_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["status"], ["psql", "SELECT 1"]])
-def test_what_needs_servers_says_that_none_are_up(tmp_path: Path, command: list[str]) -> None:
+def test_commands_that_need_servers_report_that_none_run(tmp_path: Path, command: list[str]) -> None:
     ended = run(tmp_path, *command)
     assert (ended.returncode, ended.stderr) == (1, "nothing is running\n")
 
@@ -44,30 +44,30 @@ def test_the_cache_may_have_a_long_path(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (1, "nothing is running\n")
 
 
-def test_down_without_servers_is_no_error(tmp_path: Path) -> None:
+def test_down_without_servers_is_not_an_error(tmp_path: Path) -> None:
     ended = run(tmp_path, "down")
     assert (ended.returncode, ended.stdout) == (0, "nothing was running\n")
 
 
 @pytest.mark.parametrize("arguments", [["up", "--postgres", "9"], ["up", "--brokers", "2"], ["sideways"], []])
-def test_what_is_not_understood_is_a_usage_error(tmp_path: Path, arguments: list[str]) -> None:
+def test_unknown_arguments_are_a_usage_error(tmp_path: Path, arguments: list[str]) -> None:
     ended = run(tmp_path, *arguments)
     assert ended.returncode == 2
     assert "usage:" in ended.stderr
 
 
-def test_what_cannot_be_fetched_is_told(tmp_path: Path) -> None:
+def test_a_failed_download_is_reported(tmp_path: Path) -> None:
     ended = run(tmp_path, "fetch", "kafak")
     assert ended.returncode == 1
     assert ended.stderr.startswith("there is no kafak, only postgres-10")
 
 
-def test_a_tool_that_there_is_not_is_told(tmp_path: Path) -> None:
+def test_an_unknown_tool_is_reported(tmp_path: Path) -> None:
     ended = run(tmp_path, "tools", "helm", "hlem")
     assert (ended.returncode, ended.stderr) == (1, f"there is no tool hlem, only {', '.join(tools.names())}\n")
 
 
-def test_a_machine_without_java_and_maven_is_told_before_anything_else(tmp_path: Path) -> None:
+def test_missing_java_and_maven_are_reported_first(tmp_path: Path) -> None:
     ended = run(tmp_path, "up", path=str(tmp_path))
     assert ended.returncode == 1
     assert [line[:7] for line in ended.stderr.splitlines()[1:]] == ["* Java ", "* Maven"]

@@ -42,13 +42,13 @@ def test_configuration_file_has_addresses_and_settings() -> None:
     }
 
 
-def test_exit_code_and_log_of_one_that_ends(refused: Daemon) -> None:
+def test_exit_code_and_log_of_a_daemon_that_ends(refused: Daemon) -> None:
     assert refused.wait() == CONFIGURATION_ERROR
     assert not refused.alive
     assert "nonsense" in refused.log_text()
 
 
-def test_its_environment_has_the_variables_that_are_added(refused: Daemon) -> None:
+def test_the_environment_has_the_added_variables(refused: Daemon) -> None:
     refused.wait()
     refused.variables = {"PGSLUICE_LOG__COLOUR": "red"}
     refused.start()
@@ -56,19 +56,19 @@ def test_its_environment_has_the_variables_that_are_added(refused: Daemon) -> No
     assert "PGSLUICE_LOG__COLOUR" in refused.log_text()
 
 
-def test_one_that_ends_while_it_is_waited_for_is_an_error_with_its_log(refused: Daemon) -> None:
+def test_a_daemon_that_ends_during_the_wait_is_an_error_with_its_log(refused: Daemon) -> None:
     with pytest.raises(ServerError, match="nonsense"):
         refused.wait_until_ready()
 
 
-def test_log_goes_on_over_starts(refused: Daemon) -> None:
+def test_all_starts_write_to_the_same_log(refused: Daemon) -> None:
     refused.wait()
     refused.start()
     refused.wait()
     assert refused.log_text().count("nonsense") == 2
 
 
-def test_one_that_is_down_can_be_told_nothing(refused: Daemon) -> None:
+def test_a_daemon_that_does_not_run_cannot_be_controlled(refused: Daemon) -> None:
     refused.wait()
     for action in (refused.stop, refused.kill, refused.wait, refused.restart, lambda: refused.pid):
         with pytest.raises(ServerError, match="not running"):

@@ -58,7 +58,7 @@ def test_an_update_of_a_row_never_seen_shows_the_row() -> None:
     assert changes(event("u", {"id": 1}, {"id": 1, "name": "Ada"})) == ["name=Ada"]
 
 
-def test_what_was_not_sent_stays_known() -> None:
+def test_values_that_were_not_sent_stay_known() -> None:
     key, not_sent = {"sku": "LAMP"}, {**LAMP, "manual": None}
     found = changes(
         event("c", key, LAMP),
@@ -82,7 +82,7 @@ def test_a_row_keeps_its_values_under_another_key() -> None:
 
 
 @pytest.mark.parametrize("end", [event("d", {"sku": "LAMP"}), event("t", None)])
-def test_what_is_gone_is_forgotten(end: Event) -> None:
+def test_deleted_rows_are_forgotten(end: Event) -> None:
     insert = event("c", {"sku": "LAMP"}, LAMP)
     update = event("u", {"sku": "LAMP"}, LAMP)
 

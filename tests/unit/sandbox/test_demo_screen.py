@@ -19,7 +19,7 @@ def test_text_is_indented(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "   SELECT 1;\n\n   SELECT 2;\n"
 
 
-def test_no_colours_where_nobody_watches() -> None:
+def test_without_a_terminal_there_are_no_colours() -> None:
     assert Screen().painted("text", RED) == "text"
 
 
@@ -45,7 +45,7 @@ def test_working(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "done\n"
 
 
-def test_working_in_vain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_action_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError), Screen().working("starting"):  # noqa: PT011 - any error
         raise OSError
 
@@ -57,7 +57,7 @@ def test_fitted(text: str, shown: str) -> None:
     assert fitted(text, 5) == shown
 
 
-def test_a_command_as_one_types_it() -> None:
+def test_commands_are_shown_as_they_are_typed() -> None:
     words = ["env", "PYTHON=/repo/.venv/bin/python", "/repo/.venv/bin/psql", "host=a port=1"]
 
     assert shell(words, Path("/repo"), 100) == "$ env PYTHON=.venv/bin/python .venv/bin/psql 'host=a port=1'"

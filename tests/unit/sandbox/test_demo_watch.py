@@ -55,9 +55,7 @@ def test_shows_until_tables_are_loaded(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(("events", "left_out"), [(4, 0), (5, 0), (6, 1), (100, 95)])
-def test_of_many_lines_the_beginning_and_the_end(
-    events: int, left_out: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_lines_are_shortened_in_the_middle(events: int, left_out: int, capsys: pytest.CaptureFixture[str]) -> None:
     watch = Watch(Screen(), Cuts(cut(1, *range(events))))
 
     watch.until(1, lines=6)

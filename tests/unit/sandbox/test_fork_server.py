@@ -128,7 +128,7 @@ def test_daemons_do_not_outlive_their_owner(directory: Path) -> None:
     assert not directory.exists()
 
 
-def test_threads_that_ask_at_the_same_time_get_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_get_the_same_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Create only one fork server, because a second one would be dropped while its process runs."""
     made: list[object] = []
 

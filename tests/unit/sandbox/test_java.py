@@ -19,7 +19,7 @@ def test_a_class_path_names_all_jars_of_a_directory() -> None:
     assert class_path(Path("/libraries")) == "/libraries/*"
 
 
-def test_a_build_of_java_has_a_word_of_its_own() -> None:
+def test_each_build_of_java_has_its_own_identifier() -> None:
     assert re.fullmatch("[0-9a-f]{16}", build_id())
     assert build_id() == build_id()
 
@@ -30,7 +30,7 @@ def test_a_program_gets_arguments_and_input(tmp_path: Path) -> None:
     assert run_program(source, tmp_path, ["an argument, "], stdin="and input") == "an argument, and input"
 
 
-def test_a_program_that_does_not_compile_is_told(tmp_path: Path) -> None:
+def test_a_program_that_does_not_compile_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "Wrong.java"
     source.write_text("public class Wrong { int missing() { } }")
     with pytest.raises(ServerError, match=r"(?s)Wrong.java failed:.*missing return statement"):

@@ -34,7 +34,7 @@ def write_program(path: Path, *says: str) -> None:
 
 
 @pytest.mark.parametrize("module", [prerequisites, errors])
-def test_what_looks_at_the_machine_is_understood_by_an_old_python(module: object) -> None:
+def test_the_checks_run_on_an_old_python(module: object) -> None:
     source = Path(str(getattr(module, "__file__", ""))).read_text()
     ast.parse(source, feature_version=OLDEST_GRAMMAR)
 
@@ -46,7 +46,7 @@ def test_a_machine_with_everything_passes(programs: Path, version: str) -> None:
     prerequisites.require(fetching=True)
 
 
-def test_all_that_is_missing_is_listed_at_once(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_programs_are_listed_at_once(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_program(programs / "java", 'java version "1.8.0_402"')
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -74,7 +74,7 @@ def test_no_java_at_all(programs: Path) -> None:
         prerequisites.require(fetching=False)
 
 
-def test_a_java_that_does_not_tell_its_version(programs: Path) -> None:
+def test_a_java_without_a_known_version(programs: Path) -> None:
     write_program(programs / "java", "Error: could not find libjava.so")
     with pytest.raises(MissingPrerequisites, match="does not print its version"):
         prerequisites.require(fetching=False)

@@ -66,7 +66,7 @@ def test_a_server_runs_in_its_directory_with_its_log(directory: Path, servers: l
     assert Path(f"/proc/{server.pid}").exists()
 
 
-def test_kill_ends_all_children_wherever_they_hide(directory: Path, servers: list[Server]) -> None:
+def test_kill_ends_all_children_in_all_sessions(directory: Path, servers: list[Server]) -> None:
     server = start(directory, FAMILY)
     servers.append(server)
     wait_for(server, directory / "family")
@@ -123,7 +123,7 @@ def test_all_threads_of_a_stopped_server_stand_still(directory: Path, servers: l
     )
 
 
-def test_a_server_that_ends_meanwhile_need_not_stand_still(directory: Path, servers: list[Server]) -> None:
+def test_a_pause_accepts_a_server_that_ends_meanwhile(directory: Path, servers: list[Server]) -> None:
     server = start(directory, ["/bin/true"])
     servers.append(server)
     server.send(signal.SIGSTOP)
@@ -133,7 +133,7 @@ def test_a_server_that_ends_meanwhile_need_not_stand_still(directory: Path, serv
     assert not server.alive
 
 
-def test_a_server_that_does_not_stop_is_told_with_its_log(directory: Path, servers: list[Server]) -> None:
+def test_a_server_that_does_not_stop_is_reported_with_its_log(directory: Path, servers: list[Server]) -> None:
     server = start(
         directory, ["/bin/sh", "-c", "trap '' TERM; echo last words; echo > ready; while :; do sleep 1; done"]
     )
@@ -144,19 +144,19 @@ def test_a_server_that_does_not_stop_is_told_with_its_log(directory: Path, serve
         server.wait(0)
 
 
-def test_a_server_that_ends_while_starting_is_told_with_its_log(directory: Path, servers: list[Server]) -> None:
+def test_a_server_that_ends_while_starting_is_reported_with_its_log(directory: Path, servers: list[Server]) -> None:
     servers.append(start(directory, ["/bin/sh", "-c", "echo no such database; exit 1"]))
     with pytest.raises(ServerError, match=r"(?s)ended while starting.*no such database"):
         servers[0].wait_until(lambda: False, WAIT_S)
 
 
-def test_a_server_that_never_gets_ready_is_told(directory: Path, servers: list[Server]) -> None:
+def test_a_server_that_never_gets_ready_is_reported(directory: Path, servers: list[Server]) -> None:
     servers.append(start(directory, ["/bin/sleep", "1000"]))
     with pytest.raises(ServerError, match="not ready after 0 s"):
         servers[0].wait_until(lambda: False, 0)
 
 
-def test_a_program_that_is_not_there(directory: Path) -> None:
+def test_a_missing_program(directory: Path) -> None:
     with pytest.raises(ServerError, match=r"(?s)could not be started.*No such file"):
         start(directory, ["/no/such/program"])
 
@@ -229,7 +229,7 @@ def test_the_server_dies_with_its_supervisor(owner: "subprocess.Popen[str]") -> 
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_supervisor_whose_owner_is_gone_already_starts_nothing(directory: Path) -> None:
+def test_a_supervisor_whose_owner_has_ended_starts_nothing(directory: Path) -> None:
     task = supervisor.Task(
         owner=1,
         command=["/bin/sh", "-c", "echo > started"],
@@ -244,7 +244,7 @@ def test_a_supervisor_whose_owner_is_gone_already_starts_nothing(directory: Path
     assert not list(directory.iterdir())
 
 
-def test_directories_are_ours_alone_and_apart() -> None:
+def test_directories_are_private_and_separate() -> None:
     first, second = make_directory(current_account()), make_directory(current_account())
     assert first != second
     assert first.stat().st_mode & 0o777 == 0o700

@@ -24,7 +24,7 @@ def make(own_cache: Path, name: str) -> None:
     artifacts.make_entry(own_cache, entry, lambda directory: (directory / name).touch())
 
 
-def test_the_api_server_is_made_by_command_only(own_cache: Path) -> None:
+def test_the_api_server_is_built_only_on_request(own_cache: Path) -> None:
     assert (
         tools.missing("kube-apiserver") == "kube-apiserver is not in the cache: python -m sandbox tools kube-apiserver"
     )
@@ -32,7 +32,7 @@ def test_the_api_server_is_made_by_command_only(own_cache: Path) -> None:
     assert tools.missing("kube-apiserver") is None
 
 
-def test_the_others_need_go_until_they_are_made(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_tools_need_go_until_they_are_built(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(own_cache))
     assert "Go is not on the PATH" in str(tools.missing("helm"))
     assert "Go is not on the PATH" in str(tools.lacking("kube-apiserver"))
