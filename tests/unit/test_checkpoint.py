@@ -23,7 +23,7 @@ def heartbeat(end_lsn: int) -> Cut:
 
 
 class TestCheckpoint:
-    def test_it_survives_the_way_through_kafka(self) -> None:
+    def test_a_checkpoint_is_read_as_it_was_written(self) -> None:
         whole = replace(
             CHECKPOINT,
             last_message_lsn=980,
@@ -40,7 +40,7 @@ class TestCheckpoint:
         found = Checkpoint.from_json(whole.to_json())
         assert (found, found.selection, found.selection_lsn) == (whole, "p", 3)
 
-    def test_it_is_readable_json(self) -> None:
+    def test_a_checkpoint_is_readable_json(self) -> None:
         assert json.loads(CHECKPOINT.to_json())["end_lsn"] == 1000
 
     @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ class TestCheckpoint:
             CHECKPOINT.to_json().replace(b'"slot"', b'"slut"'),
         ],
     )
-    def test_anything_else_is_refused_with_the_way_out(self, data: bytes) -> None:
+    def test_other_values_are_refused_with_a_remedy(self, data: bytes) -> None:
         with pytest.raises(HistoryError, match="topic_prefix"):
             Checkpoint.from_json(data)
 
@@ -88,45 +88,45 @@ class TestCheckpoint:
             ({"place": {"lsn": -1}}, "'lsn' has an invalid value"),
         ],
     )
-    def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:
+    def test_an_invalid_field_is_named(self, change: dict[str, object], complaint: str) -> None:
         data = json.dumps({**json.loads(CHECKPOINT.to_json()), **change}).encode()
         with pytest.raises(HistoryError, match=f"^Record 5 is not one that .* can read: .*{complaint}"):
             Checkpoint.from_json(data, "Record 5")
 
     @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000])
-    def test_one_that_is_nested_is_refused(self, data: bytes) -> None:
+    def test_nested_json_is_refused(self, data: bytes) -> None:
         with pytest.raises(HistoryError, match="nested too deeply"):
             Checkpoint.from_json(data)
 
-    def test_one_of_an_earlier_version_may_have_a_message_anywhere_before_its_end(self) -> None:
+    def test_the_last_message_of_an_earlier_version_is_unknown(self) -> None:
         former = json.loads(CHECKPOINT.to_json())
         for name in ("last_message_lsn", "last_message_crc", "asked_lsn", "refused"):
             del former[name]
         assert Checkpoint.from_json(json.dumps(former).encode()) == replace(CHECKPOINT, last_message_lsn=1000)
 
-    def test_one_of_a_version_without_snapshots_has_no_loads(self) -> None:
+    def test_a_checkpoint_of_a_version_without_snapshots_has_no_loads(self) -> None:
         former = json.loads(CHECKPOINT.to_json())
         del former["loads"], former["place"]
         found = Checkpoint.from_json(json.dumps(former).encode())
         assert (found, found.loads, found.load_position) == (CHECKPOINT, (), LoadPosition())
 
-    def test_one_of_a_version_without_commands_has_read_none(self) -> None:
+    def test_a_checkpoint_of_a_version_without_commands_has_no_commands(self) -> None:
         former = json.loads(CHECKPOINT.to_json())
         del former["commands"]
         assert Checkpoint.from_json(json.dumps(former).encode()) == CHECKPOINT
 
-    def test_only_that_of_a_paused_pipeline_has_a_field_that_versions_without_pauses_refuse(self) -> None:
+    def test_only_a_paused_pipeline_writes_the_field_that_older_versions_refuse(self) -> None:
         assert "is_pipeline_paused" not in json.loads(CHECKPOINT.to_json())["commands"]
         paused = replace(CHECKPOINT, commands=replace(COMMANDS, is_pipeline_paused=True))
         assert json.loads(paused.to_json())["commands"]["is_pipeline_paused"] is True
         assert Checkpoint.from_json(paused.to_json()) == paused
 
-    def test_one_of_a_version_that_loaded_nothing_by_default_does_not_track_loads(self) -> None:
+    def test_a_checkpoint_of_a_version_without_default_loads_does_not_track_loads(self) -> None:
         found = json.loads(replace(CHECKPOINT, tracks_loads=True).to_json())
         del found["tracks_loads"]
         assert not Checkpoint.from_json(json.dumps(found).encode()).tracks_loads
 
-    def test_until_a_cut_has_what_counts_as_loaded(self) -> None:
+    def test_loads_are_tracked_when_a_cut_has_the_loaded_tables(self) -> None:
         cut = heartbeat(2000)
         assert not CHECKPOINT.advanced(cut, 10).tracks_loads
         cut.add_assumed([])
@@ -134,12 +134,12 @@ class TestCheckpoint:
         assert tracking.tracks_loads
         assert tracking.advanced(heartbeat(3000), 11).tracks_loads
 
-    def test_a_cut_says_which_commands_were_read(self) -> None:
+    def test_a_cut_records_the_commands_that_were_read(self) -> None:
         advanced = CHECKPOINT.advanced(Cut(end_lsn=1200, commands=COMMANDS), 10)
         assert advanced == replace(CHECKPOINT, cut=10, end_lsn=1200, commands=COMMANDS)
         assert advanced.advanced(heartbeat(1300), 11).commands == COMMANDS
 
-    def test_a_cut_says_how_far_loads_have_come(self) -> None:
+    def test_a_cut_records_the_progress_of_loads(self) -> None:
         further = replace(LOAD, last=("50",), rows=1008)
         loading = replace(CHECKPOINT, loads=(LOAD,), load_position=LoadPosition(950, 3))
         advanced = loading.advanced(Cut(end_lsn=1200, loads=[further], load_position=LoadPosition(1100, 9)), 10)
@@ -147,7 +147,7 @@ class TestCheckpoint:
         ended = advanced.advanced(Cut(end_lsn=1300, loads=[], load_position=LoadPosition(1250, 1)), 11)
         assert (ended.loads, ended.load_position) == ((), LoadPosition(1250, 1))
 
-    def test_one_without_rows_that_were_read_keeps_them(self) -> None:
+    def test_a_cut_without_loaded_rows_keeps_the_progress_of_loads(self) -> None:
         loading = replace(CHECKPOINT, loads=(LOAD,), load_position=LoadPosition(950, 3))
         advanced = loading.advanced(heartbeat(1200), 10)
         assert (advanced.loads, advanced.load_position) == ((LOAD,), LoadPosition(950, 3))
@@ -169,15 +169,15 @@ class TestCheckpoint:
         former = replace(CHECKPOINT, last_message_lsn=980, last_message_crc="0a1b2c3d")
         assert former.advanced(heartbeat(1200), 10) == replace(former, cut=10, end_lsn=1200)
 
-    def test_it_says_from_where_prepared_transactions_hold_the_slot(self) -> None:
+    def test_a_checkpoint_has_the_position_at_which_a_prepare_holds_the_slot(self) -> None:
         held = CHECKPOINT.advanced(heartbeat(1200), 10, 1100)
         assert held.held_lsn == 1100
         assert held.advanced(heartbeat(1300), 11).held_lsn == 0
 
-    def test_between_the_last_transaction_and_its_end_there_was_nothing_to_deliver(self) -> None:
+    def test_between_the_last_transaction_and_the_end_nothing_was_delivered(self) -> None:
         assert replace(CHECKPOINT, last_message_lsn=980).delivered == Delivered(1000, 990, 980)
 
-    def test_unless_something_else_was_asked_for_then(self) -> None:
+    def test_after_another_selection_undelivered_changes_are_possible(self) -> None:
         assert CHECKPOINT.selecting("") is CHECKPOINT
         assert CHECKPOINT.selecting("more tables").delivered == Delivered(1000, 1000, 1000)
         beaten = CHECKPOINT.selecting("more tables").advanced(heartbeat(1200), 10)
@@ -197,7 +197,7 @@ class TestTheLastCheckpoint:
             ([(2, 9, 1000), (2, 10, 5000), (2, 10, 1100)], (2, 10, 1100)),  # an aborted record of cut 10 comes first
         ],
     )
-    def test_is_the_one_that_was_written_last(
+    def test_the_last_written_checkpoint_is_used(
         self, found: Sequence[tuple[int, int, int]], last: tuple[int, int, int] | None
     ) -> None:
         made = [replace(CHECKPOINT, epoch=epoch, cut=cut, end_lsn=lsn) for epoch, cut, lsn in found]

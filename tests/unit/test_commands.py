@@ -75,13 +75,13 @@ class TestARecord:
             (record(id="a" * (ID_MAX + 1)), f"its id does not consist of 1 to {ID_MAX} letters and digits"),
         ],
     )
-    def test_of_somebody_else_may_hold_anything(self, value: bytes | None, complaint: str) -> None:
+    def test_records_of_other_programs_are_refused(self, value: bytes | None, complaint: str) -> None:
         with pytest.raises(ValueError, match=complaint):
             read_command(value)
         assert read_answer(value) is None
 
     @pytest.mark.parametrize("changes", [{"outcome": "forgotten"}, {"outcome": []}, {"rows": "1"}, {"later": 1}])
-    def test_an_answer_that_is_not_understood_is_none(self, changes: dict[str, object]) -> None:
+    def test_an_unknown_answer_is_ignored(self, changes: dict[str, object]) -> None:
         found = json.dumps({"version": 1, "answer": {**asdict(ANSWER), **changes}}).encode()
         assert read_answer(found) is None
 

@@ -55,7 +55,7 @@ def test_whole_transactions_join_it_as_if_one_after_the_other() -> None:
     assert (cut.transactions, cut.first, cut.last) == (4, first, (fourth, 410))
 
 
-def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> None:
+def test_a_message_outside_transactions_is_identified_by_lsn_and_crc() -> None:
     cut = Cut()
     assert cut.last_message is None
     cut.add_message(LogicalMessage(None, transactional=False, lsn=90, prefix="1234", content=b"56788"))
@@ -63,7 +63,7 @@ def test_a_message_outside_transactions_is_known_by_its_place_and_its_sum() -> N
     assert cut.last_message == (95, "cbf43926")  # the check value of CRC-32
 
 
-def test_rows_that_were_read_join_it_with_how_far_they_have_come() -> None:
+def test_loaded_rows_join_a_cut_with_the_progress_of_the_load() -> None:
     cut = Cut()
     assert (cut.loads, cut.load_position, cut.marks, cut.loaded) == (None, None, [], [])
     load, marks = (
@@ -77,7 +77,7 @@ def test_rows_that_were_read_join_it_with_how_far_they_have_come() -> None:
     assert (cut.loads, cut.load_position, cut.marks, cut.loaded) == ([], LoadPosition(90, 8), [*marks, end], [loaded])
 
 
-def test_it_is_empty_without_records_and_marks() -> None:
+def test_a_cut_is_empty_without_records_and_marks() -> None:
     cut = Cut()
     cut.add(Transaction(1, 100, 7), 110)  # none of its changes are published
     assert cut.is_empty
@@ -85,13 +85,13 @@ def test_it_is_empty_without_records_and_marks() -> None:
     assert not cut.is_empty
 
 
-def test_it_is_not_empty_when_a_table_without_rows_was_read() -> None:
+def test_a_cut_with_marks_of_an_empty_table_is_not_empty() -> None:
     cut = Cut()
     cut.add_load([], LoadPosition(90, 2), [mark("begin", 0, 0), mark("end", 1, 0)], ())
     assert not cut.is_empty
 
 
-def test_what_commands_leave_behind_joins_it() -> None:
+def test_the_effects_of_commands_join_a_cut() -> None:
     cut = Cut()
     cut.add_commands(CommandState("topic", 7), [], [], [])
     assert cut.is_empty  # an invalid command can wait for the next cut

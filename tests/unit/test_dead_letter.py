@@ -33,7 +33,7 @@ def read(letter: DeadLetter) -> Any:  # noqa: ANN401 - what fastavro reads
     return found
 
 
-def test_all_that_is_known_of_a_change() -> None:
+def test_all_attributes_of_a_change() -> None:
     found = read(LETTER)
     assert round(found.pop("ts").timestamp() * 1e6) == ORIGIN.ts
     assert found == {
@@ -53,7 +53,7 @@ def test_all_that_is_known_of_a_change() -> None:
     }
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_attributes_are_null() -> None:
     found = read(DeadLetter(ORIGIN, "t", Reason.KEY_NOT_REPRESENTABLE, "key column id is null"))
     assert (found["key"], found["size"], found["limit"]) == (None, None, None)
 
@@ -82,18 +82,18 @@ def test_a_records_change_is_found_in_its_envelope(case: str) -> None:
         assert type(found.ts) is int
 
 
-def test_what_is_no_envelope_has_no_change() -> None:
+def test_a_value_that_is_not_an_envelope_has_no_change() -> None:
     cut = bytes.fromhex(GOLDEN["cut"][0]["value"]["hex"])
     assert origin_of(cut, CUT, None) is None
     assert origin_of(header(7) + b"body", None, None) is None
 
 
-def test_a_refusal_stops_where_nobody_writes_dead_letters() -> None:
+def test_a_refusal_stops_the_process_without_dead_letters() -> None:
     refused = Refused("Kafka cannot take it.", [LETTER])
     assert isinstance(refused, PoisonError)
     assert (str(refused), refused.letters) == ("Kafka cannot take it.", (LETTER,))
 
 
 @pytest.mark.parametrize("message", [b"", header(7), header(7) + b"\x02\xff", header(7) + b"\xff" * 40])
-def test_what_is_damaged_has_no_change(message: bytes) -> None:
+def test_a_damaged_value_has_no_change(message: bytes) -> None:
     assert origin_of(message, ENVELOPE, None) is None

@@ -152,7 +152,7 @@ class TestRowsThatWereRead:
         assert (inserted[1].pop("op"), read[1].pop("op")) == ("c", "r")
         assert read == inserted
 
-    def test_they_are_numbered_from_where_they_are_told_to(self) -> None:
+    def test_loaded_rows_are_numbered_from_a_given_seq(self) -> None:
         found, stamp = Table(insert_op="r"), Stamp(TRANSACTION, 3, commit_timestamps=False)
         stamp.next_seq = FIRST_SEQ
         seqs = [found.read(found.records(Insert(None, 7, row("1")), stamp)[0])[1]["seq"] for _ in range(2)]
@@ -208,7 +208,7 @@ def test_an_update_of_the_key_is_a_delete_and_an_insert() -> None:
         (Delete(None, 7, [b"1", b"", b""], None), False),
     ],
 )
-def test_a_row_that_lacks_values_under_a_new_key_is_told(message: RowMessage, *, is_incomplete: bool) -> None:
+def test_a_row_that_lacks_values_under_a_new_key_is_reported(message: RowMessage, *, is_incomplete: bool) -> None:
     found, told = Table(), list[tuple[Relation, TupleData]]()
     found.encoder.on_incomplete = lambda relation, new: told.append((relation, new))
     found.records(message)
@@ -246,7 +246,7 @@ def test_a_delete(identity: str, image: str) -> None:
     assert value["before"] == (as_row(1) if identity == "f" else as_row(1, None, None))
 
 
-def test_tombstones_follow_deletes_and_are_no_events() -> None:
+def test_tombstones_follow_deletes_and_are_not_events() -> None:
     found = Table(tombstones=True)
     deleted = found.records(Delete(None, 7, row("1"), None))
     moved = found.records(Update(None, 7, row("1"), None, row("2")))
@@ -321,7 +321,7 @@ class TestAKeyThatAvroCannotHold:
         assert stamp.next_seq == max(seq for _, _, seq in found) + 1
         return found
 
-    def test_it_stops_where_there_are_no_dead_letters(self) -> None:
+    def test_such_a_key_stops_the_process_without_dead_letters(self) -> None:
         with pytest.raises(PoisonError) as caught:
             Table("f", keys=("amount",)).records(Insert(None, 7, row("1", "NaN")))
         assert str(caught.value).startswith(
@@ -352,7 +352,7 @@ class TestRefusedRecords:
         origin = SourceChange("public", "orders", "c", 3, lsn, seq, 700, 0)
         return DeadLetter(origin, TARGET.topic, Reason.RECORD_TOO_LARGE, "larger than the limit")
 
-    def test_they_are_replaced_when_they_come_again(self) -> None:
+    def test_refused_records_are_replaced_when_they_come_again(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         table = Table("f", tombstones=True, dead_letters=dead_letters)
         stamp = Stamp(TRANSACTION, 3, commit_timestamps=False)
@@ -373,25 +373,25 @@ class TestRefusedRecords:
             (False, None),
         ]
 
-    def test_nothing_else_is(self) -> None:
+    def test_other_records_are_not_replaced(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         dead_letters.expect([self.letter(0, lsn=5), replace(self.letter(0), topic="another")])
         (record,) = Table(dead_letters=dead_letters).records(Insert(None, 7, row("1")))
         assert record.target is TARGET
 
-    def test_what_was_tried_in_vain_is_noticed(self) -> None:
+    def test_dead_letters_without_effect_are_noticed(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         assert dead_letters.expect([self.letter(1)])
         assert dead_letters.expect([self.letter(1), self.letter(2)])
         assert not dead_letters.expect([self.letter(1), self.letter(2)])
 
-    def test_so_many_are_no_strays(self) -> None:
+    def test_many_dead_letters_without_effect_are_not_an_error(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         key = bytes(EXPECTED_MAX // 4)
         assert dead_letters.expect([replace(self.letter(seq), key=key) for seq in range(3)])
         assert not dead_letters.expect([replace(self.letter(3), key=key)])
 
-    def test_what_was_delivered_is_forgotten(self) -> None:
+    def test_delivered_dead_letters_are_forgotten(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         dead_letters.expect([self.letter(1), self.letter(1, lsn=2000)])
         dead_letters.forget(1500)
@@ -426,7 +426,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("origin", [None, "elsewhere"])
     @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"x" * 200])
-    def test_one_of_a_transaction(self, origin: str | None, content: bytes) -> None:
+    def test_a_message_of_a_transaction(self, origin: str | None, content: bytes) -> None:
         transaction = Transaction(700, 1000, 86_400_000_000, origin)
         stamp = Stamp(transaction, 3, commit_timestamps=False)
         message = LogicalMessage(None, transactional=True, lsn=900, prefix="Prüfung", content=content)
@@ -456,7 +456,7 @@ class TestMessages:
         assert [self.read(found)[1]["seq"] for found in ours] == [1, 3]
         assert {record.timestamp_ms for (record,) in rows + ours} == {stamp.timestamp_ms}
 
-    def test_one_outside_transactions_has_its_own_lsn_and_sorts_before_a_commit_there(self) -> None:
+    def test_a_message_outside_transactions_sorts_before_a_commit_at_its_lsn(self) -> None:
         message = LogicalMessage(None, transactional=False, lsn=900, prefix="p", content=b"x")
         key, value = self.read(self.ENCODER.encode_standalone(message, 3))
         assert key == "p"

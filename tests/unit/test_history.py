@@ -58,7 +58,7 @@ class TestAnAnnouncement:
         ninth = Recorded(2, 9, 1000)
         assert announcement(CHECKPOINT, ninth, SHOP, SERVER) == Checkpoint("shop", "s", "7001", 1, 3, 9, 0)
 
-    def test_but_not_the_number_of_a_cut_that_was_not_committed(self) -> None:
+    def test_an_announcement_ignores_a_cut_that_was_not_committed(self) -> None:
         eighth = Recorded(2, 8, 900)
         assert announcement(CHECKPOINT, eighth, SHOP, SERVER) == Checkpoint("shop", "s", "7001", 1, 3, 8, 0)
 
@@ -71,15 +71,15 @@ class TestAnAnnouncement:
 
 
 class TestGoingOn:
-    def test_where_everything_fits(self) -> None:
+    def test_a_start_without_problems(self) -> None:
         assert resume(facts(CHECKPOINT), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
         assert resume(facts(CHECKPOINT), ADOPTING) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_the_session_says_what_it_asks_for(self) -> None:
+    def test_the_checkpoint_has_the_selection(self) -> None:
         found = resume(facts(CHECKPOINT), replace(SHOP, selection="p")).checkpoint
         assert (found.selection, found.selection_lsn) == ("p", 1000)
 
-    def test_a_slot_behind_sends_again(self) -> None:
+    def test_a_slot_before_the_checkpoint_sends_again(self) -> None:
         assert resume(facts(CHECKPOINT, slot_lsn=500), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
     def test_a_slot_that_was_announced_begins_its_epoch(self) -> None:
@@ -88,7 +88,7 @@ class TestGoingOn:
         assert found == Resumption(Checkpoint("shop", "s", "7001", 2, 1, 1, 1000, tracks_loads=True), 0)
         assert (found.checkpoint.selection, found.checkpoint.selection_lsn) == ("p", 1000)
 
-    def test_also_where_its_first_cut_is_recorded_and_the_checkpoint_of_that_is_not_committed(self) -> None:
+    def test_the_first_cut_of_an_announced_slot_may_have_been_aborted(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         assert resume(facts(announced, cut=1), SHOP).checkpoint.cut == 1
 
@@ -98,22 +98,22 @@ class TestGoingOn:
         assert found.begins_epoch
         assert "Somebody else advanced" in (found.reason or "")
 
-    def test_what_comes_before_its_beginning_may_be_new(self) -> None:
+    def test_transactions_before_a_new_epoch_are_not_delivered(self) -> None:
         """Do not treat such a transaction as delivered, because the server may have been restored."""
         first = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, selection="p")).checkpoint
         assert (first.delivered.lsn, first.delivered.transaction_lsn, first.delivered.message_lsn) == (1500, 0, 0)
 
-    def test_its_numbers_are_new_to_readers(self) -> None:
+    def test_a_new_epoch_has_new_numbers(self) -> None:
         """Continue the numbers after the cut whose checkpoint is lost, because readers know this cut."""
         ahead = Recorded(epoch=2, cut=10, end_lsn=2000)
         found = resume(facts(CHECKPOINT, recorded=ahead, slot_lsn=1500), ADOPTING)
         assert (found.checkpoint.epoch, found.checkpoint.cut) == (3, 11)
 
-    def test_also_where_nothing_is_left_of_the_former_one(self) -> None:
+    def test_a_new_epoch_begins_without_any_former_records(self) -> None:
         found = resume(facts(), ADOPTING).checkpoint
         assert (found.epoch, found.cut, found.end_lsn) == (1, 1, 1000)
 
-    def test_and_where_only_its_cut_records_are(self) -> None:
+    def test_a_new_epoch_continues_the_numbers_of_former_cut_records(self) -> None:
         found = resume(facts(cut=41), ADOPTING).checkpoint
         assert (found.epoch, found.cut) == (3, 42)
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
@@ -122,20 +122,20 @@ class TestGoingOn:
 
 
 class TestWhetherLoadsAreTracked:
-    def test_from_the_first_record_with_a_position_on(self) -> None:
+    def test_loads_are_tracked_from_the_first_cut(self) -> None:
         announced = announcement(None, Recorded(), SHOP, SERVER)
         assert announced.is_announcement
         assert resume(facts(announced), SHOP).checkpoint.tracks_loads
 
-    def test_also_if_an_earlier_version_has_announced_the_first_slot_and_delivered_nothing(self) -> None:
+    def test_loads_are_tracked_after_an_announcement_of_an_earlier_version(self) -> None:
         announced = replace(announcement(None, Recorded(), SHOP, SERVER), tracks_loads=False)
         assert resume(facts(announced), SHOP).checkpoint.tracks_loads
 
-    def test_where_nothing_is_left_of_a_former_history(self) -> None:
+    def test_loads_are_tracked_without_any_former_records(self) -> None:
         assert resume(facts(), ADOPTING).checkpoint.tracks_loads
 
     @pytest.mark.parametrize("tracks_loads", [False, True])
-    def test_otherwise_as_before(self, tracks_loads: bool) -> None:  # noqa: FBT001 - a parameter
+    def test_otherwise_loads_are_tracked_as_before(self, tracks_loads: bool) -> None:  # noqa: FBT001 - a parameter
         last = replace(CHECKPOINT, tracks_loads=tracks_loads)
         assert resume(facts(last), SHOP).checkpoint.tracks_loads == tracks_loads
         assert resume(facts(last, slot_lsn=1500), ADOPTING).checkpoint.tracks_loads == tracks_loads
@@ -150,9 +150,7 @@ class TestStopping:
 
     @pytest.mark.parametrize("identity", [SHOP, ADOPTING])
     @pytest.mark.parametrize("change", [{"epoch": 2**30}, {"cut": 2**62}, {"cut": 2**61 + 1}])
-    def test_with_numbers_behind_which_none_could_be_read_back(
-        self, change: dict[str, int], identity: Identity
-    ) -> None:
+    def test_with_numbers_that_no_epoch_could_follow(self, change: dict[str, int], identity: Identity) -> None:
         """Refuse such numbers, because only another program can have written them, and no epoch could follow them."""
         last = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         if identity is SHOP and "epoch" in change:
@@ -182,7 +180,7 @@ class TestStopping:
         with pytest.raises(HistoryError, match="is at 0/3E9, but only changes before 0/3E8 are in Kafka"):
             resume(facts(CHECKPOINT, slot_lsn=1001), SHOP)
 
-    def test_behind_a_transaction_that_was_prepared_and_had_not_ended(self) -> None:
+    def test_after_a_prepared_transaction_that_had_not_ended(self) -> None:
         held = replace(CHECKPOINT, held_lsn=800)
         check_slot(held, 800, SERVER)
         with pytest.raises(HistoryError, match=r"is at 0/321, after a PREPARE TRANSACTION at 0/320"):
@@ -199,7 +197,7 @@ class TestAServerThatWentBack:
 
     BEHIND = replace(SERVER, xlogpos=999)
 
-    def test_its_history_is_another(self) -> None:
+    def test_a_server_with_too_little_wal_is_refused(self) -> None:
         with pytest.raises(Diverged, match="the server's WAL ends at 0/3E7"):
             resume(facts(CHECKPOINT, slot_lsn=500, server=self.BEHIND), SHOP)
 
@@ -208,16 +206,16 @@ class TestAServerThatWentBack:
         with pytest.raises(HistoryError, match=r"ends at 0/3E7\. An earlier run found this.*mistake.*--adopt-slot"):
             resume(facts(CHECKPOINT, refused), SHOP)
 
-    def test_until_a_new_history_is_asked_for(self) -> None:
+    def test_a_refusal_ends_with_a_new_epoch(self) -> None:
         refused = replace(CHECKPOINT, refused="The server's WAL ends at 0/3E7.")
         found = resume(facts(refused, slot_lsn=500), ADOPTING).checkpoint
         assert found == Checkpoint("shop", "s", "7001", 1, 3, 10, 500)
 
-    def test_a_standby_is_waited_for(self) -> None:
+    def test_the_start_waits_for_a_standby(self) -> None:
         with pytest.raises(SourceUnavailable, match="The server is a standby, and it has not replayed 0/3E8 yet"):
             resume(facts(CHECKPOINT, server=self.BEHIND, is_standby=True), ADOPTING)
 
-    def test_also_one_that_has_not_followed_to_the_timeline_yet(self) -> None:
+    def test_the_start_waits_for_a_standby_on_an_older_timeline(self) -> None:
         ahead = replace(CHECKPOINT, timeline=2)
         with pytest.raises(SourceUnavailable, match="has not replayed"):
             resume(facts(ahead, server=self.BEHIND, is_standby=True), SHOP)
@@ -226,7 +224,7 @@ class TestAServerThatWentBack:
 class TestCutRecordsAheadOfTheCheckpoint:
     """Kafka has lost the last records of the checkpoint topic, or an outdated broker has answered."""
 
-    def test_one_is_a_cut_whose_checkpoint_was_not_committed(self) -> None:
+    def test_one_cut_ahead_was_aborted(self) -> None:
         assert resume(facts(CHECKPOINT, cut=10), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
     def test_two_would_be_delivered_again(self) -> None:
@@ -234,23 +232,23 @@ class TestCutRecordsAheadOfTheCheckpoint:
             resume(facts(CHECKPOINT, cut=11), SHOP)
 
     @pytest.mark.parametrize("cut", [10, 11])
-    def test_the_slot_that_was_confirmed_behind_them_is_not_blamed(self, cut: int) -> None:
+    def test_a_slot_up_to_the_recorded_cuts_is_not_reported(self, cut: int) -> None:
         with pytest.raises(HistoryError, match="Kafka lost the last records of the checkpoint topic"):
             resume(facts(CHECKPOINT, cut=cut, slot_lsn=2000), SHOP)
 
-    def test_unless_it_stands_behind_the_last_cut_as_well(self) -> None:
+    def test_a_slot_beyond_the_recorded_cuts_is_reported(self) -> None:
         with pytest.raises(HistoryError, match="Somebody else advanced"):
             resume(facts(CHECKPOINT, cut=10, slot_lsn=2001), SHOP)
 
-    def test_a_new_history_begins_after_all_of_them(self) -> None:
+    def test_a_new_epoch_begins_after_all_recorded_cuts(self) -> None:
         found = resume(facts(CHECKPOINT, cut=41), ADOPTING).checkpoint
         assert (found.epoch, found.cut, found.end_lsn) == (3, 42, 1000)
 
-    def test_without_transactions_they_may_be_delivered_again(self) -> None:
+    def test_without_transactions_recorded_cuts_are_delivered_again(self) -> None:
         at_least_once = replace(SHOP, is_atomic=False)
         assert resume(facts(CHECKPOINT, cut=41), at_least_once) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_unless_the_slot_does_not_send_them(self) -> None:
+    def test_without_transactions_a_slot_that_cannot_send_them_stops_the_start(self) -> None:
         with pytest.raises(HistoryError, match="Kafka lost the last records of the checkpoint topic"):
             resume(facts(CHECKPOINT, cut=41, slot_lsn=1500), replace(SHOP, is_atomic=False))
 
@@ -260,39 +258,39 @@ class TestACheckpointWithoutItsCutRecord:
 
     SHOWN = replace(CHECKPOINT, cut=10, end_lsn=2000)
 
-    def test_the_one_before_it_counts(self) -> None:
+    def test_the_checkpoint_before_it_is_used(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=9), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_it_counts_once_it_has_a_record(self) -> None:
+    def test_a_checkpoint_with_a_cut_record_is_used(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=10), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_neither_does_it_count_when_a_new_history_begins(self) -> None:
+    def test_a_new_epoch_ignores_it(self) -> None:
         refused = replace(self.SHOWN, refused="The server went back.")
         found = resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), ADOPTING)
         assert (found.checkpoint.epoch, found.checkpoint.cut, found.committed) == (3, 10, 9)
 
-    def test_a_refusal_recorded_with_it_holds(self) -> None:
+    def test_a_refusal_recorded_with_it_is_valid(self) -> None:
         refused = replace(self.SHOWN, refused="The server went back.")
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), SHOP)
 
-    def test_so_does_a_refusal_recorded_before_it(self) -> None:
+    def test_a_refusal_recorded_before_it_is_valid(self) -> None:
         """Stop because of a refusal, although the first checkpoint of the next epoch is visible after it."""
         refused, shown = replace(CHECKPOINT, refused="The server went back."), replace(self.SHOWN, epoch=3)
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, refused, shown, cut=9), SHOP)
 
-    def test_it_counts_if_the_slot_was_confirmed_behind_the_one_before(self) -> None:
+    def test_it_is_used_if_the_slot_is_beyond_the_one_before(self) -> None:
         found = resume(facts(CHECKPOINT, self.SHOWN, cut=9, slot_lsn=1001), SHOP)
         assert found == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_it_counts_if_retention_has_deleted_all_cut_records(self) -> None:
+    def test_it_is_used_if_retention_has_deleted_all_cut_records(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=0), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_it_counts_if_more_records_are_missing_than_a_late_marker_explains(self) -> None:
+    def test_it_is_used_if_more_than_one_record_is_missing(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=8), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_it_counts_if_no_other_is_left(self) -> None:
+    def test_it_is_used_if_there_is_no_other(self) -> None:
         assert resume(facts(self.SHOWN, cut=9), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
     def test_an_epoch_whose_first_cut_has_no_record_begins_again(self) -> None:
@@ -303,7 +301,7 @@ class TestACheckpointWithoutItsCutRecord:
         with pytest.raises(HistoryError, match="Somebody else advanced"):
             resume(facts(announced, first, cut=0, slot_lsn=1001), SHOP)
 
-    def test_it_counts_without_transactions(self) -> None:
+    def test_it_is_used_without_transactions(self) -> None:
         found = resume(facts(CHECKPOINT, self.SHOWN, cut=9), replace(SHOP, is_atomic=False))
         assert found == Resumption(self.SHOWN, self.SHOWN.cut)
 
@@ -315,7 +313,7 @@ class TestAForgedCheckpoint:
     FORMER = replace(CHECKPOINT, cut=8, end_lsn=900)
     ANNOUNCED = replace(CHECKPOINT, epoch=3, end_lsn=0)
 
-    def test_the_genuine_one_passes(self) -> None:
+    def test_the_genuine_checkpoint_is_accepted(self) -> None:
         found = facts(self.FORMER, CHECKPOINT, recorded=self.RECORDED)
         assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
@@ -333,7 +331,9 @@ class TestAForgedCheckpoint:
         ],
     )
     @pytest.mark.parametrize("genuine", [[], [CHECKPOINT]])
-    def test_one_that_the_cut_records_deny(self, genuine: list[Checkpoint], change: dict[str, int], says: str) -> None:
+    def test_a_checkpoint_that_cut_records_contradict_is_refused(
+        self, genuine: list[Checkpoint], change: dict[str, int], says: str
+    ) -> None:
         """Refuse the forged checkpoint.
 
         Compaction may have deleted the genuine checkpoint. If the forged one is then ahead of the cut records, only the
@@ -348,13 +348,13 @@ class TestAForgedCheckpoint:
             resume(found, SHOP)
 
     @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
-    def test_one_that_is_written_again_when_its_cut_is_not_the_last_any_more(self, higher: Checkpoint) -> None:
+    def test_an_old_checkpoint_that_is_written_again_is_refused(self, higher: Checkpoint) -> None:
         """Refuse an old checkpoint that was written again, even if no genuine one is read, or another forged one."""
         found = facts(higher, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
 
-    def test_one_of_long_ago_does_not_count_against_those_that_follow(self) -> None:
+    def test_an_old_forged_checkpoint_is_ignored(self) -> None:
         """Ignore an old checkpoint that a cut record contradicts. The record may be that of an aborted cut."""
         forged, earlier = replace(CHECKPOINT, epoch=1), replace(CHECKPOINT, cut=7, end_lsn=800)
         found = facts(forged, earlier, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
@@ -368,36 +368,36 @@ class TestAForgedCheckpoint:
             replace(CHECKPOINT, cut=40, end_lsn=4000),
         ],
     )
-    def test_a_new_history_goes_on_from_what_the_cut_records_confirm(self, forged: Checkpoint) -> None:
+    def test_a_new_epoch_continues_from_the_confirmed_cuts(self, forged: Checkpoint) -> None:
         found = resume(facts(CHECKPOINT, forged, recorded=self.RECORDED, slot_lsn=900), ADOPTING)
         assert (found.checkpoint.epoch, found.checkpoint.cut, found.checkpoint.end_lsn) == (3, 10, 900)
         assert found.committed == 9
 
-    def test_one_that_looks_like_that_of_an_aborted_cut_does_not_count(self) -> None:
+    def test_a_forged_checkpoint_of_the_next_cut_is_ignored(self) -> None:
         forged = replace(CHECKPOINT, epoch=7, cut=10, end_lsn=4000)
         found = facts(CHECKPOINT, forged, recorded=self.RECORDED)
         assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_one_before_a_genuine_one_changes_nothing(self) -> None:
+    def test_a_forged_checkpoint_before_a_genuine_one_is_ignored(self) -> None:
         forged = replace(CHECKPOINT, epoch=7, cut=40, end_lsn=4000)
         found = facts(self.FORMER, forged, CHECKPOINT, recorded=self.RECORDED)
         assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_an_announcement_is_none(self) -> None:
+    def test_an_announcement_is_not_forged(self) -> None:
         found = resume(facts(CHECKPOINT, self.ANNOUNCED, recorded=self.RECORDED), SHOP)
         assert (found.checkpoint.epoch, found.checkpoint.cut, found.checkpoint.end_lsn) == (3, 10, 1000)
 
-    def test_neither_is_the_first_one_of_an_epoch(self) -> None:
+    def test_the_first_checkpoint_of_an_epoch_is_not_forged(self) -> None:
         first = replace(CHECKPOINT, epoch=3, cut=10, end_lsn=1000)
         recorded = Recorded(3, 10, 1000, positions={9: (2, 1000), 10: (3, 1000)})
         assert resume(facts(CHECKPOINT, self.ANNOUNCED, first, recorded=recorded), SHOP) == Resumption(first, 10)
 
-    def test_a_refusal_is_none_even_if_its_position_is_that_of_a_promotion(self) -> None:
+    def test_a_refusal_is_not_forged_even_with_the_position_of_a_promotion(self) -> None:
         refused = replace(CHECKPOINT, end_lsn=950, refused="The server went back.")
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, refused, recorded=self.RECORDED), SHOP)
 
-    def test_neither_is_one_that_its_cut_record_has_left_behind(self) -> None:
+    def test_a_checkpoint_one_cut_behind_is_not_forged(self) -> None:
         """Accept a checkpoint one cut behind. A late marker can hide the last one, or show an aborted cut record."""
         found = facts(self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)
@@ -407,7 +407,7 @@ class TestAForgedCheckpoint:
         found = facts(self.FORMER, shown, CHECKPOINT, recorded=self.RECORDED)
         assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_where_retention_has_deleted_all_cut_records_nothing_denies_it(self) -> None:
+    def test_without_cut_records_every_checkpoint_is_accepted(self) -> None:
         found = facts(self.FORMER, CHECKPOINT, recorded=Recorded())
         assert resume(found, SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
@@ -420,7 +420,7 @@ class TestAForgedCheckpoint:
 class TestAnotherTimeline:
     PROMOTED = replace(SERVER, timeline=2)
 
-    def test_the_same_one_is_none(self) -> None:
+    def test_the_same_timeline_is_accepted(self) -> None:
         assert check_timeline(CHECKPOINT, SERVER, []) is CHECKPOINT
 
     def test_a_promoted_standby_that_has_everything_delivered(self) -> None:
@@ -428,36 +428,36 @@ class TestAnotherTimeline:
         found = check_timeline(CHECKPOINT, replace(SERVER, timeline=3), switches)
         assert found == replace(CHECKPOINT, timeline=3)
 
-    def test_one_that_lacks_a_transaction(self) -> None:
+    def test_a_timeline_that_lacks_a_transaction(self) -> None:
         with pytest.raises(HistoryError, match="was left at 0/3DD"):
             check_timeline(CHECKPOINT, self.PROMOTED, [TimelineSwitch(1, 989)])
 
-    def test_one_that_lacks_a_message(self) -> None:
+    def test_a_timeline_that_lacks_a_message(self) -> None:
         with pytest.raises(HistoryError, match="was left at 0/3E6"):
             check_timeline(replace(CHECKPOINT, last_message_lsn=999), self.PROMOTED, [TimelineSwitch(1, 998)])
 
-    def test_one_whose_next_changes_would_come_before_rows_that_were_read(self) -> None:
+    def test_a_timeline_that_begins_before_loaded_rows(self) -> None:
         loading = replace(CHECKPOINT, end_lsn=1100, load_position=LoadPosition(1100, 3))
         with pytest.raises(HistoryError, match="Rows that were read from tables are in Kafka at 0/44C on timeline 1"):
             check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1099)])
         assert check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1100)]).load_position == loading.load_position
 
-    def test_one_that_lacks_only_heartbeats_goes_on_where_it_was_promoted(self) -> None:
+    def test_a_timeline_that_lacks_only_heartbeats_continues_at_the_promotion(self) -> None:
         ahead = replace(CHECKPOINT, end_lsn=9000, selection_lsn=8000, held_lsn=7000)
         found = check_timeline(ahead, self.PROMOTED, [TimelineSwitch(1, 1200)])
         assert found == replace(CHECKPOINT, timeline=2, end_lsn=1200)
         assert found.selection_lsn == 1200
 
-    def test_what_was_prepared_before_it_still_holds_the_slot(self) -> None:
+    def test_earlier_prepared_transactions_still_hold_the_slot(self) -> None:
         ahead = replace(CHECKPOINT, end_lsn=9000, held_lsn=1100)
         assert check_timeline(ahead, self.PROMOTED, [TimelineSwitch(1, 1200)]).held_lsn == 1100
 
-    def test_its_wal_may_end_before_the_heartbeats(self) -> None:
+    def test_the_wal_of_a_new_timeline_may_end_before_the_heartbeats(self) -> None:
         ahead = replace(CHECKPOINT, end_lsn=9000)
         server = replace(self.PROMOTED, xlogpos=1300)
         found = resume(facts(ahead, server=server, switches=[TimelineSwitch(1, 1200)]), SHOP)
         assert found.checkpoint.end_lsn == 1200
 
-    def test_one_that_is_no_descendant(self) -> None:
+    def test_a_timeline_that_is_not_a_descendant(self) -> None:
         with pytest.raises(HistoryError, match="is not an ancestor of it"):
             check_timeline(CHECKPOINT, self.PROMOTED, [])

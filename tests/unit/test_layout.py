@@ -119,13 +119,13 @@ def test_a_layout_survives_the_way_through_kafka() -> None:
 
 
 @pytest.mark.parametrize("found", [None, [], 3, {}, {"columns": []}])
-def test_what_has_other_fields_is_none(found: object) -> None:
+def test_a_layout_with_other_fields_is_refused(found: object) -> None:
     with pytest.raises(ValueError, match=r"^a Layout is not an object with the fields attnums, columns, filter, "):
         read_layout(found)
 
 
 @pytest.mark.parametrize("column", [None, [], 3, {}])
-def test_nor_is_one_with_other_columns(column: object) -> None:
+def test_a_layout_with_invalid_columns_is_refused(column: object) -> None:
     with pytest.raises(ValueError, match=r"^a ColumnLayout is not an object with the fields attnum, is_filled, name, "):
         read_layout({**as_json(BEFORE), "columns": [column]})
 
@@ -148,7 +148,7 @@ def test_nor_is_one_with_other_values(name: str, value: object) -> None:
     ("name", "value"),
     [("attnum", "1"), ("attnum", 1.0), ("typmod", -2), ("xmin", 2**62 + 1), ("name", None), ("is_filled", 0)],
 )
-def test_nor_is_one_whose_columns_have_other_values(name: str, value: object) -> None:
+def test_a_layout_with_invalid_values_in_columns_is_refused(name: str, value: object) -> None:
     found = as_json(BEFORE)
     found["columns"][1][name] = value
     with pytest.raises(ValueError, match="a column of a layout has an invalid value"):

@@ -67,7 +67,7 @@ class TestALoad:
         assert moved_key([b"7", BinaryValue(b"\x00\x07")]) == ("t7", "b0007")
 
     @pytest.mark.parametrize("value", [None, UNCHANGED])
-    def test_a_key_of_which_something_is_missing_is_none(self, value: ColumnValue) -> None:
+    def test_an_incomplete_key_is_refused(self, value: ColumnValue) -> None:
         assert moved_key([b"7", value]) is None
 
     @pytest.mark.parametrize("found", [None, {}, "", 3])
@@ -76,18 +76,18 @@ class TestALoad:
             read_loads(found)
 
     @pytest.mark.parametrize("found", [None, [], "", 3])
-    def test_one_is_an_object(self, found: object) -> None:
+    def test_a_load_is_an_object(self, found: object) -> None:
         with pytest.raises(ValueError, match="a Load is not an object"):
             read_loads([found])
 
     @pytest.mark.parametrize("name", ["id", "schema", "table", "oid", "shape"])
-    def test_one_that_lacks_a_field_is_none(self, name: str) -> None:
+    def test_a_load_without_a_field_is_refused(self, name: str) -> None:
         found = as_json(asdict(LOAD))
         del found[name]
         with pytest.raises(ValueError, match=f"'{name}' of a Load is missing"):
             read_loads([found])
 
-    def test_nor_is_one_with_others(self) -> None:
+    def test_a_load_with_other_fields_is_refused(self) -> None:
         with pytest.raises(ValueError, match="a Load has fields that are not known"):
             read_loads([{**as_json(asdict(LOAD)), "later": 1}])
 
@@ -112,7 +112,7 @@ class TestALoad:
         with pytest.raises(ValueError, match=f"'{name}' has an invalid value"):
             read_loads([{**as_json(asdict(LOAD)), name: value}])
 
-    def test_any_number_of_rows_that_avro_can_hold_is_one(self) -> None:
+    def test_any_row_count_that_avro_can_hold_is_valid(self) -> None:
         most = replace(LOAD, rows=2**62)
         assert read_loads([as_json(asdict(most))]) == (most,)
 
@@ -123,7 +123,7 @@ class TestALoadPosition:
         assert position.at(1000) == position
         assert position.after(3) == LoadPosition(1000, 8)
 
-    def test_those_at_another_one_begin_anew(self) -> None:
+    def test_counting_begins_again_at_another_position(self) -> None:
         assert LoadPosition(1000, 5).at(1100) == LoadPosition(1100, 0)
 
     def test_rows_are_numbered_before_every_change_that_commits_there(self) -> None:
@@ -145,11 +145,11 @@ class TestALoadPosition:
             ({"count": None}, "'count' has an invalid value"),
         ],
     )
-    def test_anything_else_is_none(self, found: object, complaint: str) -> None:
+    def test_other_load_positions_are_refused(self, found: object, complaint: str) -> None:
         with pytest.raises(ValueError, match=complaint):
             read_load_position(found)
 
-    def test_one_behind_which_no_row_could_be_numbered_is_none(self) -> None:
+    def test_a_position_after_which_no_row_could_be_numbered_is_refused(self) -> None:
         """Refuse such a position. Only another program can have written it."""
         assert read_load_position({"count": 2**62}).seq == 0
         with pytest.raises(ValueError, match="'count' has an invalid value"):
@@ -198,7 +198,7 @@ class TestATableThatIsLoaded:
         assert Loaded.from_json(replace(LOADED, layout=None).to_json(), "It") == replace(LOADED, layout=None)
 
     @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]", b"3", b"null", b"[" * 100_000, b'{"a": "\\ud800"}'])
-    def test_what_is_no_json_object_is_refused_with_the_way_out(self, data: bytes) -> None:
+    def test_values_that_are_not_json_objects_are_refused_with_a_remedy(self, data: bytes) -> None:
         with pytest.raises(HistoryError, match=r"^Record 5 is not one that .* can read: .* kafka\.topic_prefix\.$"):
             Loaded.from_json(data, "Record 5")
 
@@ -214,7 +214,7 @@ class TestATableThatIsLoaded:
             ({"layout": []}, "a Layout is not an object with the fields attnums, columns, filter, former, storage"),
         ],
     )
-    def test_what_is_wrong_is_said_and_where(self, change: dict[str, object], complaint: str) -> None:
+    def test_an_invalid_field_is_named(self, change: dict[str, object], complaint: str) -> None:
         data = json.dumps({**json.loads(LOADED.to_json()), **change}).encode()
         with pytest.raises(HistoryError, match=f"^Record 5 is not one that .* can read: {re.escape(complaint)}"):
             Loaded.from_json(data, "Record 5")

@@ -23,7 +23,7 @@ class TestProgress:
         progress.on_received(900)
         assert (progress.confirmable, progress.undelivered) == (900, False)
 
-    def test_nothing_is_confirmed_that_was_not_received_itself(self) -> None:
+    def test_only_received_positions_are_confirmed(self) -> None:
         """Do not confirm position 1000, because it may be inside a WAL record of a restored server."""
         progress = Progress(1000)
         progress.on_received(900)
@@ -32,7 +32,7 @@ class TestProgress:
         progress.on_delivered(1100)
         assert progress.confirmable == 1100
 
-    def test_not_even_if_more_is_delivered(self) -> None:
+    def test_only_received_positions_are_confirmed_even_if_more_is_delivered(self) -> None:
         progress = Progress(1000)
         progress.on_received(900)
         progress.on_delivered(1000)
@@ -131,7 +131,7 @@ class TestPreparedTransactions:
         progress.on_prepared(800, 1700)
         assert progress.confirmable == 1500
 
-    def test_not_even_when_its_commit_was_received_until_that_is_delivered(self) -> None:
+    def test_a_prepare_is_outstanding_until_its_commit_is_delivered(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared(700, 1500)
         progress.on_received(2200)
@@ -147,7 +147,7 @@ class TestPreparedTransactions:
         progress.on_prepared_commit(700, 1900)
         assert progress.confirmable == 2000
 
-    def test_so_does_a_rollback(self) -> None:
+    def test_a_rollback_releases_it_at_once(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared(700, 1500)
         progress.forget(700)
@@ -217,7 +217,7 @@ class TestHoldingBack:
         progress.on_received(3000)
         assert progress.received == 2500
 
-    def test_letting_go_tells_how_far_it_was(self) -> None:
+    def test_lifting_the_limit_returns_the_received_position(self) -> None:
         progress = received_and_delivered(2000)
         progress.limit_received(2500)
         progress.on_received(3000)
@@ -229,7 +229,7 @@ class TestHoldingBack:
         progress.on_delivered(3000)
         assert progress.confirmable == 3000
 
-    def test_each_time_anew(self) -> None:
+    def test_a_limit_can_be_set_again(self) -> None:
         progress = received_and_delivered(2000)
         progress.limit_received(2500)
         progress.on_received(3000)
@@ -239,7 +239,7 @@ class TestHoldingBack:
         progress.on_received(3400)
         assert (progress.received, progress.lift_limit()) == (3400, 0)
 
-    def test_without_anything_behind_it_nothing_is_to_come(self) -> None:
+    def test_without_a_limit_there_is_no_held_position(self) -> None:
         assert received_and_delivered(2000).lift_limit() == 0
 
     def test_what_was_received_before_remains_so(self) -> None:

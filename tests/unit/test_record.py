@@ -25,7 +25,7 @@ def test_it_is_full_at_its_limit() -> None:
     assert pending.full
 
 
-def test_what_is_cleared_is_somebody_elses_list() -> None:
+def test_clearing_does_not_change_a_list_that_was_handed_over() -> None:
     pending = Pending(1_000_000)
     records = pending.records
     pending.add([Record(TARGET, "c", b"1", b"2")])

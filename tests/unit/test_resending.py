@@ -25,11 +25,11 @@ class TestAServerWithAnotherHistory:
         check_resent(CHECKPOINT, resent)
 
     @pytest.mark.parametrize("transaction", [Transaction(701, 950, 55), Transaction(700, 950, 56)])
-    def test_another_one_in_its_place_shows_it(self, transaction: Transaction) -> None:
+    def test_another_transaction_in_its_place_is_refused(self, transaction: Transaction) -> None:
         with pytest.raises(Diverged, match="restored from a backup"):
             check_resent(CHECKPOINT, Resent(transaction, 990))
 
-    def test_so_does_another_message_in_its_place(self) -> None:
+    def test_another_message_in_its_place_is_refused(self) -> None:
         message = LogicalMessage(None, transactional=False, lsn=980, prefix="p", content=b"secret")
         delivered = replace(CHECKPOINT, last_message_lsn=980, last_message_crc=message_crc(message))
         check_message_resent(delivered, message)
@@ -39,13 +39,13 @@ class TestAServerWithAnotherHistory:
             check_message_resent(delivered, replace(other, lsn=960))
             check_message_resent(replace(delivered, last_message_crc=""), other)  # recorded by an earlier version
 
-    def test_so_does_a_transaction_where_there_was_none_to_deliver(self) -> None:
+    def test_a_transaction_where_nothing_was_delivered_is_refused(self) -> None:
         change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
         error = unexpected(CHECKPOINT, change)
         assert "has sent transaction 701, which commits at 0/3E0" in str(error)
         assert "before 0/3E8 are delivered, and between 0/3DE and that position" in str(error)
 
-    def test_and_one_before_an_epoch_that_has_delivered_nothing(self) -> None:
+    def test_a_transaction_before_an_epoch_that_has_delivered_nothing_is_refused(self) -> None:
         change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
         error = unexpected(Checkpoint("shop", "s", "7001", 1, 3, 10, 1500), change)
         assert (
@@ -53,7 +53,7 @@ class TestAServerWithAnotherHistory:
             in str(error)
         )
 
-    def test_and_a_message(self) -> None:
+    def test_a_message_where_nothing_was_delivered_is_refused(self) -> None:
         message = LogicalMessage(None, transactional=False, lsn=995, prefix="p", content=b"secret")
         error = unexpected(replace(CHECKPOINT, last_message_lsn=980), Emitted(None, message))
         assert "has sent a message at 0/3E3" in str(error)
@@ -64,12 +64,12 @@ class TestAServerWithAnotherHistory:
 class TestWhatHasToComeAgain:
     """The last delivered transaction and message, if the slot's position is before them."""
 
-    def test_it_has_to_come_if_the_slot_stands_before_it(self) -> None:
+    def test_the_last_transaction_has_to_come_if_the_slot_is_before_it(self) -> None:
         last = {990: "transaction"}
         assert [to_be_resent(CHECKPOINT, lsn) for lsn in (500, 989, 990, 1000)] == [last, last, {}, {}]
         assert to_be_resent(replace(CHECKPOINT, last_end_lsn=0), 500) == {}
 
-    def test_so_is_the_last_message(self) -> None:
+    def test_the_last_message_has_to_come_if_the_slot_is_before_it(self) -> None:
         checkpoint = replace(CHECKPOINT, last_message_lsn=995)
         assert [to_be_resent(checkpoint, lsn) for lsn in (989, 990, 995)] == [
             {990: "transaction", 995: "message"},

@@ -91,7 +91,7 @@ class TestARoundIsComplete:
         found.reach(lsn)
         assert found.is_complete == is_complete
 
-    def test_and_remains_so(self) -> None:
+    def test_a_round_stays_complete(self) -> None:
         found = fresh()
         found.reach(1000)
         found.reach(900)

@@ -163,7 +163,7 @@ FALLBACK = {
 
 @pytest.mark.parametrize("tombstones", [False, True])
 @pytest.mark.parametrize(("identity", "message"), [*COMMON.values(), *FALLBACK.values()], ids=[*COMMON, *FALLBACK])
-def test_a_change_becomes_what_the_encoder_makes_of_it(
+def test_a_change_is_written_as_the_encoder_writes_it(
     twin: ModuleType, identity: str, message: RowMessage, *, tombstones: bool
 ) -> None:
     relation = table(identity)
@@ -495,7 +495,7 @@ def test_a_row_in_a_stream_carries_a_transaction_id(twin: ModuleType) -> None:
     assert streamed == outcome(twin, relation, encoder_of(relation), encode(Insert(None, 7, ROW)), TRANSACTION)
 
 
-def test_what_is_no_row_is_an_error(twin: ModuleType) -> None:
+def test_bytes_that_are_not_a_row_are_an_error(twin: ModuleType) -> None:
     relation = table()
     rows, whole = twin.Rows(relation, encoder_of(relation)), encode(Insert(None, 7, ROW))
     for length in range(1, len(whole)):
@@ -579,7 +579,7 @@ class TestRuns:
         assert one.take(*[insert()] * 5) == 2
         assert one.pending.full
 
-    def test_what_is_odd_does_not_end_it(self, twin: ModuleType) -> None:
+    def test_an_unusual_row_does_not_end_a_run(self, twin: ModuleType) -> None:
         one = Run(twin)
         odd = insert(row=[b"43", b"NaN", *ROW[2:]])
         assert one.take(insert(), odd, insert(8), odd) == 4

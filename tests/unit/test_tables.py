@@ -82,7 +82,7 @@ def test_a_dot_in_a_name_is_no_way_into_another_rule(pattern: str, schema: str, 
 
 
 @pytest.mark.parametrize("text", ["", "orders", ".a", "a.", '"a.b', '"a"b.c', '"".a'])
-def test_what_is_no_pattern(text: str) -> None:
+def test_texts_that_are_not_patterns(text: str) -> None:
     with pytest.raises(ValueError, match="must be a pattern of schema and table"):
         TablePattern.parse(text)
 
@@ -192,7 +192,7 @@ def test_no_other_table_has_the_name_with_the_hash() -> None:
     assert same.topic != long.topic
 
 
-def test_nor_has_one_whose_underscore_is_escaped_where_the_long_one_is_cut_off() -> None:
+def test_a_long_name_that_is_cut_inside_an_escape_stays_unique() -> None:
     """Cut a long name inside an escape. The hash after it must not complete the escape."""
     for length in range(180, 216):
         long = Tables("p").policy("public", "a" * length + "_x0041_" * 10)
@@ -242,7 +242,7 @@ def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dead_letters", "messages"])
-def test_nor_to_one_that_kafka_takes_for_it(name: str) -> None:
+def test_a_table_never_goes_to_a_topic_that_kafka_takes_for_a_service_topic(name: str) -> None:
     """Refuse the topic, because Kafka would later refuse the service topic, which is created only when it is needed."""
     with pytest.raises(TableRefused, match=f"topic p_{name}, which pgsluice keeps for itself"):
         Tables("p", topic="{prefix}_{table}").policy("public", name)
@@ -265,7 +265,7 @@ def test_no_other_table_goes_to_a_topic_that_a_rule_gives_to_some(rule: TableRul
     assert tables.policy("other", table) is not None
 
 
-def test_unless_another_rule_sends_it_there() -> None:
+def test_a_second_rule_can_send_another_table_to_the_topic() -> None:
     names = ("legacy.t_ord", "sales.orders")
     tables = Tables("shop", rules=[TableRule(name, topic="{prefix}.sales.orders") for name in names])
     for schema, table in (name.split(".") for name in names):

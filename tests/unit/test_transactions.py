@@ -204,12 +204,12 @@ class TestDeliveredBefore:
         with pytest.raises(Diverged, match="0/6E, recorded as delivered, lies inside the commit record 0/64 to"):
             receive(found, COMMIT)
 
-    def test_so_does_a_streamed_one(self) -> None:
+    def test_a_streamed_transaction_that_was_delivered_is_dropped(self) -> None:
         found = transactions(*segment(700, row(700, 1)), delivered_lsn=120)
         assert receive(found, stream_commit(700)) == [Resent(Transaction(700, 100, 5), 120)]
         assert found.waiting == 0
 
-    def test_so_does_a_prepared_one(self) -> None:
+    def test_a_prepared_transaction_that_was_delivered_is_dropped(self) -> None:
         found = transactions(begin_prepare(700), row(None, 1), delivered_lsn=120)
         assert [type(event) for event in receive(found, prepare(700))] == [Prepared]
         assert receive(found, commit_prepared(700)) == [Resent(Transaction(700, 100, 5), 120)]
@@ -243,17 +243,17 @@ class TestWhereNothingWasToBeDelivered:
         ],
         ids=["streamed", "prepared"],
     )
-    def test_so_is_one_that_has_waited(self, received: Sequence[messages.Message]) -> None:
+    def test_a_change_that_has_waited_is_unexpected(self, received: Sequence[messages.Message]) -> None:
         *_, unexpected, resent = self.events(*received)
         assert isinstance(unexpected, Unexpected)
         assert isinstance(unexpected.change, Change)
         assert resent == Resent(Transaction(700, 100, 5), 120)
 
-    def test_one_that_was_rolled_back_is_not(self) -> None:
+    def test_a_change_that_was_rolled_back_is_not_unexpected(self) -> None:
         rolled_back = [*segment(700, row(701, 1)), StreamAbort(700, 701, None, None), stream_commit(700)]
         assert [type(event) for event in self.events(*rolled_back)] == [Resent]
 
-    def test_a_message_of_a_transaction_is(self) -> None:
+    def test_a_message_of_a_transaction_is_unexpected(self) -> None:
         unexpected, _ = self.events(BEGIN, emitted(None, 90, b"x"), COMMIT)
         assert isinstance(unexpected, Unexpected)
         assert isinstance(unexpected.change, Emitted)
@@ -266,7 +266,7 @@ class TestWhereNothingWasToBeDelivered:
         assert isinstance(unexpected.change, Emitted)
         assert unexpected.change.transaction is None
 
-    def test_a_transaction_without_changes_is_not(self) -> None:
+    def test_a_transaction_without_changes_is_not_unexpected(self) -> None:
         assert self.events(BEGIN, COMMIT) == [Resent(Transaction(700, 100, 5), 120)]
 
 
@@ -414,7 +414,7 @@ class TestPreparedTransactions:
         assert events[-1] == Committed(Transaction(700, 100, 5), 120)
         assert (found.prepared, found.waiting) == ({}, 0)
 
-    def test_streamed_ones_too(self) -> None:
+    def test_rows_of_streamed_prepared_transactions_come_out_at_commit_prepared(self) -> None:
         found = transactions(*segment(700, row(700, 1), row(701, 2)), StreamAbort(700, 701, None, None))
         assert receive(found, stream_prepare(700)) == [Prepared(700, "g", 50, 60, 4, has_rows=True)]
         assert values(receive(found, commit_prepared(700))) == [1]
@@ -604,7 +604,7 @@ class TestTheGate:
         assert gate.waiting == []
         assert list(found.release()) == []
 
-    def test_nor_does_one_that_is_rolled_back(self) -> None:
+    def test_a_transaction_that_is_rolled_back_never_waits(self) -> None:
         found, gate = self.gated(700)
         prepared, rolled_back = receive(found, begin_prepare(700), INSERT, prepare(700), rollback_prepared(700))
         assert isinstance(prepared, Prepared)

@@ -60,7 +60,9 @@ class TestVersionsOfTables:
         assert found.relations == [versions[0], OTHER]
         assert relations_of(found) == [*rows, versions[3]]
 
-    def test_so_do_those_beyond_the_memory_of_all_transactions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_versions_beyond_the_memory_of_all_transactions_wait_between_the_rows(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", size_of(TABLE))
         found = waiting_rows(TABLE, OTHER)
         assert (found.relations, found.bytes) == ([TABLE], size_of(TABLE))

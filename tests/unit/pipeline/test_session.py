@@ -276,7 +276,7 @@ async def test_a_server_that_shuts_down_gets_its_last_position_confirmed() -> No
         assert not found.stream.released
 
 
-async def test_frequent_requests_for_a_reply_are_answered_slowly() -> None:
+async def test_a_shutdown_is_noticed_at_the_pace_of_our_answers() -> None:
     world = World(position=10_000)
     async with running(world) as found:
         for _ in range(2):

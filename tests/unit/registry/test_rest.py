@@ -165,7 +165,7 @@ async def test_several_addresses_are_tried_in_turn(server: RegistryServer) -> No
         assert tired.requests == server.requests == ["GET /subjects"]
 
 
-async def test_retries_are_logged(server: RegistryServer) -> None:
+async def test_the_results_of_requests_are_reported(server: RegistryServer) -> None:
     told: list[str] = []
     options = RestOptions(server.url, answered=lambda result, seconds: told.append(f"{result} {seconds < 5}"))
     async with await RestClient.open(options) as client:

@@ -37,7 +37,7 @@ def files_in(directory: Path) -> list[str]:
 
 
 class TestDirectory:
-    async def test_two_processes_never_share_one(self, tmp_path: Path) -> None:
+    async def test_two_processes_never_share_a_directory(self, tmp_path: Path) -> None:
         async with (
             SpillDirectory(str(tmp_path), Disk()) as first,
             SpillDirectory(str(tmp_path), disk := Disk()) as second,
@@ -46,7 +46,7 @@ class TestDirectory:
             assert first.path != second.path
             assert first.path.exists()
 
-    async def test_what_is_left_behind_is_removed_at_the_next_start(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_leftovers_are_removed_at_the_next_start(self, tmp_path: Path, disk: Disk) -> None:
         left = tmp_path / ".pgsluice-spill-left"
         left.mkdir()
         (left / "lock").touch()
@@ -56,7 +56,7 @@ class TestDirectory:
             await finished(disk)
             assert not left.exists()
 
-    async def test_what_others_keep_there_is_left_alone(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_files_of_others_are_left_alone(self, tmp_path: Path, disk: Disk) -> None:
         for name in ("pgsluice-precious", ".pgsluice-spill-precious"):
             (tmp_path / name).mkdir()
             (tmp_path / name / "file").touch()
@@ -70,7 +70,7 @@ class TestDirectory:
             (found.path / "1").write_bytes(b"rows")
         assert files_in(tmp_path) == []
 
-    async def test_nobody_else_sees_it_before_its_lock_is_held(
+    async def test_the_directory_is_hidden_until_its_lock_is_held(
         self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Hide the directory until its lock is held. Otherwise, another process would take it for a leftover."""
@@ -84,7 +84,7 @@ class TestDirectory:
         async with SpillDirectory(str(tmp_path), disk):
             assert seen[0] is False
 
-    async def test_a_disk_that_hangs_at_the_start_is_told_from_a_wrong_directory(
+    async def test_a_disk_that_hangs_at_the_start_is_distinguished_from_a_wrong_directory(
         self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(disks, "DISK_LIMIT_S", 0.02)
@@ -102,18 +102,20 @@ class TestDirectory:
         assert found.path.exists()
         freeze.__exit__(None, None, None)
 
-    async def test_one_that_cannot_be_made_is_a_matter_of_configuration(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_a_directory_that_cannot_be_created_is_a_configuration_error(
+        self, tmp_path: Path, disk: Disk
+    ) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match=r"Not a directory.*Set buffer\.spill_dir"):
             await SpillDirectory(str(tmp_path / "file" / "spill"), disk).__aenter__()
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    async def test_so_is_one_that_is_read_only(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_a_read_only_directory_is_a_configuration_error(self, tmp_path: Path, disk: Disk) -> None:
         await asyncio.to_thread(tmp_path.chmod, 0o500)
         with pytest.raises(ConfigError, match="Permission denied"):
             await SpillDirectory(str(tmp_path / "spill"), disk).__aenter__()
 
-    async def test_a_check_says_what_will_be(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_a_check_reports_the_directory(self, tmp_path: Path, disk: Disk) -> None:
         (tmp_path / "file").touch()
         assert (await check(str(tmp_path), disk)).verdict is Verdict.OK
         assert (await check(str(tmp_path / "file"), disk)).verdict is Verdict.FAIL
@@ -153,7 +155,7 @@ def open_descriptors() -> int:
 class TestNeighbours:
     """Other users of the host, who may put files into the parent directory, or change it."""
 
-    async def test_nobody_else_can_look_into_it(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_others_cannot_read_the_directory(self, tmp_path: Path, disk: Disk) -> None:
         before = os.umask(0)
         try:
             async with SpillDirectory(str(tmp_path / "spill"), disk) as found:
@@ -207,7 +209,7 @@ class TestNeighbours:
         await after_a_start(tmp_path, disk)
         assert sorted(files_in(left)) == ["1", "lock"]
 
-    async def test_what_is_left_alone_is_closed(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_descriptors_of_foreign_directories_are_closed(self, tmp_path: Path, disk: Disk) -> None:
         parent = tmp_path / "spill"
         parent.mkdir()
         await after_a_start(parent, disk)
@@ -219,7 +221,7 @@ class TestNeighbours:
         await after_a_start(parent, disk)
         assert open_descriptors() == before
 
-    async def test_what_another_user_has_put_there_is_not_used(
+    async def test_a_directory_of_another_user_is_not_used(
         self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         somebody = os.geteuid() + 1

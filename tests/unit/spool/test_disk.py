@@ -36,7 +36,7 @@ async def test_jobs_run_in_order_in_a_thread_of_their_own(disk: Disk) -> None:
     assert disk.busy_s == 0.0 or disk.busy_s < LIMIT_S
 
 
-async def test_an_error_reaches_who_waits_and_nobody_else(disk: Disk) -> None:
+async def test_an_error_is_raised_only_for_its_own_job(disk: Disk) -> None:
     def fail() -> None:
         raise FileNotFoundError("not there")
 
@@ -46,7 +46,7 @@ async def test_an_error_reaches_who_waits_and_nobody_else(disk: Disk) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_job_that_hangs_ends_the_wait_of_all_behind_it(disk: Disk) -> None:
+async def test_a_job_that_hangs_ends_the_wait_for_all_later_jobs(disk: Disk) -> None:
     done: list[int] = []
     with hanging(disk):
         with pytest.raises(UnavailableError, match=r"has not finished .* Nothing is lost"):
@@ -57,14 +57,14 @@ async def test_a_job_that_hangs_ends_the_wait_of_all_behind_it(disk: Disk) -> No
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_many_jobs_that_finish_are_no_disk_that_hangs(disk: Disk) -> None:
+async def test_many_jobs_that_finish_do_not_count_as_a_hanging_disk(disk: Disk) -> None:
     for _ in range(10):
         disk.later(lambda: time.sleep(LIMIT_S / 2))
     assert await disk.run(lambda: 1) == 1
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_neither_is_one_that_is_done_by_the_time_we_look_again(disk: Disk) -> None:
+async def test_a_job_that_finishes_before_the_second_look_does_not_count_as_hanging(disk: Disk) -> None:
     """Look again when the time limit is over. If the process was stopped, the job had no time to run."""
     thaw = threading.Event()
     waiting = asyncio.create_task(disk.run(lambda: thaw.wait() and 1))
@@ -86,7 +86,7 @@ async def test_a_cancellation_does_not_wait_for_the_disk(disk: Disk) -> None:
     assert done == [2]
 
 
-async def test_what_was_begun_before_a_cancellation_is_finished_before_what_follows(disk: Disk) -> None:
+async def test_a_job_in_progress_at_a_cancellation_ends_before_the_next_one(disk: Disk) -> None:
     done, begun, thaw = list[int](), threading.Event(), threading.Event()
 
     def slowly() -> None:

@@ -83,7 +83,7 @@ def file_in(directory: Path) -> Path:
 
 
 class TestRows:
-    async def test_they_come_back_in_order_from_disk_and_memory(self, make: Make) -> None:
+    async def test_rows_are_read_in_order_from_disk_and_memory(self, make: Make) -> None:
         spool = make(2 * MIB, 64 * MIB)
         pieces = [b"", b"x" * MIB, b"y" * MIB, b"z"]
         rows = filled(spool, *pieces[:3])
@@ -94,7 +94,7 @@ class TestRows:
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
-    async def test_they_may_lie_across_blocks_and_spills(self, make: Make) -> None:
+    async def test_rows_may_span_blocks_and_spills(self, make: Make) -> None:
         spool = make(2 * MIB, 64 * MIB)
         rows = spool.open()
         sizes = [3 * READ_BYTES + 5, READ_BYTES - 21, 0, 1, READ_BYTES, 2 * READ_BYTES - 8, 7]
@@ -104,7 +104,7 @@ class TestRows:
             await rows.spill()
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
-    async def test_a_large_transaction_is_moved_in_parts_and_whole(self, make: Make) -> None:
+    async def test_a_large_transaction_is_spilled_in_parts(self, make: Make) -> None:
         """Write a large transaction in parts, because each part is a sign of life. A file ends between two rows."""
         spool = make(2 * SPILL_BYTES, 64 * MIB)
         pieces = [bytes([number]) * MIB for number in range(2 * SPILL_BYTES // MIB + 3)]
@@ -115,9 +115,7 @@ class TestRows:
         assert (parts, rows.in_memory, spool.memory) == (3, 0, 0)
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
-    async def test_one_of_which_a_part_was_moved_can_be_discarded(
-        self, make: Make, disk: Disk, directory: Path
-    ) -> None:
+    async def test_a_partly_spilled_transaction_can_be_discarded(self, make: Make, disk: Disk, directory: Path) -> None:
         spool = make(2 * SPILL_BYTES, 64 * MIB)
         rows = filled(spool, bytes(3 * SPILL_BYTES))
         assert await spool.relieve()
@@ -134,7 +132,7 @@ class TestRows:
         assert spool.spilled == 0
 
     @pytest.mark.parametrize("memory_max", [MIB, MIB + 1, 3 * MIB])
-    async def test_what_one_read_brings_fits_below_the_bound(self, memory_max: int, make: Make) -> None:
+    async def test_the_rows_of_one_read_fit_below_the_limit(self, memory_max: int, make: Make) -> None:
         spool = make(memory_max, 64 * MIB)
         for _ in range(8):
             filled(spool, b"x" * (MIB // 2 - 8))
@@ -147,7 +145,7 @@ class TestRows:
         await relieved(spool)
         assert (small.in_memory > 0, large.in_memory) == (True, 0)
 
-    async def test_what_is_discarded_is_gone(self, make: Make, disk: Disk, directory: Path) -> None:
+    async def test_discarded_rows_are_removed(self, make: Make, disk: Disk, directory: Path) -> None:
         spool = make(2 * MIB, 64 * MIB)
         rows, others = filled(spool, b"x" * 2 * MIB), filled(spool, b"y")
         await relieved(spool)
@@ -165,7 +163,7 @@ class TestRows:
             await relieved(spool)
         assert len(files_in(directory)) == 3
 
-    async def test_without_anything_to_load_others_have_a_turn(self, make: Make, disk: Disk) -> None:
+    async def test_other_tasks_run_if_nothing_has_to_be_loaded(self, make: Make, disk: Disk) -> None:
         turns: list[int] = []
         asyncio.get_running_loop().call_soon(turns.append, 1)
         with hanging(disk):
@@ -210,7 +208,7 @@ class TestWhenThereIsNoRoom:
 
     @pytest.mark.parametrize("at", [0, READ_BYTES, 5 * READ_BYTES // 2])
     @pytest.mark.parametrize("change", [lambda _: b"", lambda rest: b"\x01" + rest[1:]], ids=["cut off", "changed"])
-    async def test_a_file_that_is_not_as_it_was_written(
+    async def test_a_file_that_was_changed(
         self, at: int, change: Callable[[bytes], bytes], make: Make, directory: Path
     ) -> None:
         spool = make(2 * MIB, 64 * MIB)
@@ -228,7 +226,7 @@ class TestWhenThereIsNoRoom:
                     found.append(piece[1])
         assert set(found) <= {bytes(992)}
 
-    async def test_a_file_that_is_there_already_is_not_added_to(
+    async def test_an_existing_file_is_not_appended_to(
         self, make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "_FILE_NUMBERS", iter((1,)))
@@ -305,7 +303,7 @@ class TestNeighbours:
         finally:
             os.umask(before)
 
-    async def test_rows_go_on_into_the_directory_that_was_moved_away(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_rows_are_written_to_the_directory_even_if_it_was_moved(self, tmp_path: Path, disk: Disk) -> None:
         """Write to the moved directory, and not to another directory that somebody has put in its place."""
         moved, spill = tmp_path / "moved", SpillDirectory(str(tmp_path), disk)
         async with spill as found:
