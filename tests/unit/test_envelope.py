@@ -379,13 +379,13 @@ class TestRefusedRecords:
         (record,) = Table(dead_letters=dead_letters).records(Insert(None, 7, row("1")))
         assert record.target is TARGET
 
-    def test_dead_letters_without_effect_are_noticed(self) -> None:
+    def test_a_repeated_refusal_is_noticed(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         assert dead_letters.expect([self.letter(1)])
         assert dead_letters.expect([self.letter(1), self.letter(2)])
         assert not dead_letters.expect([self.letter(1), self.letter(2)])
 
-    def test_many_dead_letters_without_effect_are_not_an_error(self) -> None:
+    def test_too_many_dead_letters_are_refused(self) -> None:
         dead_letters = DeadLetters(DEAD, lambda _: None)
         key = bytes(EXPECTED_MAX // 4)
         assert dead_letters.expect([replace(self.letter(seq), key=key) for seq in range(3)])
