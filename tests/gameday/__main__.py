@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _play(chosen: Sequence[Breakage], say: Callable[[str], object]) -> Day:
-    """Play breakages until one goes wrong. The rest then needs a new pipeline."""
+    """Play breakages until one goes wrong. The remaining breakages then need a new pipeline."""
     with tempfile.TemporaryDirectory() as directory, game_day(Path(directory)) as (scene, prometheus):
         day = Day(scene, prometheus, say)
         try:

@@ -428,7 +428,7 @@ def a_read_that_comes_no_further_asks_another_broker(patch: pytest.MonkeyPatch) 
 
 
 def what_one_broker_says_of_a_topic_is_asked_of_others(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise, one outdated broker would stop the daemon."""
+    """Without further questions, one outdated broker would stop the daemon."""
 
     class Same:
         def __init__(self, topics: Topics) -> None:
@@ -578,7 +578,7 @@ def a_slot_that_is_made_has_a_birth(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_server_that_shuts_down_is_let_go(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise, it waits for an acknowledgement that cannot come while Kafka is down or a transaction is prepared."""
+    """The server waits for an acknowledgement that cannot come while Kafka is down or a transaction is prepared."""
     patch.setattr(ShutdownWatch, "overdue", property(lambda _self: False))
 
 
@@ -660,7 +660,7 @@ def rows_that_moved_are_read_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def writers_of_a_table_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """They may have written to the table before it was published, and these changes are not in the stream."""
+    """A writer may have changed the table before it was published, and these changes are not in the stream."""
 
     async def at_once(_self: TableReading, _table: Any, _shape: Shape) -> None:  # noqa: ANN401 - as the original
         pass
@@ -732,7 +732,7 @@ def a_pause_of_the_pipeline_outlives_a_session(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_pause_of_the_pipeline_waits_for_the_end_of_a_round(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the round would wait for the paused stream, or its end would deliver the waiting transactions."""
+    """During a pause, the round would wait for the paused stream, or its end would deliver waiting transactions."""
     init = Loader.__init__
 
     def hasty(self: Loader, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original
@@ -767,7 +767,7 @@ def an_outdated_end_does_not_take_commands_back(patch: pytest.MonkeyPatch) -> No
 
 
 def an_answer_is_in_the_cut_of_what_follows(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise, the command would be carried out in one cut, and a crash could lose its answer before the next one."""
+    """If a command is carried out in one cut and answered in the next, a crash in between loses the answer."""
     become = Requests.become
     late: dict[Requests, list[Answer]] = {}
 
