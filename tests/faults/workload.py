@@ -472,7 +472,7 @@ class Maker:
         self._made = made
         self._names = (f"made_{number}" for number in count(1))
         self._unpublished: str | None = None
-        """The table that was filled last, until it is certainly published. The answer to ALTER PUBLICATION may be lost."""
+        """The last filled table, until it is certainly published. The answer to ALTER PUBLICATION may be lost."""
 
     def make(self, connection: psycopg.Connection) -> None:
         """Create and publish a table. If the last table is not published yet, publish that table instead."""

@@ -150,7 +150,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 
 @contextmanager
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
-    """Change the source around a driver's run. Alter its schema, begin an epoch after lost changes, or load the tables."""
+    """Change the source around a driver's run: alter a table, begin an epoch after lost changes, or load tables."""
     later = number - len(SCHEMA_CHANGES)
     if later < 0:
         shop.run(SCHEMA_CHANGES[number])
