@@ -70,7 +70,7 @@ def test_a_choice_that_is_not_possible_any_more_stops_until_it_is_changed(start:
         connection.execute("INSERT INTO orders VALUES (2, 'two')")
     assert pipeline.daemon.wait() == 78
     log = pipeline.daemon.log_text()
-    assert "table public.orders: column amount of type text cannot be decimal(20,4), as `types`" in log
+    assert "table public.orders: column amount of type text cannot be decimal(20,4), which `types`" in log
     assert "write one of string, or leave it out" in log
     pipeline.daemon.settings |= rules(**{"amoun?": "decimal(20,4)"})
     pipeline.daemon.start()

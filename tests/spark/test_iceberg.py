@@ -136,7 +136,7 @@ def test_another_query_and_a_table_that_went_back(orders: Orders) -> None:
     with pytest.raises(PipelineError, match="Two queries write to it"):
         table.append(orders.rows(), orders.commit())
     orders.call(f"rollback_to_snapshot('TABLE', {before})")
-    with pytest.raises(ForeignWrite, match=r"does not have snapshot \d+ any longer"):
+    with pytest.raises(ForeignWrite, match=r"does not have snapshot \d+ any more"):
         orders.table.last()
 
 

@@ -261,7 +261,7 @@ async def test_more_requests_than_a_checkpoint_can_contain_are_refused() -> None
     world = world_of(command("start", "public.numbers"))
     async with running(world, replace(PAUSED, commands=replace(PAUSED.commands, requests=(large,)))):
         await until(lambda: "refused" in outcomes(world))
-    assert "Nothing was begun: too many tables wait" in answers(world)[-1].detail
+    assert "Nothing was begun: too many tables are waiting" in answers(world)[-1].detail
 
 
 async def test_on_a_standby_nothing_is_loaded() -> None:

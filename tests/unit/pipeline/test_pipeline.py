@@ -324,7 +324,7 @@ class TestWhenItMustNotGoOn:
 
     async def test_cuts_that_the_last_checkpoint_does_not_know_are_not_written_again(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 6))
-        with pytest.raises(HistoryError, match=r"Cut 6 is recorded as delivered, but .* the one of cut 4"):
+        with pytest.raises(HistoryError, match=r"Cut 6 is recorded as delivered, but .* belongs to cut 4"):
             await ended(pipeline(world))
         assert world.checkpoint == CHECKPOINT
 
