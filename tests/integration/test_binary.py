@@ -18,6 +18,7 @@ from tests.integration.test_replay import SCENARIOS as REPLAYED
 from tests.support.replication import PUBLICATION, options_for, read_inserts, streaming
 from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
+from tests.support.versions import long
 from tests.support.weather import Start
 from tests.types.samples import SETUP
 
@@ -147,7 +148,7 @@ def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
 SCENARIOS = [scenario for scenario in REPLAYED if scenario.name != NAMED_SCENARIO]
 
 
-@pytest.fixture(scope="module", params=(14, 18), ids="PostgreSQL {}".format)
+@pytest.fixture(scope="module", params=(14, *long(18)), ids="PostgreSQL {}".format)
 def judged(request: pytest.FixtureRequest, kafka: Kafka) -> tuple[int, dict[str, Verdict], list[str]]:
     """Run the scenarios of the replay suite with values in binary format."""
     version: int = request.param

@@ -8,12 +8,13 @@ import pytest
 from pgsluice.avro import text
 from pgsluice.avro.binary import encode_bytes
 from sandbox.postgres import Database
+from tests.support.versions import long
 from tests.types.proof import prove
 
 COUNT = 40
 
 
-@pytest.mark.parametrize("version", [10, 14, 18])
+@pytest.mark.parametrize("version", [10, *long(14), 18])
 async def test_values_arrive_as_the_servers_text(new_database: Callable[[int], Database], version: int) -> None:
     outcome = await prove(new_database(version), seed=1, count=COUNT)
     assert outcome.problems == []

@@ -23,8 +23,9 @@ from tests.support.compatibility import Pair, fastavro_problems, java_problems
 from tests.support.reader import Cut
 from tests.support.run import Followed, Verdict, wait_until
 from tests.support.scenario import Scenario
+from tests.support.versions import covered
 
-VERSIONS = (10, 14, 18)
+VERSIONS = covered((10, 14, 18), usual=(10, 18))
 SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"binary": True}}}
 """Settings that change how the server sends values, but not what consumers see."""
 GENERATED_COLUMNS = 12

@@ -193,6 +193,7 @@ def test_proposed_sql_has_the_intended_name(pipeline: Pipeline, name: str) -> No
     assert described[0].name == name
 
 
+@pytest.mark.long
 @settings(
     max_examples=15,
     deadline=None,

@@ -16,6 +16,7 @@ import pytest
 
 from sandbox.postgres import Database, Postgres
 from tests.support.reader import Cut, Event, Reader
+from tests.support.versions import long
 from tests.support.weather import Pipeline, Start, wait_until
 
 VERSIONS = (14, 18)
@@ -315,7 +316,7 @@ class TestExactlyOnce:
         assert followed.read() == expected
         assert not followed.reader.read_rest()
 
-    @pytest.mark.parametrize("own_postgres", VERSIONS, indirect=True)
+    @pytest.mark.parametrize("own_postgres", [*long(14), 18], indirect=True)
     def test_across_crashes_of_the_server(self, follow: Follow, own_postgres: Postgres) -> None:
         with own_postgres.database() as database:
             followed = follow(database=database)

@@ -12,6 +12,7 @@ import pytest
 from sandbox.daemon import Daemon
 from sandbox.postgres import Postgres
 from tests.support.kafka import TIMEOUT_S, end_of
+from tests.support.versions import long
 from tests.support.weather import Pipeline, Start, wait_until
 
 PAUSED = "The pipeline is paused. PostgreSQL keeps its WAL until `pgsluice resume`.\n"
@@ -46,7 +47,7 @@ def assert_nothing_arrives(pipeline: Pipeline) -> None:
     assert end(pipeline) == before
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", ["exactly_once", *long("at_least_once")])
 def test_it_is_shown_and_lasts_over_restarts_until_resume(mode: str, start: Start) -> None:
     pipeline = start({"delivery": {"mode": mode}})
     daemon = pipeline.daemon

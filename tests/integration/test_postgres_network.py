@@ -22,6 +22,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from tests.support.proxy import Direction, Proxy
 from tests.support.tls import make_certificate, tls_postgres
+from tests.support.versions import long
 from tests.support.weather import Start, wait_until
 
 CUTS = 150
@@ -101,7 +102,7 @@ class Follower:
             self.resent += 1
 
 
-@pytest.mark.parametrize("sslmode", ["disable", "require"])
+@pytest.mark.parametrize("sslmode", ["disable", *long("require")])
 async def test_connections_cut_at_any_byte_lose_or_repeat_nothing(
     sslmode: str, followed: Database, proxy: Proxy
 ) -> None:

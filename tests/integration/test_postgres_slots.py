@@ -13,13 +13,13 @@ from psycopg import Connection
 
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
-from tests.support.versions import covered
+from tests.support.versions import covered, long
 from tests.support.weather import Pipeline, Start, fails, wait_until
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
 
 
-@pytest.fixture(scope="module", params=covered((13, 14, 18)))
+@pytest.fixture(scope="module", params=covered((13, 14, 18), usual=(18,)))
 def limited(request: pytest.FixtureRequest) -> Iterator[Postgres]:
     """Provide a server that keeps little WAL for slots, which is possible from PostgreSQL 13 on."""
     with Postgres(request.param, {"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB"}) as server:
@@ -91,7 +91,7 @@ def test_invalidated_because_the_daemon_was_stopped_for_too_long(start: Start) -
         assert_stops_until_adopted(pipeline, "idle_timeout")
 
 
-@pytest.mark.parametrize("version", [10, 14, 18])
+@pytest.mark.parametrize("version", [10, *long(14), 18])
 class TestMadeAnew:
     """A new slot with the same name begins at the position of its creation. Earlier changes would be lost silently."""
 

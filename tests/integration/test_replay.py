@@ -32,7 +32,7 @@ from tests.support.run import Followed, Verdict
 from tests.support.scenario import Scenario
 from tests.support.versions import covered
 
-VERSIONS = covered((10, 13, 14, 15, 16, 17, 18))
+VERSIONS = covered((10, 13, 14, 15, 16, 17, 18), usual=(10, 18))
 
 OPTIONS: Mapping[int, Mapping[str, Any]] = {
     15: {"two_phase": True},

@@ -419,6 +419,7 @@ def command_line(*arguments: str) -> str:
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_session")
 def test_up_status_psql_down() -> None:
     up = command_line("up", "--postgres", "12")

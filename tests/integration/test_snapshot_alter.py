@@ -25,6 +25,7 @@ from tests.support.kafka import read_committed
 from tests.support.loading import read_behind, wait_for, wait_until_loaded
 from tests.support.reader import Cut, Event
 from tests.support.replication import PUBLICATION, options_for
+from tests.support.versions import long
 from tests.support.weather import wait_until
 
 ROWS = 60
@@ -35,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kafka": {"topics": {"partitions": 1}},
 }
 
-VERSIONS = (10, 14, 18)
+VERSIONS = (*long(10, 14), 18)
 
 STALE = "a table was altered, and existing rows have values that the stream did not send"
 

@@ -19,6 +19,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.kafka import TIMEOUT_S, create_topic, properties, read_committed
 from tests.support.reader import Cut, Reader
+from tests.support.versions import long
 from tests.support.weather import wait_until
 
 ROWS = 500
@@ -135,7 +136,7 @@ def command(verb: str, *tables: str, seconds: float = 60.0, where: str = "") -> 
     return Command(uuid4().hex, verb, int((time.time() + seconds) * 1000), tables, where)
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", ["exactly_once", *long("at_least_once")])
 def test_a_table_is_loaded_by_one_command_and_again_by_another(mode: str, follow: Follow) -> None:
     scene = follow(delivery={"mode": mode, "heartbeat": "500ms"})
     for _ in range(2):
@@ -226,7 +227,7 @@ def test_a_cancelled_first_load_remains_cancelled(follow: Follow) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", ["exactly_once", *long("at_least_once")])
 def test_a_pause_survives_restarts(mode: str, follow: Follow) -> None:
     slow = {"mode": "never", "chunk_rows": 1, "max_rows_per_second": 20}
     scene = follow(delivery={"mode": mode, "heartbeat": "500ms"}, snapshot=slow)
@@ -248,7 +249,7 @@ def test_a_pause_survives_restarts(mode: str, follow: Follow) -> None:
     assert end["rows"] == ROWS
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", ["exactly_once", *long("at_least_once")])
 @pytest.mark.parametrize("moment", ["before it is read", "before its first cut", "after it"])
 def test_a_command_is_carried_out_once_whenever_the_daemon_is_killed(mode: str, moment: str, follow: Follow) -> None:
     scene = follow(delivery={"mode": mode, "heartbeat": "500ms"})

@@ -13,6 +13,7 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
+from tests.support.versions import long
 from tests.support.weather import wait_until
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -36,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=[10, 18])
+@pytest.fixture(params=[*long(10), 18])
 def loading(
     request: pytest.FixtureRequest, new_database: Callable[..., Database], kafka: Kafka
 ) -> Iterator[tuple[Daemon, Callable[[], None]]]:

@@ -24,6 +24,7 @@ from tests.integration.test_snapshots import (
     wait_until_loaded,
 )
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
+from tests.support.versions import long
 from tests.support.weather import Pipeline, status_if, wait_until
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
@@ -83,7 +84,7 @@ def delivers(pipeline: Pipeline, server: Postgres) -> bool:
     return [(event["op"], event["after"]["id"]) for event in found] == [("c", -2)]
 
 
-@pytest.mark.parametrize("version", [16, 18])
+@pytest.mark.parametrize("version", [*long(16), 18])
 def test_rows_are_read_on_the_primary_and_changes_on_its_standby(version: int, kafka: Kafka) -> None:
     with standby_of(version) as (shop, standby):
         address = f"host={shop.server.host} port={shop.server.port}"
@@ -119,6 +120,7 @@ def test_it_continues_when_its_standby_is_promoted(kafka: Kafka) -> None:
             wait_until(lambda: pipeline.daemon.log_text().count('"loaded"') == 2, "the new table to be loaded")
 
 
+@pytest.mark.long
 def test_a_setting_that_names_another_server(kafka: Kafka, capsys: pytest.CaptureFixture[str]) -> None:
     """Check that changes are still delivered, and that ``pgsluice check`` and commands report the same error."""
     with standby_of(17) as (shop, standby), Postgres(16) as other:

@@ -147,7 +147,7 @@ KINDS = [
     ),
 ]
 
-VERSIONS = covered((10, 12, 14, 18))
+VERSIONS = covered((10, 12, 14, 18), usual=(10, 18))
 
 
 def wait_until_loaded(daemon: Daemon, tables: int) -> None:

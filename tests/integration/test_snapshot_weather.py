@@ -116,6 +116,7 @@ def test_a_transaction_that_wrote_before_the_table_was_added(follow: Follow, kaf
     assert rows[1000] == "early"
 
 
+@pytest.mark.long
 def test_a_prepared_transaction_that_wrote_before_the_table_was_added(
     follow: Follow, kafka: Kafka, items: Database
 ) -> None:

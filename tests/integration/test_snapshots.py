@@ -20,9 +20,10 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.reader import Cut, Event, Reader
+from tests.support.versions import long
 from tests.support.weather import PATIENCE_S, Pipeline, wait_until
 
-VERSIONS = (10, 14, 18)
+VERSIONS = (10, *long(14), 18)
 
 ROWS = 5_000
 """The number of rows that exist before the pipeline."""

@@ -223,6 +223,7 @@ def test_prepared_transactions_are_kept_on_disk(begin: Callable[..., Pipeline], 
     pipeline.assert_complete()
 
 
+@pytest.mark.long
 def test_a_stop_during_a_large_commit_commits_nothing_of_it(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     pipeline.daemon.settings["delivery"] = {"cut_bytes": "64KiB", "heartbeat": "500ms"}

@@ -32,6 +32,7 @@ class TestStartRules:
         code, log = fails(pipeline)
         assert (code, "the server's WAL ends at" in log) == (65, True), log
 
+    @pytest.mark.long
     def test_a_restored_server_that_has_other_changes(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
@@ -42,6 +43,7 @@ class TestStartRules:
         code, log = fails(pipeline)
         assert (code, "restored from a backup" in log) == (65, True), log
 
+    @pytest.mark.long
     def test_a_server_restored_to_before_heartbeats(self, own_postgres: Postgres, start: Start) -> None:
         """Check that new transactions whose LSNs are before the delivered position are not mistaken for repetitions."""
         pipeline = start(server=own_postgres)
@@ -58,6 +60,7 @@ class TestStartRules:
         pipeline.write()
         pipeline.assert_complete()
 
+    @pytest.mark.long
     def test_one_that_has_written_as_much_before_the_first_start(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
@@ -73,6 +76,7 @@ class TestStartRules:
         pipeline.write()
         pipeline.assert_complete()
 
+    @pytest.mark.long
     def test_a_server_promoted_from_before_heartbeats_continues(self, own_postgres: Postgres, start: Start) -> None:
         """Check that it continues, because the new timeline contains everything that was published."""
         pipeline = start(server=own_postgres)
@@ -87,6 +91,7 @@ class TestStartRules:
         pipeline.assert_complete()
         assert pipeline.daemon.status()["epoch"] == 1
 
+    @pytest.mark.long
     def test_a_server_promoted_from_before_a_published_message(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start({"postgres": {"messages": True}}, server=own_postgres)
         write_and_stop(pipeline)

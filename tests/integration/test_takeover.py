@@ -117,6 +117,7 @@ class TestAStandby:
             pair.owner.wait_for(state="standby")
         pair.assert_complete()
 
+    @pytest.mark.long
     def test_an_owner_in_the_middle_of_a_large_transaction(self, pair: Pair) -> None:
         pair.owner.write()
         assert pair.owner.read(10)

@@ -36,6 +36,7 @@ def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
 
 
 class TestWhileItIsDown:
+    @pytest.mark.long
     def test_a_topic_is_deleted(self, start: Start) -> None:
         """Check that the topic is created again, because its table still exists."""
         pipeline = start()
@@ -57,6 +58,7 @@ class TestWhileItIsDown:
         pipeline.write(5)
         assert pipeline.read(10) == list(range(6, 16))
 
+    @pytest.mark.long
     def test_a_topic_goes_with_its_table(self, start: Start) -> None:
         """Check that the loss has to be accepted only once, because the next full cut does not list the topic."""
         pipeline = start()

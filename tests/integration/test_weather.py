@@ -71,6 +71,7 @@ class TestStopAndStart:
 
 
 class TestKafkaIsAway:
+    @pytest.mark.long
     def test_at_the_start_it_waits_and_says_so_once(self, own_kafka: Kafka, start: Start) -> None:
         pipeline = start(broker=own_kafka)
         pipeline.daemon.stop()

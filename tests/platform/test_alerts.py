@@ -109,6 +109,7 @@ def impatient(directory: Path) -> Path:
     return rules
 
 
+@pytest.mark.long
 def test_the_lag_alert_fires_while_kafka_is_down(database: Database, own_kafka: Kafka, tmp_path: Path) -> None:
     rules = impatient(tmp_path)
     with (

@@ -38,6 +38,7 @@ def test_no_configuration_was_mounted(pipeline: Pipeline) -> None:
     assert f"{CONFIG}: cannot be read: No such file or directory. Start from `pgsluice config example`" in reason
 
 
+@pytest.mark.long
 def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
     """If the file does not exist, for example because of a typing error, Docker creates a directory."""
     daemon = container(pipeline)
@@ -85,6 +86,7 @@ def test_a_password_in_the_directory_of_secrets(guest: Pipeline) -> None:
     assert "other users can read" not in daemon.log_text()
 
 
+@pytest.mark.long
 def test_a_password_in_a_file_of_its_own(guest: Pipeline) -> None:
     daemon = container(guest)
     daemon.settings["postgres"] |= {"password_file": "/run/secrets/database"}
@@ -94,6 +96,7 @@ def test_a_password_in_a_file_of_its_own(guest: Pipeline) -> None:
     guest.assert_complete()
 
 
+@pytest.mark.long
 def test_a_password_that_is_missing(guest: Pipeline) -> None:
     daemon = container(guest)
     code, reason = daemon.fail()
@@ -105,6 +108,7 @@ def test_a_password_that_is_missing(guest: Pipeline) -> None:
     assert "postgres.password_file: /run/secrets/database cannot be read: No such file or directory" in reason
 
 
+@pytest.mark.long
 def test_a_password_that_cannot_be_read(guest: Pipeline) -> None:
     daemon = container(guest)
     daemon.secrets = {"postgres__password": "right"}
@@ -136,6 +140,7 @@ def test_a_volume_that_is_read_only(pipeline: Pipeline) -> None:
     assert "Set buffer.spill_dir" in reason
 
 
+@pytest.mark.long
 def test_a_volume_of_root(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.options = ("-v", f"./spill:{SPILL}")

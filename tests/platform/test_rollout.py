@@ -12,6 +12,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.chart import manifests, one, values_of
 from tests.support.rollout import Observer, Pod, update
+from tests.support.versions import long
 from tests.support.weather import Pipeline, configured, prepare, wait_until
 
 
@@ -40,7 +41,7 @@ def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]
         yield make
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [*long(1), 2])
 def test_during_an_update_a_pod_is_always_ready(
     replicas: int,
     make_pod: Callable[[int], Pod],

@@ -177,6 +177,7 @@ def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
     assert unit.host.run("ls", "/var/lib/pgsluice/spill").returncode == 0
 
 
+@pytest.mark.long
 def test_it_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     with pipeline.busy():
         unit.host.run("systemctl", "kill", "--signal", "KILL", UNIT.name)
@@ -185,6 +186,7 @@ def test_it_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.assert_complete()
 
 
+@pytest.mark.long
 def test_it_stops_in_an_orderly_way(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
     assert unit.host.run("systemctl", "stop", UNIT.name).returncode == 0

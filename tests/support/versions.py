@@ -1,7 +1,9 @@
 """The versions of PostgreSQL that a test run covers. There are four of them, or all with ``make test-all``."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+import pytest
 
 from sandbox.installation import VERSIONS
 
@@ -16,12 +18,17 @@ def covers_all() -> bool:
     return os.environ.get(VARIABLE) == "all"
 
 
-def covered(versions: Iterable[int] = VERSIONS) -> list[int]:
+def covered(versions: Iterable[int] = VERSIONS, usual: Collection[int] = USUAL) -> list[int]:
     """Return the versions in ``versions`` that this run covers.
 
-    A test must include one of the ``USUAL`` versions in addition to the versions that matter to it. Otherwise it would
+    A test must include one of the ``usual`` versions in addition to the versions that matter to it. Otherwise it would
     run only with ``make test-all``.
     """
-    found = [version for version in versions if covers_all() or version in USUAL]
-    assert found, f"{versions} has none of {USUAL}, so the test would only run in make test-all"
+    found = [version for version in versions if covers_all() or version in usual]
+    assert found, f"{versions} has none of {usual}, so the test would only run in make test-all"
     return found
+
+
+def long(*values: object) -> list[object]:
+    """Return parameters with which a test runs only in ``make test-all``, because it takes long with each of them."""
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]
