@@ -38,7 +38,7 @@ coverage: setup ## Branch coverage of the core, which has to be complete
 
 CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/waiting.py,src/pgsluice/transactions.py,src/pgsluice/avro/*,src/pgsluice/pgbinary/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/checkpoint.py,src/pgsluice/resending.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/layout.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
 
-simulation: setup ## A thousand worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
+simulation: setup ## Hundreds of worlds of a scripted PostgreSQL and a scripted Kafka, and every rule taken out once
 	$(PYTEST) tests/simulation -q -n 2
 
 simulate: setup ## More of these worlds (SEEDS=1000000), or others (SEED=1000)
@@ -54,7 +54,7 @@ define SIDE_BY_SIDE
 	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none $(SELECTED) || test $$? = 5
 endef
 
-faults-quick: setup ## Some twenty random kills of everything: minutes
+faults-quick: setup ## Some fifteen random kills of everything: minutes
 	$(PYTEST) tests/faults -q
 
 faults: setup ## The long run: make faults KILLS=500 [SEED=n [ROUND=n]] [VERSION=14|16|18]

@@ -8,8 +8,8 @@ from tests.faults.daemon import STEPS
 from tests.faults.run import VERSIONS, Subject, run
 from tests.faults.script import BROKER_ISOLATED
 
-KILLS = 18
-AT_LEAST_ONCE_KILLS = 6
+KILLS = 12
+AT_LEAST_ONCE_KILLS = 4
 
 
 @pytest.mark.parametrize("name", STEPS)

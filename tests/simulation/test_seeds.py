@@ -1,4 +1,4 @@
-"""Runs a thousand worlds, each from its seed. `make simulate` runs any number of worlds."""
+"""Runs five hundred worlds, each from its seed. `make simulate` runs any number of worlds."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from tests.simulation import walsender
 from tests.simulation.world import TROUBLES, run
 from tests.support.pgoutput_encoder import encode
 
-WORLDS = 1000
+WORLDS = 500
 BATCH = 100
 
 COMMAND = re.compile("command verb=(?P<verb>[a-z_]+) .* outcome=(?P<outcome>[a-z]+) ")
