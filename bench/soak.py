@@ -38,13 +38,14 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
 begin and end, so no resource is quite constant."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
-"""Numbers of rounds of work, after which the daemon's connection is terminated, the broker restarts, a table is loaded,
-and a table is altered."""
+"""How often each disturbance happens, in rounds of work: the daemon's connection is terminated, the broker restarts, a
+table is loaded, and a table is altered, in this order."""
 
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9
 COLUMNS_MAX = 30
-"""After this many alterations, the table is dropped and created again, because its history grows by design."""
+"""After this many alterations, the table is dropped and created again, because the daemon remembers
+all columns that a table has ever had."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"status_interval": "1s"},
@@ -179,7 +180,9 @@ def _wait_until_delivered(connection: psycopg.Connection, daemon: Daemon) -> Non
 
 def main() -> int:
     """Run the soak test. Return exit code 1 if a resource has grown, or if the daemon has ended."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description="Look for what grows.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak", description="Find out whether a busy daemon leaks memory or other resources."
+    )
     parser.add_argument("--minutes", type=float, default=60)
     options = parser.parse_args()
     try:
@@ -191,7 +194,7 @@ def main() -> int:
         print(f"only {len(samples)} samples: soak for longer", file=sys.stderr)
         return 1
     grown = growth(samples)
-    print(*(grown or [f"nothing has grown, by {len(samples)} samples"]), sep="\n")
+    print(*(grown or [f"nothing has grown in {len(samples)} samples"]), sep="\n")
     return 1 if grown else 0
 
 

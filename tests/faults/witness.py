@@ -1,7 +1,7 @@
-"""The content of each table at every position. It comes from a second slot, and uses no code of pgsluice.
+"""The content of each table at every position, read from a second slot without any code of pgsluice.
 
-PostgreSQL decodes the WAL for this slot with a function of its SQL interface. The storms compare rows that were read,
-and copies of tables, with this content.
+PostgreSQL decodes the WAL for this slot with a function of its SQL interface. The fault tests compare this content with
+the rows that loads delivered, and with copies of tables.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -51,7 +51,7 @@ class Committed(NamedTuple):
 
 @dataclass
 class TableContents:
-    """The rows of one table, by key. If the table has no key, ``keyless`` has the number of each of its rows."""
+    """The rows of one table, by key. If the table has no key, ``keyless`` says how often each row occurs."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     keyless: Counter[frozenset[tuple[str, str | None]]] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class TableContents:
             self.keyless.clear()
             return None
         row = change.new or change.old
-        assert row is not None, "a row in the other table"
+        assert row is not None, "a change that is not a truncate has an old or a new row"
         if KEY not in row:
             self.keyless.update([frozenset(change.new.items())] if change.new else [])
             self.keyless.subtract([frozenset(change.old.items())] if change.old else [])
@@ -82,8 +82,9 @@ class TableContents:
 class Truth:
     """The content of the tables at a position that only advances.
 
-    A restored server reuses LSNs. ``lost_from`` has the LSN from which on its WAL was lost, for each epoch except the
-    last. The witness does not know the lost transactions, so those that it reports after this LSN are of a later epoch.
+    A restored server reuses LSNs. For each epoch except the last, ``lost_from`` has the LSN at which the lost part of
+    the WAL begins. The slot does not return lost transactions. So a transaction that it returns at or after this LSN
+    belongs to a later epoch.
     """
 
     def __init__(self, committed: Iterable[Committed], lost_from: Sequence[int] = ()) -> None:

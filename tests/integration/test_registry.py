@@ -1,4 +1,4 @@
-"""Tests the built-in registry and its followers with a real broker, and its server with Confluent's own client."""
+"""Tests the built-in registry with a real broker, and the registry's HTTP server with Confluent's own client."""
 
 import asyncio
 import io
@@ -84,7 +84,7 @@ def write(kafka: Kafka, topic: str, *records: tuple[bytes | None, bytes | None])
 
 
 def read(kafka: Kafka, topic: str) -> list[tuple[dict[str, Any], Registered]]:
-    """Return the current content of ``topic``, which a separate client reads."""
+    """Read ``topic`` with the test's own client, and return its current content."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "test"})
     end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
     consumer.assign([TopicPartition(topic, 0, 0)])

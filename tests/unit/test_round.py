@@ -1,4 +1,4 @@
-"""The transactions that pass a round or wait for it, and the position of the loaded rows."""
+"""Which transactions a round admits and which have to wait, and the position at which it places the loaded rows."""
 
 import pytest
 
@@ -46,7 +46,7 @@ class TestATransaction:
         assert fresh().admits_message(lsn) == goes_on
 
     def test_does_not_wait_behind_one_that_has_no_changes(self) -> None:
-        """Admit a transaction although an earlier one was not admitted, because no change of that one was held."""
+        """If the transaction that waits has no changes, later transactions need not wait for it."""
         found = fresh()
         assert not found.admits(transaction(705, 800))
         assert found.admits(transaction(706, 900))

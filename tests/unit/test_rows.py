@@ -84,7 +84,7 @@ SENT: TupleData = [
         struct.pack(">q", -946_684_800_000_001),
     )
 ]
-"""The same rows in binary format."""
+"""``ROW`` in binary format. ``OTHER_SENT`` is ``OTHER`` in binary format."""
 OTHER_SENT: TupleData = [SENT[0], None, BinaryValue(b""), *SENT[3:]]
 
 
@@ -279,7 +279,7 @@ def test_a_value_in_binary_format_that_was_not_asked_for_is_an_error(twin: Modul
         rows.add(encode(Insert(None, 7, [*ROW[:6], SENT[6], *ROW[7:]])), stamp(), Pending(1), is_streamed=False)
 
 
-# --- values in binary format, in tables with one such column and an id
+# --- values in binary format. Each table has an id and a column of the tested type
 
 DAY_US = 86_400_000_000
 FIRST_DAY, LAST_DAY = -730_119, 2_921_939  # the first day of year 1 and the last day of year 9999, counted from 2000

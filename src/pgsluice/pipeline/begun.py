@@ -17,19 +17,20 @@ log = structlog.get_logger(__name__)
 
 MOVED_MAX: Final = 1000
 MOVED_BYTES_MAX: Final = 64 * 1024
-"""The limits for rows that get another key during a load, and are read again before its end: how many rows, and how
-many bytes their keys may take in each checkpoint until then. Above one of these limits, the load begins again."""
+"""The limits of one load for rows whose key changes while the table is being read. These rows are read again before the
+load ends, and until then each checkpoint contains their keys. The limits are the number of rows, and the bytes that
+their keys take in a checkpoint. Above one of these limits, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""How many bytes the keys of all loads may take in a checkpoint. Above that, the load with the most keys begins
-again."""
+"""How many bytes the keys of all loads may take in a checkpoint. Above that, the load whose keys
+take the most begins again."""
 
 
 class Begun:
     """The loads in progress, including those of former sessions, and the tables that have been loaded.
 
-    While a table is being read, an UPDATE may give a row a new key, although the stream does not have all values of
-    this row. Such keys are noted here.
+    While a table is being read, an UPDATE may give a row a new key without sending all values of the row. The keys of
+    such rows are noted here.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Begun:
     ) -> None:
         """Continue ``loads``. Loads that end from now on belong to ``epoch``."""
         self.is_changed = False
-        """Whether loads have changed so that the next cut with changes has to record them."""
+        """Whether the loads have changed since they were last recorded. The next cut with changes records them."""
         self._encoders = encoders
         self._epoch = epoch
         self._loads: dict[int, Load] = {}
@@ -88,9 +89,9 @@ class Begun:
     def cancel(self, relation: TableId) -> Loaded | None:
         """Note that a command has ended the load. Return the table's new record, or None if its present record stays.
 
-        A table that was loaded before still counts as loaded, although some of its rows were delivered again. This is
-        not so without a key, because then the new rows do not replace the old ones, and copies of the table have these
-        rows twice.
+        A table that was loaded before still counts as loaded, even if some of its rows were delivered again. This holds
+        only for tables with a key. Without a key, new rows do not replace old ones, so copies of the table have the
+        rows that were delivered again twice.
         """
         load = self._loads.get(relation.oid)
         self.drop(relation.oid)
@@ -101,16 +102,16 @@ class Begun:
         return self.replace(Loaded(identifier, *name, relation.oid, rows, self._epoch, state="cancelled"))
 
     def assume(self, relations: Iterable[TableId]) -> list[Loaded]:
-        """Count the tables that were never loaded as loaded. Return their records."""
+        """Treat each table without a record as loaded. Return the new records."""
         tables = {(one.namespace, one.name): one.oid for one in relations}
         found = assumed(tables, self._loads.values(), self._loaded, self._epoch)
         self._loaded |= {(one.schema, one.table): one for one in found}
         return found
 
     def is_loaded(self, relation: TableId) -> bool:
-        """Return whether the rows of this table, and not of an earlier one with its name, need not be read.
+        """Return whether this table can do without a load: it was loaded before, or a command has cancelled its load.
 
-        They need not be read if they were read before, or if a command has cancelled the load.
+        The record of an earlier table with the same name does not count.
         """
         loaded = self.loaded(relation)
         return loaded is not None and loaded.state != "stale"
@@ -165,7 +166,7 @@ class Begun:
 
 
 def _moved_bytes(load: Load) -> int:
-    return len(json.dumps(load.moved))  # a character may take twelve bytes
+    return len(json.dumps(load.moved))  # in JSON, a character may take twelve bytes
 
 
 def _is_complete(loaded: Loaded) -> bool:

@@ -107,7 +107,7 @@ class TestById:
 
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
     def test_unknown(self, store: SchemaStore, part: str) -> None:
-        """Mark the answer as early. The client has seen the id somewhere, so its schema may still arrive."""
+        """Mark the answer as possibly too early. The client knows the id, so its schema may still arrive."""
         body = {"error_code": 40403, "message": "Schema 1 not found"}
         assert get(store, f"/schemas/ids/1{part}") == Answer(404, body, early=True)
 
