@@ -83,6 +83,7 @@ def test_what_is_outside_the_window(spark: SparkSession, made: Handmade, tmp_pat
     assert target.table(spark, "_pgsluice_cuts").get_property("pgsluice.maintained") == maintained  # not due yet
 
 
+@pytest.mark.long
 def test_what_deltas_log_has(spark: SparkSession, tmp_path: Path) -> None:
     """The log must have the applied cuts after OPTIMIZE and a checkpoint, and must be kept as long as old states."""
     table = Delta(str(tmp_path)).table(spark, "orders")
@@ -104,6 +105,7 @@ def test_what_deltas_log_has(spark: SparkSession, tmp_path: Path) -> None:
     assert table.read().count() == 4
 
 
+@pytest.mark.long
 def test_maintenance_that_fails(
     spark: SparkSession,
     made: Handmade,

@@ -29,6 +29,7 @@ from tests.spark.dying import Dying
 from tests.spark.events import Json, column, logical
 from tests.spark.handmade import COLUMNS, Handmade
 from tests.spark.lakes import USUAL_LAKES, Lake
+from tests.support.versions import long
 
 pytestmark = pytest.mark.usefixtures("without_compilation")
 
@@ -246,6 +247,7 @@ def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> 
     assert rows(made, tmp_path / "at once") == expected
 
 
+@pytest.mark.long
 def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """Let a driver die after the commit of a table and before that of the control table, and lose the checkpoint."""
     made = make("orders")
@@ -317,7 +319,7 @@ def test_a_cut_record_that_is_missing(make: Callable[..., Handmade], tmp_path: P
     refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
 
 
-@pytest.mark.parametrize("is_recreated", [False, True])
+@pytest.mark.parametrize("is_recreated", [*long(False), True])  # noqa: FBT003 - a parameter
 def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is_recreated: bool) -> None:  # noqa: FBT001 - a parameter
     """The query must stop, and continue only after a new load of the table."""
     made = make("orders", "lines")
@@ -347,6 +349,7 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
 
 
+@pytest.mark.long
 def test_a_foreign_write_during_a_batch(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
