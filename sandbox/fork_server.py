@@ -8,6 +8,7 @@ is a child of its owner and ends with it. It has only one thread, and nothing th
 connection, a Kafka client or an event loop.
 """
 
+import atexit
 import gc
 import os
 import select
@@ -42,6 +43,11 @@ class ForkServer:
                 env=environment(),
             )
 
+    def close(self) -> None:
+        """End the process. The daemons that it has forked continue."""
+        self._channel.close()
+        self._process.wait()
+
     def start(self, task: supervisor.Task, channel: int, errors: int) -> Callable[[], object]:
         """Fork a supervisor. This method has the type ``process.StartSupervisor``."""
         ended, theirs = os.pipe()
@@ -66,7 +72,9 @@ def fork_server() -> ForkServer:
 
 @cache
 def _the_only_one() -> ForkServer:
-    return ForkServer()
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 def main(owner_pid: int) -> None:

@@ -141,3 +141,15 @@ def test_concurrent_threads_get_the_same_fork_server(monkeypatch: pytest.MonkeyP
     with ThreadPoolExecutor(4) as pool:
         found = [asked.result() for asked in [pool.submit(fork_server.fork_server) for _ in range(4)]]
     assert found == made * 4
+
+
+def test_an_owner_that_ends_leaves_neither_a_process_nor_a_warning() -> None:
+    program = "from sandbox.fork_server import fork_server; print(fork_server()._process.pid, flush=True); input()"
+    root = Path(fork_server.__file__).parents[1]
+    command = [sys.executable, "-X", "dev", "-c", program]
+    with subprocess.Popen(command, cwd=root, stdin=-1, stdout=-1, stderr=-1, text=True) as owner:
+        assert owner.stdout is not None
+        watched = os.pidfd_open(int(owner.stdout.readline()))
+        assert owner.communicate("\n", WAIT_S)[1] == ""
+    assert select.select([watched], [], [], WAIT_S)[0]
+    os.close(watched)
