@@ -1,6 +1,8 @@
 """The topics of tables, which are created when the first row of the table arrives. Used by ``sink``.
 
 A topic that cannot be used is an error of its table (TableRefused), so that all other tables can continue.
+
+``tests/integration/test_kafka_sink.py`` covers it.
 """
 
 from collections.abc import Iterable, Sequence
