@@ -30,7 +30,7 @@ OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": 
 """The options of pgoutput that the daemon uses by default."""
 
 PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
-"""A drain with this pause does not wake up for every message, because each wake-up also costs the walsender time."""
+"""A drain that pauses, so it does not wake up for every message. Each wake-up also costs the walsender time."""
 
 RECV_LOGICAL = "pg_recvlogical"
 
@@ -43,7 +43,7 @@ class Course:
     """A load in the WAL: its positions and its number of row changes.
 
     One transaction, the opening, precedes the load. A marking row follows the load. The first commit at or after
-    ``opening_lsn`` is the opening's. The first commit at or after ``end_lsn`` is the marking row's.
+    ``opening_lsn`` is that of the opening. The first commit at or after ``end_lsn`` is that of the marking row.
     """
 
     database: Database
@@ -235,7 +235,7 @@ class Loading:
         if found > course.rows + course.extra_rows:
             raise RuntimeError(f"the tables have {course.rows + course.extra_rows} rows, and the daemon counts {found}")
         cpu = meter.read()
-        used = sum(map(cpu_seconds, backends(course.connection)))  # all of it, because they started with the daemon
+        used = sum(map(cpu_seconds, backends(course.connection)))  # all their CPU time, because the daemon started them
         cpu["walsender"] += used
         cpu["others"] -= used
         return Part(now - started, min(found, course.rows), cpu)

@@ -32,7 +32,8 @@ LOADING_RATE = 100
 BESIDE = replace(ORDERS, tables=2)
 LOADED_TABLE = "orders_1"
 LOADED_PER_S = 200_000
-"""A rate that the daemon does not reach. The table gets enough rows for it, so the load outlasts the measurement."""
+"""A rate that the daemon does not reach. The table gets enough rows for this rate, so its load outlasts the
+measurement."""
 START_S = 3
 """How long the load runs before the first row is written."""
 

@@ -36,9 +36,9 @@ OPENING_ID, MARK_ID = -1, -2
 class Load:
     """``rows`` row changes in transactions of ``per_transaction`` rows, spread over the ``tables`` in turn.
 
-    ``columns`` are names, types and values as in VALUES. ``updates``: each row exists beforehand and is updated.
-    ``opened``: the measurement begins when the first row of each table has been delivered. ``loaded``: one more
-    contender loads the same rows from the tables.
+    ``columns`` are names, types and values as in VALUES. With ``updates``, each row exists beforehand and is updated.
+    With ``opened``, the measurement begins when the first row of each table has been delivered. With ``loaded``, one
+    more contender loads the same rows from the tables.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Load:
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
     def setup(self) -> list[str]:
-        """Return the statements that create the tables, the rows to update and the publication before the slot."""
+        """Return the statements to run before the slot exists: they create tables, rows to update, the publication."""
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
         made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
         # Without compression, the text has its full length in the row and in the WAL.

@@ -110,7 +110,7 @@ class LoadResult:
         return self.rate(contender).median / self.rate(DRAIN).median
 
     def later_ratio(self, contender: str) -> float:
-        """Return the same ratio as ``ratio``, but only for the part after the opening, so without the start."""
+        """Return the same ratio as ``ratio``, but only for the part after the opening, which excludes the start."""
         later = {name: Spread.of([run.afterwards.rate for run in self.runs[name]]) for name in (contender, DRAIN)}
         return later[contender].median / later[DRAIN].median
 

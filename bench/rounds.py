@@ -1,7 +1,7 @@
-"""Runs all contenders over the WAL of one slot, in several rounds, for the command line.
+"""Runs all contenders over the WAL of one slot, one after the other and several times. The command line uses it.
 
-The drain runs before the first round and after the last one. Each load has its own database, which is dropped after the
-rounds.
+The drain also runs before all contenders and after them. Each load has its own database, which is dropped after the
+last run.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -38,8 +38,8 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
 begin and end, so no resource is quite constant."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
-"""How often each disturbance happens, in rounds of work: the daemon's connection is terminated, the broker restarts, a
-table is loaded, and a table is altered, in this order."""
+"""The number of rounds of work between two disturbances of a kind. CUT: the daemon's connection is terminated. RESTART:
+the broker restarts. LOAD: a table is loaded. ALTER: a table is altered."""
 
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9

@@ -36,7 +36,8 @@ STARTED = "Kafka Server started"
 """The log contains this text when the broker is registered and ready."""
 
 LINK_HOSTS = "127.77.{source}.{target}"
-"""All addresses in 127.0.0.0/8 belong to this machine, so each pair of brokers can use its own without privileges."""
+"""All addresses in 127.0.0.0/8 belong to this machine, so each pair of brokers can use its own address without
+privileges."""
 
 
 @dataclass(frozen=True, slots=True)

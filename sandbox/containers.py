@@ -147,7 +147,7 @@ class Engine:
         return service
 
     def why_not(self) -> str | None:
-        """Return the reason why a container cannot run to its end here, or None. This runs one for a second."""
+        """Return why a container cannot run to its end here, or None if it can. This runs a container for a second."""
         command = ["docker", "run", "--network", "host", next(iter(BASES)), "sleep", "1"]
         variables = {**os.environ, **self.client_variables}
         try:

@@ -42,7 +42,7 @@ class Daemon(Program):
     ) -> None:
         """Prepare a pipeline. ``name`` is also the prefix of its topics.
 
-        ``settings``, by section, override those of this class, which do not load existing rows, so that a test
+        ``settings``, by section, override the settings of this class. Those do not load existing rows, so that a test
         receives exactly the rows that it writes. A key whose value is None is omitted, so the product's default
         applies. If ``wait_for`` is None, ``start`` does not wait, for example because the daemon is expected to fail.
         If ``at_once`` is true, entering the context starts the daemon.

@@ -49,8 +49,8 @@ umount -l /old
 mount --make-rshared /
 exec env -i container=sandbox PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd
 """
-"""The script that prepares the file systems and starts systemd. Units receive their credentials by shared mounts, and
-PrivateDevices= copies the usual devices."""
+"""The script that prepares the file systems and starts systemd. The mounts are shared because units receive their
+credentials by shared mounts. The usual devices exist because PrivateDevices= copies them."""
 
 
 def missing() -> str | None:

@@ -57,7 +57,7 @@ def initdb(version: int, account: Account, directory: Path) -> None:
 
 
 def copy_data(source: Path, copy: Path) -> None:
-    """Copy the data directory of a stopped server, with owners. If the file system can, the copies share blocks."""
+    """Copy the data directory of a stopped server, with owners. The copies share blocks if the file system can."""
     run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, copy])
 
 

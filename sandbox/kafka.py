@@ -66,8 +66,8 @@ class Kafka:
 
         ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are added to the plain listener.
         ``format_options`` are passed to ``StorageTool format``, and ``java_options`` to Java. With ``forward``, the
-        brokers reach one another only by links, which ``forward`` serves until its context ends. It can therefore
-        disconnect a broker from the others while the broker's clients stay connected.
+        brokers reach one another only by links, which ``forward`` serves until its context ends. ``forward`` can
+        therefore disconnect a broker from the others while the broker's clients stay connected.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}
@@ -151,7 +151,7 @@ class Kafka:
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return the number of partitions of which a broker believes itself to be the leader, but another disagrees."""
+        """Return how many partitions a broker believes to lead although another broker knows a different leader."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 

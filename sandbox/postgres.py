@@ -79,7 +79,7 @@ class Postgres:
         """Prepare a server of the major version ``version``. ``settings`` add to ``SETTINGS`` or override them.
 
         By default, the data directory is a copy, so all servers of a version have the same system identifier. With
-        ``own_identifier``, the server gets a new one.
+        ``own_identifier``, the server gets a new identifier.
         """
         self.version = version
         self.settings = {**SETTINGS, **(settings or {})}

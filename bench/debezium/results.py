@@ -34,7 +34,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Milliseconds from COMMIT to the consumer. ``cores``: how many processors each role kept busy."""
+    """Milliseconds from COMMIT to the consumer. ``cores`` says how many processors each role kept busy."""
 
     rate: int
     achieved: float
@@ -48,7 +48,8 @@ class Delay:
 class Restart:
     """Seconds until a row is visible.
 
-    ``again``: from a start after an orderly end. ``killed``: from ``kill -9``, which an immediate start follows.
+    ``again`` begins with a start after an orderly end, and ``killed`` with ``kill -9``, which an immediate start
+    follows.
     """
 
     again: float

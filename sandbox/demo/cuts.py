@@ -32,7 +32,7 @@ Place = tuple[str, int]
 class CutReader:
     """Reads all cuts, beginning with the first.
 
-    ``check`` is called while no records arrive. It raises an error if it finds the reason.
+    ``check`` is called while no records arrive. If it finds the reason for this, it raises an error.
     """
 
     def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str, check: Callable[[], None]) -> None:

@@ -4,9 +4,9 @@ Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read
 its control table. From the topics, the audit adds those changes after C that S sees. Both sides then have the same
 state of the database, so any difference between them is an error. The reasons are:
 
-*S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Only
-after that, the transaction leaves the list of running transactions, so that snapshots see it. With a synchronous
-standby, this can take long. So the audit reads C first. At that time, every transaction up to C has written its commit
+*S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Snapshots
+see the transaction only later, when it has left the list of running transactions. With a synchronous standby, this can
+take long. So the audit reads C first. At that time, every transaction up to C has written its commit
 record. Either all later snapshots see the transaction, or it still holds the lock on its own id. The audit reads these
 locks (``pg_locks``), and takes S when all transactions that it found have released them. It does not wait for
 transactions that cannot be in the middle of their commit. These are the transactions of sessions that are idle in a
@@ -23,8 +23,8 @@ audit subtracts the header.
 *The transaction id in each record, ``xid``, decides whether S sees a change.* It is the id of the top-level
 transaction. The ids in ``pg_current_snapshot()`` also belong to top-level transactions, so subtransactions do not
 matter. The records of a prepared transaction have the id under which it was prepared, and S lists this id as running
-until COMMIT PREPARED has ended. Records have the lower 32 bits of an id, but S has all 64 bits. So the audit uses that
-64-bit id with these lower bits which is nearest to S's ``xmax``. This is correct, because the ids that PostgreSQL uses
+until COMMIT PREPARED has ended. Records have the lower 32 bits of an id, but S has all 64 bits. Of all 64-bit ids with
+these lower bits, the audit uses the one nearest to S's ``xmax``. This is correct, because the ids that PostgreSQL uses
 at the same time never differ by more than 2^31, and the changes between C and S are not older than that.
 
 *Changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all

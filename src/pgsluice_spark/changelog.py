@@ -16,7 +16,7 @@ from pgsluice_spark.targets import Commit, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 _IS_FIRST: str = "op != 't' OR partition = 0"
-"""The condition for the changes to keep. A truncate has a record in every partition, of which one is kept."""
+"""The condition for the changes to keep. A truncate has a record in every partition, but the log keeps only one."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:

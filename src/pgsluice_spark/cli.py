@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Carry out a command, and return the exit code."""
     options = parser().parse_args(arguments)
     if find_spec("pyspark") is None:
-        print(f"pgsluice-spark: {options.command} needs PySpark. {WITHOUT_PYSPARK}", file=sys.stderr)  # noqa: T201 - the last word of a command
+        print(f"pgsluice-spark: {options.command} needs PySpark. {WITHOUT_PYSPARK}", file=sys.stderr)  # noqa: T201 - the error message
         return EXIT_UNAVAILABLE
     from pgsluice_spark.commands import run  # noqa: PLC0415 - it needs PySpark
 

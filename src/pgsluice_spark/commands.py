@@ -78,12 +78,12 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _jars() -> int:
-    print(",".join(packages(pyspark.__version__)))  # noqa: T201 - what was asked for
+    print(",".join(packages(pyspark.__version__)))  # noqa: T201 - the command's output
     return EXIT_OK
 
 
 def _failed(error: Exception, code: int) -> int:
-    print(f"pgsluice-spark: {error}", file=sys.stderr)  # noqa: T201 - the last word of a command
+    print(f"pgsluice-spark: {error}", file=sys.stderr)  # noqa: T201 - the command's error message
     return code
 
 
@@ -119,7 +119,7 @@ def _submit(config: Config, options: argparse.Namespace) -> int:
         return submitted(config, settings, options.words)
     directory = Path(options.write)
     directory.mkdir(parents=True, exist_ok=True)
-    print(shown(prepared(config, settings, options.words, directory)))  # noqa: T201 - what was asked for
+    print(shown(prepared(config, settings, options.words, directory)))  # noqa: T201 - the command's output
     return EXIT_OK
 
 
@@ -191,7 +191,7 @@ def _audit(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> i
         )
     except ValueError as error:
         raise ConfigError(f"{config.file}: postgres.dsn: {error}") from None
-    print(report.to_json() if options.json else report)  # noqa: T201 - what was asked for
+    print(report.to_json() if options.json else report)  # noqa: T201 - the command's output
     if report.different:
         return EXIT_DATA
     return EXIT_OK if report.equal else EXIT_NOT_COMPARED
@@ -211,7 +211,7 @@ def _quoted(text: str) -> str:
 def _view(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
     at = options.at
     found = consistent_view(pipeline.spark, _target(config), at=int(at) if at and at.isdigit() else at)
-    print(_view_json(found) if options.json else _view_text(found))  # noqa: T201 - what was asked for
+    print(_view_json(found) if options.json else _view_text(found))  # noqa: T201 - the command's output
     return EXIT_OK
 
 
@@ -230,13 +230,13 @@ def _view_json(view: View) -> str:
 def _doctor(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
     postgres = None if config.find("postgres.dsn") is None else _dsn(config)
     found = pipeline.doctor(_target(config), postgres=postgres, tables=config.tables)
-    print(found.to_json() if options.json else found)  # noqa: T201 - what was asked for
+    print(found.to_json() if options.json else found)  # noqa: T201 - the command's output
     return EXIT_OK if found.healthy else EXIT_UNFIT
 
 
 def _lag(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
     found = pipeline.lag(_target(config))
-    print(found.to_json() if options.json else found)  # noqa: T201 - what was asked for
+    print(found.to_json() if options.json else found)  # noqa: T201 - the command's output
     return EXIT_OK
 
 

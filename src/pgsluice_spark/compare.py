@@ -1,7 +1,7 @@
 """Compares a table of PostgreSQL with its copy in the mirror, and finds the rows and values that differ.
 
-Used by :mod:`.audit`. A table with a key is joined with its copy by the key. For a table without a key, the numbers of
-equal rows are compared.
+Used by :mod:`.audit`. A table with a key is joined with its copy by the key. For a table without a key, the module
+counts how often each row occurs on each side, and compares the counts.
 
 ``tests/spark/test_audit.py`` covers it.
 """
@@ -114,7 +114,7 @@ def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFra
 
 
 def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
-    """Return the distinct rows of a table without a key, each with its number on both sides."""
+    """Return the distinct rows of a table without a key, and how often each row occurs on each side."""
     pairs = columns.compared
     text = _numbered(pairs, lambda pair: _cell(pair.value(), pair.text(), pair))
     ours = columns.source(rows).select(

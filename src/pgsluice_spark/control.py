@@ -154,7 +154,7 @@ class ControlTable:
         return _entry(rows[0]) if rows else None
 
     def forget(self, before: float) -> None:
-        """Delete all rows older than the last row at or before the time ``before``, in seconds since 1970."""
+        """Delete old rows. Keep the last row at or before ``before`` (in seconds since 1970) and all later rows."""
         rows = self.table.read().where(f"ts_us <= {int(before * 1e6)}")
         found = rows.agg(F.max("offset")).collect()[0][0]
         if found is not None and self.table.read().where(f"offset < {found}").head() is not None:

@@ -78,7 +78,7 @@ class Cut:
 
 
 def cut_reading(registry: Registry, topic: str) -> Reading:
-    """Return how the cut records of ``topic`` are read. Raise SchemaError if the registry has no schema for them."""
+    """Return the reading of ``topic``'s cut records. Raise SchemaError if the registry has no schema for them."""
     versions = registry.versions((f"{topic}-value",))
     if not versions:
         raise SchemaError(
@@ -155,7 +155,7 @@ def marks_of(cuts: Iterable[Cut], table: str) -> list[Mark]:
 def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
     """Return the last cut with each number.
 
-    In the mode at least once, there may be several cuts with one number. The last of them contains the others.
+    In the mode at least once, several cuts may have the same number. The last of them has all changes of the others.
     """
     counting: list[Cut] = []
     for cut in cuts:

@@ -81,7 +81,7 @@ _RETENTION_S: Final[Mapping[str, int]] = {
 """The properties that say how long Delta's log keeps the list of an old state's files, with their default values."""
 
 _CLOCKS: Final = 0.1
-"""The fraction of ``keep_s`` for which files are kept longer, because the clocks of drivers and file systems differ."""
+"""Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
 
 _LOCAL: Final = "timestamp_ntz"
 
@@ -134,7 +134,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTable:
-    """One Delta table. A session commits to only one table at a time, because it has the settings for this commit."""
+    """One Delta table. A session commits to only one table at a time, because its settings describe one commit."""
 
     spark: SparkSession
     path: str
@@ -246,9 +246,9 @@ class DeltaTable:
         return float(files.getFileStatus(file).getModificationTime()) / 1000
 
     def _let_log_keep(self, needed_s: float) -> None:
-        """Make Delta's log keep the lists of old states' files long enough.
+        """Make Delta's log keep the lists of old states' files for ``needed_s``.
 
-        These may be months if the table does not change any more.
+        This may be months if the table does not change any more.
         """
         known = {name: _interval_s(self.get_property(name)) or default for name, default in _RETENTION_S.items()}
         most = max(needed_s, *_RETENTION_S.values())
@@ -269,7 +269,7 @@ class DeltaTable:
     def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
         found = self._committed(commit, commit.app, action)
         if found is None or found.commit.version < commit.version:
-            # After a RESTORE, Delta still knows the transactions of the removed versions, so it has skipped this one.
+            # After a RESTORE, Delta still knows the transactions of removed versions, so it has skipped this commit.
             found = self._committed(commit, f"{commit.app}:{uuid4().hex}", action)
         if found is None or found.commit.version != commit.version:
             raise PipelineError(

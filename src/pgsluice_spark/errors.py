@@ -1,6 +1,6 @@
 """The errors of topics and targets with which a mirror or a change log stops.
 
-Each error says what happened, what follows from it, and what to do. No part of the batch is visible in a view.
+Each error says what happened, what follows from it, and what to do. No part of the failed batch is visible in a view.
 
     PipelineError
     |-- TopicMissing        a topic does not exist

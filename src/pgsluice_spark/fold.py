@@ -86,7 +86,7 @@ def folded(
 def appended(
     events: DataFrame, fields: Sequence[str], floor: Position | None, intervals: Sequence[Interval]
 ) -> DataFrame:
-    """Return the records of :func:`folded` for a table without a key, which are one for each event."""
+    """Return one record for each event of a table without a key, in the form of :func:`folded`."""
     none = _none()
     return located(events, floor).select(
         F.lit(None).alias("key"),
@@ -176,7 +176,7 @@ def _current(cell: Column) -> Column:
 
 
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the net effect for ``keys``, from or to which rows moved, with the values that these rows had before.
+    """Return the net effect for ``keys`` that rows moved from or to, with the values that the rows had before the move.
 
     ``target`` has the rows of the target as if they were ``r`` events, with the columns of ``OF_LIVES``.
     """

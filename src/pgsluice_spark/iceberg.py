@@ -1,9 +1,9 @@
 """Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
 Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit is first
-made on its own branch. Then ``main`` is moved to the branch. The catalog refuses this if ``main`` is not at the
-snapshot any more at which the branch began. So no other commit can come between reading the last commit and our next
-one, and a batch that fails halfway leaves ``main`` unchanged.
+made on its own branch. Then ``main`` is moved to the branch. The catalog refuses this if ``main`` has moved since the
+branch was created. So no other commit can come between reading the last commit and our next one, and a batch that fails
+halfway leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -77,7 +77,7 @@ class Iceberg:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the sessions that write to the target, which are none."""
+        """The settings that sessions need to write to the target. Iceberg needs none."""
         return {}
 
     @property
@@ -112,7 +112,7 @@ class Iceberg:
 
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
-    """One Iceberg table. A session commits to only one table at a time, because it has the summary of this commit."""
+    """One Iceberg table. A session commits to only one table at a time, because its settings describe one commit."""
 
     spark: SparkSession
     name: str
@@ -247,7 +247,7 @@ class IcebergTable:
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        _make_branch(table, branch)  # at the present snapshot, up to which all snapshots were just checked
+        _make_branch(table, branch)  # at the present snapshot, because _last has checked it and all before it
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")

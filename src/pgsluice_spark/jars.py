@@ -1,7 +1,6 @@
 """The packages that Spark needs in addition to PySpark, in tested versions. Used by :mod:`.commands`. Pure.
 
-The tests run with these packages on PySpark 4.0.0 and 4.1.1. sandbox/pom.xml has the same versions, which a test
-compares with these.
+The tests run with these packages on PySpark 4.0.0 and 4.1.1. A test checks that sandbox/pom.xml has the same versions.
 """
 
 from typing import Final

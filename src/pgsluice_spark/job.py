@@ -1,7 +1,7 @@
 """Applies the changes of some cuts in one topic to all tables of this topic.
 
-Used by :mod:`.query`. Cut records declare the number of events in a whole topic, so all tables of a topic are counted
-before the first one is committed.
+Used by :mod:`.query`. Cut records declare the number of events in a whole topic, so the changes of all tables of a
+topic are counted before the first table is committed.
 
 ``tests/spark/test_query.py`` covers it.
 """

@@ -30,9 +30,9 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     no change says so. This rule applies only if all rows of the load are among the changes, and if the load's marks
     have ``replaces``.
 
-    Marks also say that a table was altered so that its rows have values that were never sent. An example is a column
-    that was dropped and added again. If a change after such a mark leaves a column ``unchanged``, the column's value is
-    unknown, even if an earlier change sent one.
+    Marks also say that a table was altered in such a way that its rows have values that were never sent. An example is
+    a column that was dropped and added again. If a change after such a mark leaves a column ``unchanged``, the column's
+    value is unknown, even if an earlier change sent one.
 
     ``changes`` may have duplicates and any order. They are read more than once, and must stay the same during this
     time. They have to contain everything since the snapshot or the table's first row. If retention has deleted changes,
@@ -79,7 +79,7 @@ def _events(changes: DataFrame) -> DataFrame:
 
 
 def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
-    """Empty the ``fields`` of changes before the last alteration of their table, so that later rows do not use them.
+    """Empty ``fields`` in changes before the last alteration of their table, so that no later row uses their values.
 
     The mark comes some seconds after the alteration, and the exact time of the alteration is not known. So a value that
     was sent in these seconds is treated like a value from before the alteration.

@@ -19,7 +19,7 @@ LOADED: Final = "loaded"
 PARTIAL: Final = "partial"
 """A load has ended, but does not replace the earlier rows, or some rows or changes are missing."""
 STALE: Final = "stale"
-"""The table was altered so that its rows have values that were not sent."""
+"""The table was altered in such a way that its rows have values that were not sent."""
 GAP: Final = "gap"
 """A new epoch has begun since the table was loaded, so changes may be missing."""
 
@@ -80,7 +80,7 @@ def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
 def advanced(
     state: TableState, cuts: Sequence[Cut], marks: Sequence[Mark], rows: Mapping[str, int]
 ) -> tuple[TableState, Position | None]:
-    """Return the state after a piece, and the position before which rows of the table do not exist any more.
+    """Return the state after a piece, and a position. Rows whose last change is before it do not exist any more.
 
     The position is None if no load has ended that replaces earlier rows. ``rows`` has the number of distinct ``r``
     events in the piece, by load.

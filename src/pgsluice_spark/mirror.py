@@ -44,7 +44,7 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
 def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
     """Return the position of the last truncate, and how many there are.
 
-    A truncate has a record in every partition, and counts once.
+    A truncate has a record in every partition, but is counted once.
     """
     found = (
         events.where("op = 't'")

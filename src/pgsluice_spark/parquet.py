@@ -39,7 +39,7 @@ class Parquet:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the sessions that write to the target, which are none."""
+        """The settings that sessions need to write to the target. Parquet needs none."""
         return {}
 
     @property
@@ -118,17 +118,17 @@ class ParquetTable:
         return self.append(rows, commit)
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del rows, commit
         self._refuse()
 
     def merge(self, merge: Merge, commit: Commit) -> int:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del merge, commit
         self._refuse()
 
     def delete(self, condition: str, commit: Commit) -> int:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del condition, commit
         self._refuse()
 
@@ -144,22 +144,22 @@ class ParquetTable:
         return Committed(number, Commit(manifest["app"], manifest["version"], manifest["state"]))
 
     def forget(self, condition: str) -> None:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del condition
         self._refuse()
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del upkeep
         self._refuse()
 
     def get_property(self, name: str) -> str | None:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del name
         self._refuse()
 
     def set_property(self, name: str, value: str) -> None:
-        """Refuse."""
+        """Raise PipelineError, because this target supports only change logs."""
         del name, value
         self._refuse()
 

@@ -69,7 +69,7 @@ class TopicReading:
         change = decoded("value", self.values)
         if self.keys is not None:
             return change
-        # If the table had no key when the query was planned, but a record has one, its schema is unknown.
+        # If the table had no key when the query was planned, but a record has one, the schema of that key is unknown.
         return F.when(F.col("key").isNotNull(), undecodable_key()).otherwise(change)
 
 

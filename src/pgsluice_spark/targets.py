@@ -140,7 +140,7 @@ class Target(Protocol):
 
     @property
     def is_mutable(self) -> bool:
-        """Whether rows and files can be replaced, as mirrors and maintenance need it."""
+        """Whether rows and files can be replaced, which mirrors and maintenance need."""
 
     @property
     def requires(self) -> Requirements:

@@ -95,7 +95,7 @@ class Pair:
     def key(self) -> Column:
         """Return PostgreSQL's value in the form by which rows are joined.
 
-        Spark's types cannot hold infinities, so for these the form has the text.
+        Spark's types cannot hold infinities, so the form of an infinity has its text.
         """
         if self.kind.simpleString() not in _TIMES:
             return comparable(self.value(), self.kind)

@@ -67,7 +67,7 @@ class Work:
 class Prepared:
     """Changes that were read and counted, but not committed yet.
 
-    ``commit`` commits them, and returns the table's state and the number of the commit, or None if none was necessary.
+    ``commit`` commits them. It returns the table's state and the commit's number, or None if no commit was necessary.
     """
 
     counts: Mapping[str, int]

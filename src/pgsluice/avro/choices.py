@@ -30,7 +30,7 @@ _WILDCARD: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An Avro type by its name. ``parameters``: the precision and scale of a ``decimal``."""
+    """An Avro type by its name. ``parameters`` are the precision and scale of a ``decimal``."""
 
     name: str
     parameters: tuple[int, ...] = ()

@@ -25,7 +25,8 @@ from pgsluice.relation import Relation
 class RowEncoder:
     """Encodes the record Value of one version of a relation.
 
-    ``sent``: converts the values of each column from binary format to text. If it is None, no values may be binary.
+    ``sent`` has a function for each column that converts values from binary format to text. If ``sent`` is None, no
+    values may be binary.
     """
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
@@ -90,7 +91,7 @@ class RowEncoder:
 
 
 class KeyEncoder:
-    """Encodes the record Key of one version of a relation. ``sent``: the conversions of all columns, as for the row."""
+    """Encodes the record Key of one version of a relation. ``sent`` has the conversions of all columns of the row."""
 
     def __init__(self, relation: Relation, fields: Sequence[Field], sent: Sequence[ToText] | None = None) -> None:
         self._table = _Table(relation, sent)

@@ -1,4 +1,4 @@
-"""Turns values in binary format directly into Avro, without their text, for the types that most columns have.
+"""Turns values in binary format directly into Avro, without converting them to text, for the most common types.
 
 ``encoder`` gets the writer of each column from here, once per version of a relation. Values of types without a short
 cut are converted to text first, and so are values that do not fit their Avro type.
@@ -83,7 +83,7 @@ def _float8() -> Writer:
 
 
 def _number(number: float) -> float:
-    """Return ``number``, with every NaN replaced by the NaN that the text form results in."""
+    """Return ``number``. If it is a NaN, return the one NaN that the conversion from text returns."""
     return number if number == number else math.nan  # noqa: PLR0124 - the definition of NaN
 
 
@@ -209,7 +209,7 @@ def _vector() -> Writer:
 
 
 # The short cuts, by opcode and by the function that reads the value. Each is called with the parameters of the type.
-# The compiled twin, ``native.rows``, has the scalars of this list, and other types that are as common.
+# The compiled twin, ``native.rows``, has short cuts for the scalars in this list, and for other common types.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
     (Opcode.INTEGER, numbers.int2): _integer("h"),

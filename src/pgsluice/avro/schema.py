@@ -2,7 +2,7 @@
 
 They are built once per version of a relation from :class:`Field` objects, which :class:`TableFields` assigns. A column
 keeps its field as long as its Avro type changes only in ways that every reader can handle. :class:`FieldHistory` keeps
-the names and types of former versions, which this needs.
+the names and types of former versions, which this decision needs.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -145,7 +145,7 @@ class TableFields:
     def __init__(self, options: TypeOptions, history: FieldHistory | None = None) -> None:
         self._options = options
         self._history = history or FieldHistory()
-        self._types: dict[str, dict[str, Schema]] = {}  # as in the history, for the columns seen since
+        self._types: dict[str, dict[str, Schema]] = {}  # as in FieldHistory, for the columns seen since
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
 
@@ -249,7 +249,7 @@ def named_fields(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _row_fields(envelope: Schema) -> list[Any]:
-    """Return the fields of the row in an envelope, or none if another program registered something else."""
+    """Return the fields of the row in an envelope, or no fields if another program registered something else."""
     fields = envelope.get("fields") if isinstance(envelope, dict) else None
     for field in fields if isinstance(fields, list) else []:
         match field:

@@ -34,7 +34,7 @@ _TIMESTAMP: Final = re.compile(
     rb"(?:([+-])([0-9]{2})(?::([0-9]{2}))?(?::([0-9]{2}))?)?( BC)?"
 )
 
-# Exclusive bounds: of the years 0001 to 9999, and of all numbers except the two that stand for infinities in keys.
+# Exclusive bounds. COMMON: the years 0001 to 9999. FULL: all numbers except the two that stand for infinities in keys.
 COMMON_DAYS: Final = (-_EPOCH_DAY, calendar_date.max.toordinal() - _EPOCH_DAY + 1)
 FULL_DAYS: Final = (INT_MIN, INT_MAX)
 COMMON_US: Final = ((COMMON_DAYS[0] + 1) * DAY_US - 1, COMMON_DAYS[1] * DAY_US)

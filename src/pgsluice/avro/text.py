@@ -162,8 +162,8 @@ def float4_as_double(text: bytes) -> bytes:
 
 
 _ALWAYS_EXACT: Final = 15
-"""A text of at most this length needs no check. A double keeps every number of 15 digits, and without an exponent, a
-number this short cannot be too small."""
+"""A text of at most this length needs no check. A double keeps every number of 15 digits, and a text this short without
+an exponent cannot be a number that is too small for a double."""
 
 
 def numeric_as_double(text: bytes) -> bytes:

@@ -27,10 +27,10 @@ from pgsluice.relation import CATALOG, Column, PgType, Relation
 class TypeOptions:
     """The options for types: the user's choices, and facts about the source.
 
-    ``numeric``, ``time_range`` and ``choices`` are ``tables.numeric``, ``tables.time_range``, and ``types`` in
-    ``tables.rules``. ``binary``: values may arrive in binary format, which changes only how they are read.
-    ``elements``: the elements of array types that are not built in, by OID; None for types that the catalog does not
-    have any more.
+    ``numeric`` is the setting ``tables.numeric``, ``time_range`` is ``tables.time_range``, and ``choices`` are
+    ``types`` in ``tables.rules``. ``binary`` says whether values may arrive in binary format, which changes only how
+    they are read. ``elements`` has the elements of array types that are not built in, by OID. An element is None if the
+    catalog does not have the array type any more.
     """
 
     numeric: Literal["string"] | tuple[int, int] = "string"
@@ -90,7 +90,7 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
     Opcode.DECIMAL: text.decimal,  # precision, scale
     Opcode.NUMERIC_AS_DOUBLE: lambda: text.numeric_as_double,
     Opcode.INTERVAL_MICROS: lambda: temporal_text.interval_micros,
-    # Here and below: exclusive bounds and, except for dates, the unit if it is not 1 µs.
+    # The parameters of dates and times are exclusive bounds and, except for dates, the unit if it is not 1 µs.
     Opcode.DATE: temporal_text.date,
     Opcode.TIME: temporal_text.time,
     Opcode.TIMESTAMP: temporal_text.timestamp,
@@ -112,7 +112,7 @@ _WRITERS: Final[dict[Opcode, Callable[..., Writer]]] = {
 class ColumnType:
     """The Avro type of a column, without null, and the writer of its values.
 
-    ``element``: the type of the items, if it is an ARRAY. The parameter of an ARRAY is the delimiter's code point.
+    ``element`` is the type of the items of an ARRAY. The parameter of an ARRAY is the delimiter's code point.
     """
 
     schema: Schema
@@ -142,7 +142,7 @@ STRING: Final = ColumnType("string", Opcode.STRING)
 """PostgreSQL's own text, for strings and for types that are not known."""
 
 CHECKED_STRING: Final = ColumnType("string", Opcode.CHECKED_STRING)
-"""The same for a type that may contain a ``"char"``, which servers before PostgreSQL 16 do not write as UTF-8."""
+"""Like STRING, for a type that may contain a ``"char"``, which servers before PostgreSQL 16 do not write as UTF-8."""
 
 _INT: Final = ColumnType("int", Opcode.INTEGER, (INT_MIN, INT_MAX))
 _LONG: Final = ColumnType("long", Opcode.INTEGER, (LONG_MIN, LONG_MAX))
@@ -300,7 +300,7 @@ _ALTERNATIVES: Final = {
     "numeric": {"long": _LONG, "double": ColumnType("double", Opcode.NUMERIC_AS_DOUBLE)},
     "interval": {"interval-micros": ColumnType(_logical("long", "interval-micros"), Opcode.INTERVAL_MICROS)},
 }
-# Base type and unit. A timestamp has no time zone. If timestamp-* is chosen, it is taken as UTC.
+# The base type and the unit of each choice. A timestamp has no time zone. If timestamp-* is chosen, it is taken as UTC.
 _TEMPORAL_ALTERNATIVES: Final = {
     "time": {"time-millis": ("int", _MILLISECOND_US)},
     "timestamp": {

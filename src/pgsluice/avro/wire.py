@@ -18,7 +18,7 @@ Schema: TypeAlias = str | dict[str, Any] | list[Any]
 
 NESTING_MAX: Final = 128
 """How many levels of arrays and objects JSON in service topics may have. Our own JSON has fewer than a hundred. Each
-level of a nested PostgreSQL array needs two, and ``pgbinary.conversions`` limits the levels of arrays."""
+level of a nested PostgreSQL array needs two levels of JSON, and ``pgbinary.conversions`` limits the array's levels."""
 
 _HEADER: Final = struct.Struct(">bI")
 _MAX_ID: Final = 2**31 - 1  # ids are Java ints

@@ -46,8 +46,8 @@ def _warning(name: str, at: datetime, now: datetime) -> Finding:
 def expiries(settings: Settings) -> dict[str, float]:
     """Return when the certificates of each setting expire, as Unix times. Leave out files that cannot be read.
 
-    The time of a chain is that of the certificate that expires first. The time of a file of authorities is that of the
-    authority that expires last, because such a file may have old authorities together with their successors.
+    A chain expires with the first of its certificates. A file of authorities expires with the last of them, because it
+    may have old authorities together with their successors.
     """
     postgres, client, registry = settings.postgres, settings.kafka.client, settings.schema_registry
     chains = {

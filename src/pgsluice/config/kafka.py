@@ -46,8 +46,8 @@ class Topics(Section):
     )
     max: Count = Field(
         default=10_000,
-        description="The most topics of tables, so that people who may create tables cannot fill the cluster with "
-        "partitions. A new table beyond this limit gets no topic, and is handled as tables.refused says.",
+        description="The maximum number of topics for tables. It keeps people who may create tables from filling the "
+        "cluster with partitions. A new table beyond this limit gets no topic, and is handled as tables.refused says.",
     )
     changed: Literal["stop", "accept"] = Field(
         default="stop",
@@ -160,7 +160,7 @@ class Delivery(Section):
     )
     inflight_max: Annotated[Size, Within("64KiB", "1TiB")] = Field(
         default=Size.parse("32MiB"),
-        description="The most encoded changes that may be in memory and not yet stored by Kafka, at least cut_bytes.",
+        description="Limit for encoded changes in memory that Kafka has not stored yet. It must be at least cut_bytes.",
     )
     poison: Literal["stop", "dead_letter"] = Field(
         default="stop",

@@ -72,7 +72,7 @@ class Sources:
         flags: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read all sources. ``defaults``: values for settings that a command does not need."""
+        """Read all sources. ``defaults`` has values for settings that a command does not need."""
         return cls(
             (
                 flags_layer(flags),

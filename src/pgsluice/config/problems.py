@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem. ``origin``: ``file:line``, a variable, a flag or a secret file."""
+    """One problem. ``origin`` is ``file:line``, a variable, a flag or a secret file."""
 
     origin: str
     sentence: str
@@ -30,7 +30,7 @@ class Problem:
 
 
 class SettingsError(ConfigError):
-    """The settings cannot be used. ``problems``: all reasons."""
+    """The settings cannot be used. ``problems`` has all reasons."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -69,7 +69,7 @@ def is_secret(name: str) -> bool:
 
 
 def unreadable(error: OSError, if_absent: str = "") -> str:
-    """Return why a file cannot be read, and what to do. ``if_absent``: what to do if it does not exist."""
+    """Return why a file cannot be read, and what to do. ``if_absent`` says what to do if the file does not exist."""
     match error:
         case IsADirectoryError():
             remedy = (

@@ -79,8 +79,8 @@ class SchemaRegistry(Section):
     )
     subject_name_strategy: Literal["topic", "record", "topic-record"] = Field(
         default="topic",
-        description="Subjects of schemas: topic-value, the record's full name, or topic and full name. Consumers that "
-        "look up subjects need the same strategy.",
+        description="How subjects are named. topic: topic-value or topic-key. record: the record's full name. "
+        "topic-record: topic and full name. Consumers that look up subjects need the same strategy.",
     )
     on_incompatible: Literal["stop", "force"] = Field(
         default="stop",

@@ -64,7 +64,7 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
 
 
 def _read(pipe: IO[bytes], deadline: float) -> bytes:
-    """Read the pipe to its end, or until it has given more than a secret can have.
+    """Read the pipe to its end, or until it has given more bytes than a secret can have.
 
     Raise TimeoutError if the pipe is still open at the deadline.
     """

@@ -17,14 +17,14 @@ class Snapshot(Section):
         default="initial",
         description='"initial": the rows of every published table are read once, even if the table is published '
         'later. "when_needed": they are read again in each new epoch, because changes before the epoch may be missing. '
-        '"never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, tables whose '
-        "changes an older version with another default has delivered are treated as loaded.",
+        '"never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, a table is '
+        "treated as loaded if an older version, which had another default, has delivered changes of the table.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",
-        description="What happens if a loaded table is altered so that its rows have values that were not sent, for "
-        'example by a new column with a default. "load": the table is loaded again, unless mode is "never". "warn": '
-        "the log and the status report it.",
+        description="What happens if a loaded table is altered in such a way that its rows have values that were not "
+        'sent, for example by a new column with a default. "load": the table is loaded again, unless mode is "never". '
+        '"warn": the log and the status report the table.',
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000,

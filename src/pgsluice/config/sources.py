@@ -28,7 +28,7 @@ _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 @dataclass(slots=True)
 class Layer:
-    """The values of one source. ``origins``: the origin of each value. ``name``: the source itself."""
+    """The values of one source. ``origins`` has the origin of each value, and ``name`` names the source itself."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)

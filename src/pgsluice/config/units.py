@@ -50,7 +50,7 @@ class TextValue(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """Return the value of ``text``. If it has none, raise ValueError with a sentence that says what to write."""
+        """Return the value of ``text``. For other texts, raise ValueError with a sentence that says what to write."""
 
     @classmethod
     def _validate(cls, value: object) -> Self:

@@ -51,7 +51,7 @@ class LastCuts:
         self.number = self.epoch = self.end_lsn = 0
         """Number, epoch and end_lsn of the highest cut, or 0 if there is none."""
         self.positions: dict[int, tuple[int, int]] = {}
-        """Epoch and end_lsn of the last record of the highest cut and of the cut before it, by the cut's number."""
+        """Epoch and end_lsn of the last record of a cut, by cut number, for the highest cut and the one before it."""
         self.is_complete = False
         """Whether a full cut was read. Otherwise, topics that only earlier cuts list may be missing in the account."""
         self._ids: dict[str, str] = {}

@@ -43,9 +43,9 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     to an epoch that never began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
-    sorted by epoch and cut. A refusal ends its epoch, so it is sorted after all other checkpoints of the epoch.
-    Otherwise, the late checkpoint of a former owner could come after the refusal, because its cut can be higher than
-    the cut of the session that refused the server.
+    sorted by epoch and cut. A checkpoint with a refusal says that a session has refused the server. It ends its epoch,
+    so it is sorted after all other checkpoints of the epoch. Otherwise, the late checkpoint of a former owner could
+    come after it, because the former owner's cut can be higher than the cut of the session that refused the server.
     """
     ours: list[Checkpoint] = []
     others = _Others()

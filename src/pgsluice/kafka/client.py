@@ -26,10 +26,11 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MAX_RECORD_BYTES: Final = 1_000_000_000
-"""The highest ``message.max.bytes`` of librdkafka, so that only the limits of topics and brokers apply."""
+"""The highest ``message.max.bytes`` that librdkafka allows. With it, only the limits of topics and brokers apply."""
 
 STALE_S: Final = 5.0
-"""How long after an answer of Kafka other clients may still report older errors. Reports wait for the next poll."""
+"""How long after an answer from Kafka other clients may still report older errors. Each report waits until its client
+is polled."""
 
 IDLE_REPORTS_MAX: Final = 5
 """How many reports without a reason we ignore, because idle connections cause them. librdkafka reports a broker that
@@ -54,7 +55,7 @@ _UNEXPLAINED: Final = PURGED | frozenset(
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
     )
 )
-"""Errors whose cause was reported elsewhere."""
+"""Errors that do not say their cause. librdkafka has reported the cause to the error callback."""
 
 UNKNOWN_TOPIC: Final = frozenset(
     (

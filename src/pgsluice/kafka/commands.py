@@ -140,8 +140,8 @@ class CommandClient:
     def send(self, command: Command) -> None:
         """Send ``command``. It is durable when this returns, and its answers can be read from then on.
 
-        Raise UnavailableError if no pipeline has begun to read commands. A pipeline that begins later starts after this
-        command.
+        Raise UnavailableError if no pipeline has begun to read commands. A pipeline that begins later would start after
+        this command, and never read it.
         """
         topic, value = self._names.commands, command.to_json()
         self._wait_until_read()

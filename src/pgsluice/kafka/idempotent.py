@@ -66,8 +66,8 @@ class IdempotentProducer(CutProducer):
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
         """Write the probe with a transactional producer. Return None if transactions did not work in :meth:`fence`.
 
-        If they worked then, a failure is temporary, so continuing without a probe would be wrong. Raise SinkUnavailable
-        in that case.
+        If transactions worked there, a failure here is temporary, so continuing without a probe would be wrong. Raise
+        SinkUnavailable in that case.
         """
         if not self._transactions_work:
             return None

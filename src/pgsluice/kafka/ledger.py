@@ -175,8 +175,8 @@ class Ledger:
     def examine(self) -> None:
         """Raise an error if a topic has changed. This also works while a transaction waits for Kafka.
 
-        Log which replicas are missing, because that may be the reason for the wait. librdkafka does not report it, and
-        only tries again.
+        Log which replicas are missing, because that may be the reason for the wait. librdkafka does not report this
+        reason. It only tries again.
         """
         try:
             _, changed = compare(self._topics, Account(self._known.topics), self._given_up)

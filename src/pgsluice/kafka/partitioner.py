@@ -1,7 +1,7 @@
 """The partition of a key, as Kafka's Java clients choose it, so that our topics can be joined with theirs by partition.
 
-murmur2 with Kafka's seed over the serialised key, sign bit dropped, modulo the number of partitions:
-``BuiltInPartitioner`` and ``Utils.murmur2`` of org.apache.kafka (KIP-480).
+The partition is the murmur2 hash of the serialised key, with Kafka's seed and without the sign bit, modulo the number
+of partitions. See ``BuiltInPartitioner`` and ``Utils.murmur2`` of org.apache.kafka (KIP-480).
 """
 
 from struct import Struct

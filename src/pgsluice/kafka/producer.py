@@ -37,7 +37,8 @@ SLICE_S = 0.5
 """The longest single blocking call. The end of a session is noticed after this time at the latest."""
 
 FULL_S = 0.01
-"""How long to wait for room in librdkafka's queue. librdkafka reports only failed deliveries, so we have to poll."""
+"""How long to wait for room in librdkafka's queue before we try again. librdkafka reports only failed deliveries, so
+no report says that there is room."""
 
 RECORD_OVERHEAD_BYTES = 512
 """Memory of a record in librdkafka besides its value, including the key. librdkafka's own limit counts only values."""
@@ -50,7 +51,7 @@ GATHER_S = 0.2
 time."""
 
 GATHERED_MAX = 1000
-"""The most times that we wait for further reports."""
+"""We wait for further reports at most this many times."""
 
 LINGER_MS = 1000
 """How long librdkafka waits for more records before it sends a batch that is not full. It sends one request for each
@@ -61,8 +62,8 @@ STALL_S = 5.0
 """If nothing reaches Kafka for this time, we look for the reason. We look again each time it has passed."""
 
 INFLIGHT_SHARE = 2
-"""When librdkafka's queue is filled to one half, we send its records before we add more. The other half leaves room for
-one record of that size."""
+"""When librdkafka's queue is half full, we send its records before we add more. The other half leaves room for one more
+record, which may be large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class CutProducer(ABC):
 
     @abstractmethod
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
-        """Write a record that readers never see to each of ``topics``, and return its unique value.
+        """Write the probe, a record that readers never see, to each of ``topics``. Return its unique value.
 
         Call :meth:`fence` first, so that no former owner can write anything after this record. Return None if this kind
         of producer cannot write such records.
@@ -281,7 +282,7 @@ class CutProducer(ABC):
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep the refused records, and the first other failure, because the transaction's own error has no reason."""
+        """Keep refused records, and the first other failure, because the transaction's own error says no reason."""
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)

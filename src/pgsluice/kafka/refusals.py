@@ -61,7 +61,7 @@ class _Record:
 
     @property
     def batch_bytes(self) -> int:
-        """The size of a batch of only this record, before compression, which Kafka compares with its limit."""
+        """The size, before compression, of a batch with only this record. Kafka's limit applies to whole batches."""
         lengths = sum(len(encode_long(size)) for size in self.sizes)
         body = _FIXED_FIELDS_BYTES + lengths + self.size
         return _BATCH_OVERHEAD_BYTES + len(encode_long(body)) + body
@@ -123,7 +123,7 @@ class Refusals:
         return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
 
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
-        """Return the records that caused the refusal, largest first, and the limits of the topics of too large ones."""
+        """Return the records that caused the refusal, largest first, and the limit of each topic with a large one."""
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
         limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}
         named: set[str] = set()

@@ -1,7 +1,7 @@
 """Delivers changes in one session, by writing cuts in Kafka transactions, with the cut record and the checkpoint.
 
-``KafkaSink`` implements the protocol ``pipeline.ends.Sink``. Only the records in Kafka outlive the session, and no
-state in memory.
+``KafkaSink`` implements the protocol ``pipeline.ends.Sink``. Only the records in Kafka outlive the session. State in
+memory does not.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class KafkaSink:
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Account for the topics that earlier sessions wrote to, and for existing ``topics``. Full cuts list all these.
+        """Put the topics that earlier sessions wrote to, and existing ``topics``, into the account for full cuts.
 
         Call it after :meth:`recorded`. ``cut`` is the last cut that was committed. ``described`` are the topics whose
         schemas are registered. Raise HistoryError if a topic was changed by somebody else, or has lost its schema, or
@@ -365,15 +365,15 @@ class KafkaSink:
         """Commit the transaction with the cut record and the checkpoint.
 
         The cut record lists the offsets at which partitions end after the cut. Kafka knows them only when it has all
-        records, so the cut record would need another round of requests. We therefore predict the offsets, send all
-        together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
-        its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
-        we ask Kafka first. We also do so for full cuts, because they are compared with the cluster anyway.
+        records, so the cut record would need another round trip. We therefore predict the offsets, send all together,
+        and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead its readers,
+        so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so we ask Kafka
+        first. We also ask first for full cuts, because they are compared with the cluster anyway.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
         if following is not None:
-            # The records, the cut record and the checkpoint are sent together. This saves one round of requests.
+            # The records, the cut record and the checkpoint are sent together. This saves one round trip.
             self._send_cut(cut, checkpoint, following, full=False)
             self._send_checkpoint(checkpoint)
             self._live.flush()

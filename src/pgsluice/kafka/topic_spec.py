@@ -12,7 +12,8 @@ from pgsluice.errors import ConfigError
 from pgsluice.tables import TablePolicy
 
 PARTITIONS_MAX = 500
-"""The most partitions that one request creates. Each takes a broker some milliseconds, and REQUEST_S is the limit."""
+"""The most partitions that one request creates. A broker needs some milliseconds for each, and REQUEST_S for all at
+most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,6 @@ def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
 
 
 def topic_settings(values: Mapping[str, str]) -> TopicSettings:
-    """Return the settings that we need of those that Kafka reports for a topic."""
+    """Select the settings that we need from all settings that Kafka reports for a topic."""
     limit = values.get("max.message.bytes")
     return TopicSettings(values.get("cleanup.policy"), None if limit is None else int(limit))

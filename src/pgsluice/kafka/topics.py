@@ -40,8 +40,7 @@ BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
 
 SETTINGS_MAX = 25
-"""For how many topics one request reads the settings. A broker sends all settings, which takes 0.5 to 1 ms per
-topic."""
+"""The most topics whose settings one request reads. A broker sends all settings, which takes 0.5 to 1 ms per topic."""
 
 _LOOKS_MAX = 5
 """The most topics whose metadata we request one by one. For more topics, one request for all topics is faster."""
@@ -76,7 +75,7 @@ class Topics:
         """The largest size of a batch before compression."""
 
     def another(self) -> "Topics":
-        """Return a new administrator, because the broker that answers may be outdated. The caller closes it."""
+        """Return an object with a new client, because the broker that answers may be outdated. The caller closes it."""
         return Topics(self._options, self._given_up)
 
     def close(self) -> None:
@@ -391,7 +390,7 @@ class Topics:
         return failure(error, f"Creating topic {spec.name}", self._errors)
 
     def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Return the topics when all their partitions have a leader, which usually takes some milliseconds."""
+        """Wait until all partitions have a leader, usually some milliseconds. Return the states of the topics."""
         end, pause_s = time.monotonic() + _SETTLE_S, _RETRY_FIRST_S
         while True:
             states = self.describe(topics)

@@ -148,7 +148,7 @@ class TransactionalProducer(CutProducer):
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # nothing of it has reached the coordinator
+                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # the coordinator knows no such transaction
                     raise
         self._open = False
 

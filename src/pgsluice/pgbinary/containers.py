@@ -119,7 +119,7 @@ def _bounds(shape: list[tuple[int, int]]) -> bytes:
 
 
 def old_vector(element: ToText) -> ToText:
-    """Return the conversion of int2vector and oidvector, which are sent as arrays, and written with spaces between."""
+    """Return the conversion of int2vector and oidvector. They are sent as arrays, and written as items and spaces."""
 
     def to_text(value: bytes) -> bytes:
         items = read_array(value).items

@@ -17,7 +17,7 @@ from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 LEVELS_MAX: Final = 32
 """How many levels deep types may be nested. For example, an array of a domain over a composite has three levels.
 
-PostgreSQL has no such limit. Here it bounds the nested calls for one value, the queries of the catalog, and the depth
+PostgreSQL has no such limit. Our limit bounds the nested calls for one value, the queries of the catalog, and the depth
 of the Avro schema.
 """
 
@@ -26,9 +26,9 @@ of the Avro schema.
 class TypeDescription:
     """A type as pg_type describes it.
 
-    ``send``: its send function, or "domain" for a domain, which is sent as its base type; empty if there is none.
-    ``parts``: the OIDs of its component types: an array's element, a domain's base type, a range's subtype, a
-    multirange's range, the attributes of a composite.
+    ``send`` is its send function, or "domain" for a domain, which is sent as its base type. It is empty if the type has
+    no send function. ``parts`` has the OIDs of its component types: an array's element, a domain's base type, a range's
+    subtype, a multirange's range, the attributes of a composite.
     """
 
     oid: int

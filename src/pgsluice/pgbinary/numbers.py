@@ -164,7 +164,7 @@ DSCALE_MAX: Final = 0x3FFF
 
 
 class Numeric(NamedTuple):
-    """A finite number. ``point``: its decimal digits before the point. ``dscale``: the digits written after it."""
+    """A finite number. ``point`` and ``dscale`` are the numbers of decimal digits before and after the point."""
 
     is_negative: bool
     digits: bytes

@@ -17,8 +17,8 @@ _WEIGHTS: Final = (b"", b"C", b"B", b"A")
 """The letters of a position's weight. D is not written."""
 
 _COUNT_WIDTH: Final = 2
-"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if it needs more bytes than there
-are."""
+"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if so many of them need more bytes
+than the value has."""
 
 
 def tsvector(value: bytes) -> bytes:

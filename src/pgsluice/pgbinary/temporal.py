@@ -71,7 +71,7 @@ timestamp: Final = _timestamp(b"")
 """``YYYY-MM-DD HH:MM:SS[.ffffff]``."""
 
 timestamptz: Final = _timestamp(b"+00")
-"""The same with the offset ``+00``, because the time is in UTC."""
+"""Like ``timestamp``, with the offset ``+00``, because the time is in UTC."""
 
 
 def _date_parts(days: int) -> tuple[bytes, bytes]:

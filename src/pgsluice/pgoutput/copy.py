@@ -38,7 +38,7 @@ _pack_length = struct.Struct(">cI").pack
 def row_values(line: bytes, columns: int) -> list[bytes | None]:
     """Return the values of one row in text format. Raise ProtocolError if their number is not ``columns``.
 
-    ``line``: the content of one CopyData, which ends with a newline.
+    ``line`` is the content of one CopyData, which ends with a newline.
     """
     fields = line[:-1].split(b"\t") if columns or len(line) > 1 else []
     if line[-1:] != b"\n" or len(fields) != columns:

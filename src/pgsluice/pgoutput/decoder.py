@@ -313,7 +313,10 @@ def _values(data: bytes, at: int, count: int) -> tuple[TupleData, int]:
 
 
 def _cut_short(data: bytes, at: int, start: int) -> Malformed:
-    """Return the error that names the missing part of a tuple. ``start``: the offset of the last value with length."""
+    """Return the error that names the missing part of a tuple.
+
+    ``start`` is the offset of the last value that has a length.
+    """
     end = len(data)
     if at > end:
         return Malformed(start, f"a column value ({at - start} bytes), found the end after {end - start}")

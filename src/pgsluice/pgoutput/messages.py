@@ -63,7 +63,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """One column of a :class:`Relation`. ``is_key``: it is part of the replica identity."""
+    """One column of a :class:`Relation`. ``is_key`` says whether it is part of the replica identity."""
 
     is_key: bool
     name: str
@@ -135,7 +135,7 @@ class Truncate:
 
 @dataclass(slots=True)
 class LogicalMessage:
-    """``M``: a message of pg_logical_emit_message. ``lsn``: the end of its record. ``content``: the bytes as sent."""
+    """``M``: a message of pg_logical_emit_message. ``lsn`` is the end of its WAL record, and ``content`` its bytes."""
 
     xid: int | None
     transactional: bool

@@ -46,8 +46,8 @@ _DEFAULT_CONTEXT: Final = ":.:"
 class Answer:
     """The answer to a request. ``body`` is sent as JSON. ``allow`` are the methods that the path allows.
 
-    If ``early``, the schema may not have reached us yet, because a client that asks for an id has usually seen a
-    message with this id.
+    ``early`` says that the schema may exist although we have not read it yet, because a client that asks for an id has
+    usually seen a message with this id.
     """
 
     status: int
@@ -303,7 +303,7 @@ def _described(entry: Registered) -> object:
 
 
 def _page(request: _Request, items: Sequence[object]) -> Sequence[object]:
-    """Return the part of a list from ``offset`` to ``limit``.
+    """Return the items of a list from ``offset`` on, but not more than ``limit``.
 
     Nothing is ever deleted, so ``deletedOnly`` returns nothing.
     """

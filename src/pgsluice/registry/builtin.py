@@ -82,7 +82,7 @@ class BuiltinRegistry:
         return self.store.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the schema that was registered last for ``subject``, or None if it is not a record's."""
+        """Return the name of the schema that was registered last for ``subject``, or None if it is not a record."""
         return self._of_last(subject, "name")
 
     def record_namespace(self, subject: str) -> str | None:
@@ -175,7 +175,7 @@ class BuiltinRegistry:
         await asyncio.get_running_loop().run_in_executor(None, connect, self._producer, self._topic, CONNECT_S)
 
     async def _publish(self, record: Registered, doing: str) -> int:
-        """Return the offset of ``record``, when all in-sync replicas have it."""
+        """Write ``record`` to the topic. Return its offset when all in-sync replicas have it."""
         loop, errors = asyncio.get_running_loop(), self._options.client.errors
         delivered: asyncio.Future[Message] = loop.create_future()
 

@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 RETRY_FIRST_S: Final = 0.02
 RETRY_S: Final = 1.0
-"""The longest pauses between two tries, at first and later. Brokers usually learn of a new topic in milliseconds."""
+"""The longest pause before the first retry, and before any later one. Brokers usually learn of a new topic in
+milliseconds."""
 
 CONNECT_S: Final = 1.0
 """How long a start waits for each of the two requests that only connect a client. After that, a client connects with

@@ -35,7 +35,7 @@ RECHECK_S: Final = 60.0
 """How long the server's answers are trusted. A standby begins a session every second, and must not ask each time."""
 
 IDS_MAX: Final = 20_000
-"""How many ids of the server are kept, of 200 bytes each. This is enough for value and key of all tables that have
+"""How many ids of the server are kept. Each takes 200 bytes. This is enough for value and key of all tables that have
 encoders. If an id was dropped, the server is asked for it again."""
 
 _NONE: Final = "NONE"
@@ -66,7 +66,7 @@ class ConfluentRegistry:
         self._ids: dict[tuple[str, bytes], int] = {}
         """The server's ids, by subject and digest of the schema."""
         self._lowered: dict[str, str | None] = {}
-        """Subjects whose compatibility was set to NONE, with their own former level."""
+        """Subjects whose compatibility level was set to NONE, each with its own level before that."""
 
     @property
     def store(self) -> SchemaStore:
@@ -91,7 +91,7 @@ class ConfluentRegistry:
         return self._journal.subjects()
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the schema that was recorded last for ``subject``, or None if it is not a record's."""
+        """Return the name of the schema that was recorded last for ``subject``, or None if it is not a record."""
         return self._journal.record_name(subject)
 
     def record_namespace(self, subject: str) -> str | None:
@@ -181,7 +181,7 @@ class ConfluentRegistry:
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
         """Register a schema while the subject accepts all schemas.
 
-        If a subject has refused a schema although its own level is reported as NONE, it has no level of its own.
+        If a subject has refused a schema although its level is reported as NONE, it has in fact no level of its own.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)

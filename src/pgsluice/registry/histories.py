@@ -16,8 +16,8 @@ from pgsluice.avro.wire import Schema
 from pgsluice.registry.store import SchemaStore
 
 KEPT_NAMES_MAX: Final = 200_000
-"""How many names of all subjects together are kept, of half a kilobyte each. This is enough for 10,000 tables with 20
-columns. The least recently used subjects are dropped first, and read again when they are needed."""
+"""How many names are kept for all subjects together. Each takes half a kilobyte. This is enough for 10,000 tables with
+20 columns. The least recently used subjects are dropped first, and read again when they are needed."""
 
 
 class History(Protocol):

@@ -76,7 +76,7 @@ class RestOptions:
 class Conflict(RegistryUnavailable):
     """The registry says that a schema is incompatible with the subject's earlier ones. ``words`` is its message.
 
-    If the level was set to NONE, only a race can be the reason, so the session tries again.
+    If the subject's level was set to NONE, only a race can be the reason, so the session tries again.
     """
 
     def __init__(self, message: str, words: str) -> None:
@@ -143,14 +143,14 @@ class RestClient:
         if found is None:
             return None
         level = found.compatibility_level
-        return str(level) if level is not None else await self.level()  # the subject's other settings must stay
+        return str(level) if level is not None else await self.level()  # not None: see set_level
 
     async def level(self) -> str | None:
         """Return the compatibility level of subjects without a level of their own."""
         return await self._unless_missing("Asking for the compatibility level", self._client.get_compatibility)
 
     async def set_level(self, subject: str, level: str | None) -> None:
-        """Set the compatibility level of ``subject``. None removes its own level."""
+        """Set the compatibility level of ``subject``. None deletes all settings of the subject, including its level."""
         doing = f"Setting the compatibility of subject {subject} to {level or 'that of the registry'}"
         if level is None:
             await self._unless_missing(doing, lambda: self._client.delete_config(subject))
@@ -308,7 +308,7 @@ _MEANINGS: Final[dict[int, tuple[type[PgsluiceError], str]]] = {
     42204: _UNKNOWN_WORD,
     42205: (ConfigError, "Its mode, or the subject's mode, does not allow this. Set the mode to READWRITE."),
 }
-"""By the registry's code, or by the HTTP status."""
+"""The meaning of an error and the remedy, by the registry's code or by the HTTP status."""
 
 
 def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
@@ -324,7 +324,7 @@ def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
 def _silence(error: Exception, doing: str) -> PgsluiceError:
     """Return the error for a missing answer."""
     reason = str(error) or type(error).__name__
-    is_settled = "SSL" in reason and "internal error" not in reason  # that alert is a problem of the server itself
+    is_settled = "SSL" in reason and "internal error" not in reason  # an alert for an error in the server
     for mark, remedy in _TLS_REMEDIES.items():
         if is_settled and mark in reason:
             return ConfigError(f"{doing}: {remedy} ({reason}).")

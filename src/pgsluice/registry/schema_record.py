@@ -2,7 +2,7 @@
 
 :mod:`.builtin` writes it, and :mod:`.follower` reads it. Key and value are JSON in UTF-8, without framing. The key
 consists of subject and id. The version is not part of the key, because two writers may choose the same version at the
-same time. With the id, compaction then keeps both schemas. Messages refer to schemas by id.
+same time. Because the id is part of the key, compaction then keeps both schemas. Messages refer to schemas by id.
 """
 
 import json

@@ -19,9 +19,9 @@ from pgsluice.registry.schema_record import MAX_ID, Registered
 class _Subject:
     versions: dict[int, Registered] = field(default_factory=dict)
     by_id: dict[int, int] = field(default_factory=dict)
-    """Id to version."""
+    """The version of each id."""
     by_text: dict[str, int] = field(default_factory=dict)
-    """Normalised schema to version."""
+    """The version of each normalised schema."""
     displaced: set[int] = field(default_factory=set)
     """The ids of schemas whose recorded version was already taken by another schema."""
     highest: int = 0
@@ -30,7 +30,7 @@ class _Subject:
     """How often a version was moved, or was added before an existing one."""
 
     def next_version(self) -> int:
-        """Return the version of the next schema: the one after the highest, or else the lowest free one."""
+        """Return the version after the highest one, or the lowest free version if the highest possible one is taken."""
         highest = max(self.versions, default=0)
         if highest < MAX_ID:
             return highest + 1
@@ -42,7 +42,7 @@ class SchemaStore:
 
     def __init__(self) -> None:
         self.complete = False
-        """Whether everything that the topics had at the start has been read. Until then, a missing schema may exist."""
+        """Whether all records that the topics had at the start have been read. Until then, schemas may be missing."""
         self._subjects: dict[str, _Subject] = {}
         self._by_id: dict[int, dict[str, Registered]] = {}
         self._texts: dict[tuple[str, int], str] = {}
