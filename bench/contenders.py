@@ -124,7 +124,7 @@ class RecvLogical:
 
     @staticmethod
     def version() -> str | None:
-        """Return the version of the program on the PATH, or None if there is none."""
+        """Return the version of the program on the PATH, or None if it is not installed."""
         if shutil.which(RECV_LOGICAL) is None:
             return None
         answer = subprocess.run([RECV_LOGICAL, "--version"], capture_output=True, text=True, check=True).stdout
@@ -235,14 +235,15 @@ class Loading:
         if found > course.rows + course.extra_rows:
             raise RuntimeError(f"the tables have {course.rows + course.extra_rows} rows, and the daemon counts {found}")
         cpu = meter.read()
-        used = sum(map(cpu_seconds, backends(course.connection)))  # all their CPU time, because the daemon started them
+        # All CPU time of the other backends counts, because they started with the daemon.
+        used = sum(map(cpu_seconds, backends(course.connection)))
         cpu["walsender"] += used
         cpu["others"] -= used
         return Part(now - started, min(found, course.rows), cpu)
 
 
 def wait_delivered(process: Daemon, started: float, start_lsn: int, lsn: int) -> tuple[float, int]:
-    """Return when the daemon reported that it had delivered up to ``lsn``, and the position that it reported."""
+    """Return the time at which the daemon reported delivery up to ``lsn``, and the position that it reported."""
     while True:
         found = _delivered(process)
         now = time.monotonic()

@@ -143,7 +143,7 @@ def writer(database: Database, rate: float, first: int, count: int) -> Child:
 
 
 def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[int, float]:
-    """Return when each row was first seen. Raise RuntimeError if a row was repeated in exactly-once mode."""
+    """Return the time at which each row was first seen. Raise RuntimeError if a row came twice in exactly-once mode."""
     repeated = [number for number, times_seen in Counter(ids).items() if times_seen > 1]
     if repeated and mode == "exactly_once":
         raise RuntimeError(f"{len(repeated)} rows were seen more than once, among them {repeated[0]}")

@@ -151,7 +151,7 @@ class Kafka:
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return how many partitions a broker believes to lead although another broker knows a different leader."""
+        """Return for how many partitions a broker believes itself to be the leader while another broker disagrees."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 

@@ -28,7 +28,7 @@ from pgsluice.avro.binary import (
 )
 
 Writer: TypeAlias = Callable[[bytes], bytes]
-"""Returns the Avro body of a value from its text. Raises Misfit if there is none."""
+"""Returns the Avro body of a value from its text. Raises Misfit if the value does not fit the Avro type."""
 
 
 class Misfit(ValueError):

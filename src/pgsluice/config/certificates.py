@@ -24,7 +24,7 @@ _LONG_FORM = 0x80
 
 
 def check(settings: Settings) -> list[Finding]:
-    """Warn of certificates that have expired or expire soon. Return nothing if the settings name none."""
+    """Warn of certificates that have expired or expire soon. Return nothing if the settings name no files."""
     expire = {name: datetime.fromtimestamp(time, UTC) for name, time in expiries(settings).items()}
     now = datetime.now(UTC)
     warnings = [_warning(name, at, now) for name, at in expire.items() if at - now < SOON]
@@ -44,7 +44,7 @@ def _warning(name: str, at: datetime, now: datetime) -> Finding:
 
 
 def expiries(settings: Settings) -> dict[str, float]:
-    """Return when the certificates of each setting expire, as Unix times. Leave out files that cannot be read.
+    """Return the Unix time at which the certificates of each setting expire. Leave out files that cannot be read.
 
     A chain expires with the first of its certificates. A file of authorities expires with the last of them, because it
     may have old authorities together with their successors.

@@ -29,7 +29,7 @@ _KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab
 
 
 def findings(settings: Settings, sources: Sources) -> list[Finding]:
-    """Return a warning for each kind of exposure. ``settings`` are those from ``sources``."""
+    """Return a warning for each kind of exposure. ``settings`` were read from ``sources``."""
     return [*_readable(settings, sources), *_writable(sources), *_in_arguments(sources), *_port(settings, sources)]
 
 

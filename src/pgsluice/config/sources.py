@@ -35,7 +35,7 @@ class Layer:
     origins: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
-    """Whether nothing could be read, so that missing keys are not worth reporting."""
+    """Whether nothing could be read. In that case, missing keys are not worth reporting."""
 
     def get(self, path: Path) -> object:
         """Return the value at ``path``, or None if the source does not set it."""

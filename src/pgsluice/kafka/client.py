@@ -120,7 +120,7 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
         ConfigError,
         'The brokers lack a feature that this needs. delivery.mode = "at_least_once" needs no transactions.',
     ),
-    # The setting is too high for this cluster, or some brokers are still starting.
+    # The replication factor is too high for this cluster, or some brokers are still starting.
     KafkaError.INVALID_REPLICATION_FACTOR: (
         SinkUnavailable,
         "Fewer brokers are up than replication_factor asks for.",

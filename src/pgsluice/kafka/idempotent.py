@@ -1,7 +1,7 @@
 """The producer of ``delivery.mode = "at_least_once"``: idempotent, without transactions. Used by ``sink``.
 
-If a cut fails, some of its records may stay in Kafka. In each partition, these are the first records of those that were
-sent to it. The next session sends the whole cut again.
+If a cut fails, some of its records may stay in Kafka. In each partition, these are the records that were sent first.
+The next session sends the whole cut again.
 
 https://kafka.apache.org/documentation/#semantics and KIP-679.
 """
@@ -102,7 +102,7 @@ class IdempotentProducer(CutProducer):
         """Do nothing, because readers see each record as it arrives."""
 
     def commit(self) -> None:
-        """Return when everything sent so far is in Kafka."""
+        """Wait until everything sent so far is in Kafka."""
         self.flush()
         self._recovered()
 

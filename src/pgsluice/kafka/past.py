@@ -44,7 +44,7 @@ def read_past(
     """Return the last checkpoints, the content of the cut records, and the differences between them and the topics.
 
     A topic of checkpoints or cut records that does not exist is treated as empty. ``decode`` decodes a cut record.
-    Raise the same errors as a start.
+    Raise the same errors as the start of a session.
     """
     given_up = threading.Event()
     with closing(Topics(client, given_up)) as topics:

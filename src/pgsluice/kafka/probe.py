@@ -142,7 +142,7 @@ def _properties(options: ClientOptions) -> dict[str, object]:
         "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
         "isolation.level": "read_uncommitted",
         "enable.auto.commit": False,
-        "fetch.wait.max.ms": 10,  # at the end of the topic, which every read reaches
+        "fetch.wait.max.ms": 10,  # every read reaches the end of the topic, where brokers wait this long
         "auto.offset.reset": "earliest",  # retention may have moved the beginning of the topic meanwhile
         "allow.auto.create.topics": False,
     }

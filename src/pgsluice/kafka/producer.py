@@ -247,7 +247,7 @@ class CutProducer(ABC):
             raise SinkUnavailable("Writing to Kafka was abandoned because the session ends.")
 
     def flush(self) -> None:
-        """Return when all queued records are in Kafka. Raise SinkUnavailable if files of certificates have changed."""
+        """Wait until all queued records are in Kafka. Raise SinkUnavailable if files of certificates have changed."""
         before = 0
         self._files.check()
         with self._judging("Writing to Kafka"):
@@ -282,7 +282,7 @@ class CutProducer(ABC):
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep refused records, and the first other failure, because the transaction's own error says no reason."""
+        """Keep refused records, and the first other failure, because the transaction's own error gives no reason."""
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)

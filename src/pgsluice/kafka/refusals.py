@@ -123,7 +123,10 @@ class Refusals:
         return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
 
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
-        """Return the records that caused the refusal, largest first, and the limit of each topic with a large one."""
+        """Return the records that caused the refusal, largest first, and limits of topics.
+
+        The limits are those of all topics with a record that was refused as too large.
+        """
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
         limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}
         named: set[str] = set()

@@ -115,7 +115,7 @@ class KafkaSink:
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Put the topics that earlier sessions wrote to, and existing ``topics``, into the account for full cuts.
+        """Add topics of earlier sessions, and those of ``topics`` that exist, to the account. Full cuts list them all.
 
         Call it after :meth:`recorded`. ``cut`` is the last cut that was committed. ``described`` are the topics whose
         schemas are registered. Raise HistoryError if a topic was changed by somebody else, or has lost its schema, or
@@ -129,7 +129,7 @@ class KafkaSink:
         await self._run(lambda: self._table_topics.open(spec))
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Create the topics of several tables with a key together. :meth:`open_topic` reports those that failed."""
+        """Create topics for several tables that have keys. :meth:`open_topic` reports the topics that failed."""
         specs = [TopicSpec.of(policy, keyed=True) for policy in policies]
         await self._run(lambda: self._table_topics.prepare(specs))
 

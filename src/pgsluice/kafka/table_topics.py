@@ -71,7 +71,10 @@ class TableTopics:
         return {prefix + service for service in SERVICE_TOPICS}
 
     def _check_owner(self, topic: str) -> None:
-        """Raise TableRefused if this is another pipeline's service topic, as our prefix with a schema's name can be."""
+        """Raise TableRefused if this is a service topic of another pipeline.
+
+        That pipeline's prefix may consist of our prefix and the name of a schema.
+        """
         if other_service(topic) not in self._ledger:
             self._topics.check_owner(topic)
 

@@ -30,7 +30,7 @@ FIRST_WINDOW = 64
 """How many offsets from the end the first attempt reads. A record and its commit marker take two offsets."""
 
 WINDOW_FACTOR = 16
-"""How many times more offsets the next attempt reads."""
+"""Each attempt reads this many times as many offsets as the attempt before."""
 
 SAY_S = 5.0
 """How long a read may wait before this is logged. Usually a read takes milliseconds."""

@@ -12,8 +12,8 @@ from pgsluice.errors import ConfigError
 from pgsluice.tables import TablePolicy
 
 PARTITIONS_MAX = 500
-"""The most partitions that one request creates. A broker needs some milliseconds for each, and REQUEST_S for all at
-most."""
+"""The most partitions that one request creates. A broker needs some milliseconds for each partition, and a request must
+not take longer than REQUEST_S."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _RETRY_S = 0.05
 """The first and the longest pause between two tries. Brokers usually learn of a new topic within milliseconds."""
 
 _SETTLE_S = 30.0
-"""How long a new topic may take to get a leader for every partition. librdkafka waits for metadata for as long."""
+"""How long a new topic may take to get a leader for every partition. librdkafka waits equally long for metadata."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""

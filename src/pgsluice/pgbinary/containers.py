@@ -1,6 +1,7 @@
 """Values that contain other values: arrays, ranges, composites and hstore as PostgreSQL writes them.
 
-``conversions`` builds these conversions from those of the parts. ``avro.from_binary`` reads arrays without their text.
+``conversions`` builds these conversions from the conversions of their parts. ``avro.from_binary`` reads arrays without
+converting them to text.
 
 https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """

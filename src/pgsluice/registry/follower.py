@@ -87,7 +87,7 @@ class SchemaFollower:
         """The offset up to which each topic is in the store."""
 
     async def start(self) -> None:
-        """Return when the store has all records that are in the topics now. A missing topic is treated as empty.
+        """Wait until the store has all records that are in the topics now. A missing topic is treated as empty.
 
         Raise SinkUnavailable if this takes longer than ``timeout_s``. In that case, reading continues, and this can be
         called again. It can also be called later, to read the records that others have written meanwhile.
@@ -119,7 +119,7 @@ class SchemaFollower:
         await self._until(lambda: False)
 
     async def reach(self, topic: str, position: int) -> None:
-        """Return when every record of ``topic`` before ``position`` is in the store."""
+        """Wait until every record of ``topic`` before ``position`` is in the store."""
         await self._until(lambda: self._positions.get(topic, 0) >= position)
 
     def serve(self, client: Callable[[], object]) -> None:

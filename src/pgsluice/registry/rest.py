@@ -143,7 +143,8 @@ class RestClient:
         if found is None:
             return None
         level = found.compatibility_level
-        return str(level) if level is not None else await self.level()  # not None: see set_level
+        # Do not return None here, because set_level(None) would then delete the subject's other settings.
+        return str(level) if level is not None else await self.level()
 
     async def level(self) -> str | None:
         """Return the compatibility level of subjects without a level of their own."""

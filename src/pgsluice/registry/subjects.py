@@ -1,4 +1,4 @@
-"""The subject under which a registry server keeps a schema: the strategies of Confluent's serializers.
+"""The subject under which a registry server keeps a schema, by the strategies of Confluent's serializers.
 
 :mod:`.confluent` and :mod:`.export` use it. pgsluice itself, and ``<prefix>.schemas``, always use the strategy
 "topic".
