@@ -39,7 +39,7 @@ _FLOAT8: Final = fixed("d")
 
 
 def binary_writer(kind: ColumnType, to_text: ToText) -> Writer:
-    """Return the writer of values in the binary format that ``to_text`` reads. Its Avro equals that of ``kind.write``."""
+    """Return the writer of values in the binary format that ``to_text`` reads. Its Avro equals ``kind.write``'s."""
     if kind.element is not None and isinstance(to_text, containers.ArrayText):
         return _array(binary_writer(kind.element, to_text.element))
     make = _SHORT_CUTS.get((kind.opcode, to_text))
