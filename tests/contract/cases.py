@@ -104,7 +104,7 @@ def row(*values: Any) -> TupleData:  # noqa: ANN401 - bytes, None or UNCHANGED
 
 
 def with_unchanged(*values: bytes) -> TupleData:
-    """Return ROW with its first values replaced, and with a TOASTed value that was not sent."""
+    """Return ROW with its first values replaced. Its TOASTed value is marked as not sent."""
     return [UNCHANGED if value == b'{"a": 1}' else value for value in row(*values)]
 
 
@@ -305,7 +305,7 @@ def cut_parts() -> dict[str, list[dict[str, Any]]]:
     """Return the cut records of each case, before they are encoded."""
     identity = {"pipeline": PREFIX, "cut": 7, "epoch": 2}
     (full,) = cut_records(_worked(), identity, {**PLACES, **OTHER_PLACE}, TOPIC_IDS, full=True)
-    # Split the record by hand. The daemon splits only records of about half a megabyte, which would show nothing more.
+    # Split the record by hand. The daemon splits only records of about half a megabyte, which would test nothing more.
     halves = [{**full, "parts": 2, "part": part, "topics": [topic]} for part, topic in enumerate(full["topics"])]
     return {
         "cut": cut_records(_worked(), identity, PLACES, TOPIC_IDS, full=False),

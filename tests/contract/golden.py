@@ -39,7 +39,7 @@ def _part(part: Part | None) -> dict[str, Json]:
 
 
 def pretty(value: Json, indent: str = "") -> str:
-    """Return a schema as JSON. Each field is on a line of its own, unless it contains a record."""
+    """Return a schema as JSON. Each field is on a separate line, unless it contains a record."""
     if not _is_open(value):
         return json.dumps(value, ensure_ascii=False)
     inner = f"{indent}  "

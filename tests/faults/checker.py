@@ -56,7 +56,7 @@ class Tally:
     torn: int = 0
     out_of_order: int = 0
     untrue: int = 0
-    """The number of tables of which a row that was read, or the copy, differs from the table at that position."""
+    """The number of tables for which a row that was read, or the copy, differed from the table at the same position."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -88,7 +88,10 @@ class Contents:
     asides: Mapping[int, int]
     """The LSNs of messages outside of transactions whose writers committed, by number."""
     last_aside: int
-    """The highest number of such a message. Messages of rolled-back transactions are included, and may be delivered."""
+    """The highest number of a message outside of transactions, even if its writer rolled back.
+
+    Such a message may be delivered as well.
+    """
     tables: Mapping[str, Rows]
 
     @classmethod
@@ -124,9 +127,9 @@ class Checker:
     ) -> None:
         """Choose the replay that applies the cuts, and the facts to compare with.
 
-        ``adoptions`` has the position of the slot at each start with --adopt-slot, ``prepares`` the end of the WAL
-        before each PREPARE TRANSACTION, by the transaction's number. If cuts are read, ``truth`` gives the content of
-        the tables at each position.
+        ``adoptions`` has the position of the slot at each start with --adopt-slot. ``prepares`` has the end of the WAL
+        before each PREPARE TRANSACTION, by the transaction's number. ``truth`` gives the content of the tables at each
+        position. Without ``truth``, loaded rows and copies are not compared with the tables.
         """
         self.tally = Tally()
         self._truth = truth
@@ -172,7 +175,7 @@ class Checker:
     # --- loads
 
     def _check_copies(self, cut: Cut, is_new: Callable[[Event], bool], truth: Truth) -> None:
-        """Compare the rows that were read with the tables, and then the changed rows of complete copies."""
+        """Compare the rows that were read with the tables. Then compare the changed rows of complete copies."""
         touched = self._check_rows_read(cut, truth)
         touched |= truth.advance(cut.record["epoch"], cut.record["end_lsn"])
         touched |= {_touched(event) for event in _changes(cut) if event.op != "m" and is_new(event)}
@@ -187,14 +190,14 @@ class Checker:
     def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
         """Compare each row that was read with the table at its position.
 
-        Return the table and key of each row that was read, or that has changed up to the last of these positions.
+        Return the table and key of each row that was read, and of each row that changed before the last position.
         """
         touched: set[tuple[str, Key]] = set()
         for event in sorted((event for event in cut.events if event.op == "r"), key=_order):
             self.tally.rows_read += 1
             touched |= truth.advance(event["epoch"], event["lsn"]) | {_touched(event)}
             row, table = self._replay.row(event), truth.table(event["table"])
-            assert row is not None, "it was read"
+            assert row is not None, "the event was read from a table, so it has a row"
             there = table.rows.get(str(row[KEY])) if KEY in row else row
             if there != row or (KEY not in row and not table.keyless[frozenset(row.items())]):
                 self._complain_of_copy(event["table"], f"{event} was read, where the table has {there}")
@@ -258,9 +261,9 @@ class Checker:
         self._due = deque(found for found in former if position is not None and found[0]["lsn"] >= position)
 
     def _take_repeated(self, cut: Cut) -> Iterator[list[Event]]:
-        """Yield the transactions of this cut that were delivered in the last epoch as well.
+        """Yield the transactions of this cut that were also delivered in the last epoch.
 
-        They must equal the former ones, and come before all new transactions.
+        They must equal the transactions of the last epoch, and come before all new transactions.
         """
         for _, group in groupby(sorted(_changes(cut), key=_order), _beginning):
             found = list(group)
@@ -283,8 +286,8 @@ class Checker:
     def _cannot_come_again(self, found: list[Event]) -> bool:
         """Return whether a transaction was prepared before the slot's position and committed after it.
 
-        Of such a transaction, PostgreSQL sends only the commit, and not the rows. The slot can be at such a position
-        although the transaction was delivered, because another prepared transaction holds it back.
+        PostgreSQL sends only the commit of this transaction again, and not its rows. The slot can be at this position
+        after the transaction was delivered, because another prepared transaction can hold the slot back.
         """
         lines = [event["after"]["id"] for event in found if event.op == "c" and event["table"] == "ledger"]
         return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
@@ -359,7 +362,7 @@ class Checker:
             self.tally.complain("other", f"{name} has {told} and is of {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
-        """Check that each message has the place that its note gives, and that there are no other messages."""
+        """Check that each message is directly before or after its note, as the note says. Report all other messages."""
         messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
@@ -419,7 +422,7 @@ class Checker:
             last[place] = max(record.position, last.get(place, record.position))
 
     def check_whole(self, there: Contents, rest: list[Event]) -> None:
-        """Compare the result of all records with the database. ``rest`` has the records that no cut lists."""
+        """Compare everything that was delivered with the database. ``rest`` has the records that no cut lists."""
         tally = self.tally
         self._complain_of_missing()
         for position in self._adoptions:
@@ -440,13 +443,13 @@ class Checker:
             tally.complain("other", problem)
 
     def _leave_out(self, name: str, table: Table) -> None:
-        """Remove rows from a copy whose changes the options exclude. A load reads them nevertheless."""
+        """Remove the rows whose changes the options exclude from a copy. Loads read these rows nevertheless."""
         table.rows = {key: row for key, row in table.rows.items() if self._seen_row(name, row) is not None}
 
     def _check_all_asides(self, there: Contents) -> None:
         """Check all messages outside of transactions.
 
-        A message must have been delivered if its writer committed, because the commit has flushed it.
+        A message must have been delivered if its writer committed, because the commit flushed the message to disk.
         """
         for number, lsn in there.asides.items():
             if number not in self._asides:
@@ -475,7 +478,7 @@ def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[
 
 
 def _changes(cut: Cut) -> list[Event]:
-    """Return the records of a cut, but not the rows that were read, because these belong to no transaction."""
+    """Return the records of a cut without the loaded rows, because these belong to no transaction."""
     return [event for event in cut.events if event.op != "r"]
 
 
@@ -484,13 +487,13 @@ def _touched(event: Event) -> tuple[str, Key]:
 
 
 def _beginning(event: Event) -> Position:
-    """Return the position of the first event of the transaction. A message outside of transactions is its own first."""
+    """Return the position of the transaction's first event, or of the message if it is outside of transactions."""
     epoch, lsn, seq = event.position
     return epoch, lsn, min(seq, 0)
 
 
 def _order(event: Event) -> tuple[Position, str, int]:
-    """Return the sort key of an event. The copies of a truncate differ only in their partitions."""
+    """Return the sort key of an event. It includes the partition, because a truncate has a copy in each partition."""
     return event.position, event.topic, event.partition
 
 

@@ -1,7 +1,6 @@
-"""Commands to the pipeline of a storm. This module gives them, and checks that each was carried out once.
+"""Gives commands to the pipeline of a storm (see ``storm``), and checks that each was carried out once.
 
-``storm`` uses it. Commands are sent in the same way as by ``pgsluice snapshot``, but not through the pipeline's
-proxies.
+Commands are sent in the same way as by ``pgsluice snapshot``, but not through the pipeline's proxies.
 """
 
 import json
@@ -20,7 +19,10 @@ from tests.faults.checker import Tally
 from tests.support.reader import CONSUMER
 
 FIRST = ("refused", "done", "accepted")
-"""The outcomes in the first answer to a command. Each table of an accepted command later gets one of ``LAST``."""
+"""The possible outcomes in the first answer to a command.
+
+For each table of an accepted command, there is a later answer with an outcome from ``LAST``.
+"""
 LAST = ("loaded", "ended")
 
 POLL_S = 0.1
@@ -61,7 +63,7 @@ class Commander:
         )
 
     def loaded(self) -> dict[str, str]:
-        """Return the state in the record of each loaded table, which says how its load has ended."""
+        """Return, for each loaded table, the state in its record. It says how the load has ended."""
         with self._client() as client:
             return {one.table: one.state for one in client.loaded()}
 

@@ -48,7 +48,11 @@ from pgsluice.transactions import Transactions
 FLUSH_S = 10.0
 
 COMMIT_MAX_S = 0.02
-"""The time in which most commits are answered. A random part of it ends before the request, the answer, or after."""
+"""The time in which most commits are answered.
+
+The process waits for a random part of this time before it dies. So it may die before the request arrives, before the
+answer, or after it.
+"""
 
 REPORTS_S = 1.0
 """The time in which a status update certainly arrives."""
@@ -161,7 +165,7 @@ class Step:
     method: str
     before: bool = False
     first: Callable[..., object] = lambda *_: None
-    """Brings about the state after which the step is named. It is called with the arguments of the method."""
+    """Brings about the state that the step's name describes. It is called with the arguments of the method."""
     wait_s: float = 0.0
     """The pause before each call, if the method is a coroutine function."""
     counts: Callable[..., bool] = lambda *_: True
@@ -179,7 +183,7 @@ def _flush_sink(sink: KafkaSink, *_: object) -> None:
 
 
 def _send_commit(producer: TransactionalProducer) -> None:
-    """Send the commit request, but do not wait long enough for its answer. The request may or may not arrive."""
+    """Send the commit request, and wait for a short random time. The request and its answer may or may not arrive."""
     _flush(producer)
     with suppress(KafkaException):
         producer._producer.commit_transaction(random.uniform(0, COMMIT_MAX_S))
@@ -193,8 +197,8 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 def _release_of_the_oldest() -> threading.Event:
     """Return an event that is set when the commit of a certain prepared transaction was received.
 
-    The transaction is one that is not delivered yet, and that alone holds the slot back. A status update is sent at
-    this moment. If it already confirmed the commit, a crash would lose the transaction.
+    This transaction is not delivered yet, and no other transaction keeps the slot from advancing. A status update is
+    sent when the commit is received. If the update already confirmed the commit, a crash would lose the transaction.
     """
     ended, happened = Session._ended, threading.Event()
 
@@ -205,7 +209,7 @@ def _release_of_the_oldest() -> threading.Event:
         ended(session, transaction, end_lsn)
         if prepare_lsn < min((progress.delivered, *others)) and progress.delivered < end_lsn:
             session._report()
-            assert isinstance(session._stream, ReplicationStream), "the product's"
+            assert isinstance(session._stream, ReplicationStream), "the stream is that of the product"
             session._stream._send_report()
             happened.set()
 
@@ -223,7 +227,7 @@ def _has_answer(_: Requests, __: CommandState, answers: Sequence[Answer] = (), *
 
 
 SILENCE_S = 3.0
-"""How long nothing is received, as if the server had to decode for long. A session reports every two seconds."""
+"""How long nothing is received, as if decoding took the server that long. A session reports every two seconds."""
 
 SILENCE = "nothing received and time to report"
 COMMIT_PREPARED = "commit prepared received and time to report"
@@ -296,7 +300,7 @@ def install(step: Step, passes: int) -> None:
 
 
 class _Passing:
-    """Counts the calls of a step's method, and kills the process at the last one."""
+    """Counts the passes of a step, and kills the process at the last pass."""
 
     def __init__(self, step: Step, passes: int) -> None:
         self._step = step

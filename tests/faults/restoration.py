@@ -18,9 +18,9 @@ from tests.faults.workload import Workload
 
 REFUSED = 65
 WENT_BACK = "restored"
-"""A part of the daemon's message about a server whose history differs from the delivered history."""
+"""A part of the daemon's message about a server that seems to have been restored."""
 REFUSED_BEFORE = "An earlier run found this"
-"""A part of the daemon's message when it stops because a refusal is recorded, without examining the server again."""
+"""A part of the daemon's message when it finds a recorded refusal, and stops without examining the server again."""
 
 REACTION_S = 120.0
 """How long the daemon may take to start, or to notice the restoration. Brokers may be down at that time."""
@@ -54,7 +54,7 @@ class Restoration:
         """The end of the WAL when the snapshot was taken."""
 
     def run(self, restore: Restore) -> int | None:
-        """Restore the server, and adopt the slot after the daemon has refused. Return the slot's position then.
+        """Restore the server, and adopt the slot after the daemon has refused. Return the position of the adopted slot.
 
         Return None if the daemon continued, which is an error.
         """
@@ -92,7 +92,7 @@ class Restoration:
         self._note(f"restored, {self._lost_end:X} is lost, the slot is at {self._position():X}")
 
     def _save_slot(self) -> None:
-        """Make the server write the slot's position to disk. Before PostgreSQL 17, a shutdown may not do this.
+        """Make the server write the slot's position to disk. Before PostgreSQL 17, a shutdown does not always do this.
 
         A checkpoint logs the running transactions. When the daemon confirms this record, the server saves the slot.
         """
@@ -107,7 +107,7 @@ class Restoration:
                 connection.execute("INSERT INTO scratch SELECT generate_series(1, %s)", [SCRATCH_ROWS])
 
     def _overwrite(self) -> None:
-        """Wait until the lost part of the WAL is overwritten, with other published transactions in it."""
+        """Wait until new WAL, with other published transactions, has replaced the lost part of the WAL."""
         count = "SELECT count(*) FROM ledger"
         with self._database.connect() as connection:
             enough = _number(connection, count) + PUBLISHED
@@ -118,7 +118,7 @@ class Restoration:
         self._note("the lost WAL is overwritten")
 
     def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
-        """Start the daemon, and return whether it refuses the server. With ``death``, let another daemon die before."""
+        """Start the daemon, and return whether it refuses the server. With ``death``, first let another daemon die."""
         if death is not None:
             self._victim.die(death, or_with=REFUSED)
         said_before = len(self._victim.daemon.log_text())

@@ -1,4 +1,4 @@
-"""Runs rounds of storms until there have been enough kills. A round has one storm on each server version.
+"""Runs rounds of storms (see ``storm``) until there have been enough kills. A round has one storm per server version.
 
 ``test_faults`` and ``python -m tests.faults`` use it.
 """
@@ -48,7 +48,7 @@ class Plan:
     deaths: Mapping[int, Sequence[script.Death]]
     weather: Mapping[int, Sequence[script.Fault]]
     restores: Mapping[int, script.Restore]
-    """The restoration of one of the servers. It is empty in at-least-once mode."""
+    """The restoration of one of the servers. This mapping is empty in at-least-once mode."""
     brokers: Sequence[script.Fault]
     loading: Mapping[int, script.Loading]
     orders: Mapping[int, Sequence[script.Order]]
@@ -58,8 +58,8 @@ class Plan:
         """Draw a round with ``kills`` kills.
 
         In at-least-once mode, the network has no faults, because records of a dead owner could stay in it and arrive
-        later. No server is restored either, because the checker could not tell the repetitions of a new epoch from
-        other repetitions without cuts.
+        later. No server is restored either, because without cuts, the checker could not tell the repetitions of a new
+        epoch from other repetitions.
         """
         is_exact = mode == "exactly_once"
         brokers = kills // KILLS_PER_BROKER_KILL

@@ -156,8 +156,9 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
     found: list[Order] = []
     while len(found) < count:
         verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
-        # A load of only some rows never replaces rows, and without all origins, no load does. Marks would not tell the
-        # two apart then, so load only some rows if changes of all origins are sent.
+        # A load of only some rows never replaces rows. If changes of some origins are not sent, a load of all rows does
+        # not replace rows either, so marks do not tell the two kinds apart. So load only some rows if all origins are
+        # sent.
         where = "id % 3 = 0" if verb == "start" and options.origin == "any" and rng.random() < 1 / 5 else ""
         table = "goods" if where else rng.choice(ORDERED)
         found.append(Order(verb, rng.uniform(*ORDER_PAUSE_S), table, where))
@@ -168,7 +169,7 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
 
 @dataclass(frozen=True)
 class Death:
-    """The death of a daemon. It comes when a step is passed for the ``passes``-th time, or after ``seconds``."""
+    """The death of a daemon, when it passes a step for the ``passes``-th time, or after ``seconds``."""
 
     step: str
     passes: int = 1
@@ -247,11 +248,11 @@ class Restore:
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
 
 FOREIGN_TRANSACTION = "foreign transactions"
-"""Another program writes to every topic of changes, and aborts. Consumers do not see its records, but the records have
-offsets."""
+"""Another program writes to every topic of changes, and aborts. Consumers do not see its records, but the records use
+up offsets."""
 
 FOREIGN_AT_LEAST = 2
-"""The minimum number of these faults per pipeline and round. Some have no effect, as when brokers are down."""
+"""The minimum number of foreign transactions per pipeline and round. Some have no effect, because brokers are down."""
 
 DATABASE_FAULTS = (
     ("daemon frozen", 2),
@@ -259,7 +260,7 @@ DATABASE_FAULTS = (
     *((f"PostgreSQL {name}", 1) for name in NETWORK),
     *((f"Kafka {name}", 1) for name in NETWORK),
 )
-"""The faults around one pipeline, with their relative frequency. Kills of its server are added to them."""
+"""The faults around one pipeline, with their relative frequency. Kills of the pipeline's server are added later."""
 
 BROKER_KILLED = "broker killed"
 BROKER_FROZEN = "broker frozen"
@@ -298,7 +299,7 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
     if count > DEATHS_BEFORE_TRAPS:
-        # The first life is long enough to deliver prepared transactions, and further sessions follow.
+        # The daemon first lives long enough to deliver prepared transactions. More sessions follow.
         traps = [Death(AT_A_MOMENT, seconds=LIFE_MAX_S), Death(SILENCE)]
         traps += [Death(COMMIT_PREPARED)] if COMMIT_PREPARED in usual else []
         found[-len(traps) - 1 : -1] = traps
@@ -315,9 +316,9 @@ def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
 
 
 def cluster_weather(rng: random.Random, freezes: int, isolations: int, kills: int) -> list[Fault]:
-    """Draw faults of brokers, which happen one after the other. An isolation is not the first, if there are others.
+    """Draw faults of brokers, which happen one after the other.
 
-    There are no topics yet at the beginning.
+    If there are other faults, an isolation is not the first fault, because there are no topics yet at the beginning.
     """
     kinds = [BROKER_FROZEN] * freezes + [BROKER_KILLED] * kills
     rng.shuffle(kinds)

@@ -1,4 +1,4 @@
-"""A pipeline in a storm. A script of faults accompanies its workload, and an independent reader checks it at the end.
+"""A storm: one pipeline with a workload and a script of faults. An independent reader checks the result at the end.
 
 The storms of all server versions share one ``Cluster``. Each storm has a proxy in front of every broker, and one in
 front of its server. ``test_faults`` runs storms, and so does ``python -m tests.faults``, for longer.
@@ -76,7 +76,7 @@ SERVER_SETTINGS = {
 
 
 FOREIGN_TIMEOUT_S = 10
-"""The time-out of another program's requests, and of its transactions, which the brokers then abort."""
+"""The timeout of another program's requests and transactions. The brokers abort a transaction after this time."""
 FOREIGN_PAUSE_S = 0.2
 """How long another program keeps a transaction open."""
 STREAMING_S = 15.0
@@ -147,7 +147,7 @@ class Report:
 
 
 class Cluster:
-    """Three brokers. For each pipeline, every broker has a proxy of its own.
+    """Three brokers. Each broker has a separate proxy for each pipeline.
 
     At most one broker at a time is killed, frozen or isolated.
     """
@@ -203,7 +203,7 @@ class Cluster:
             self.kafka.wait_until_in_sync()
 
     def _isolate(self, fault: Fault, report: Report, stop: threading.Event) -> None:
-        """Isolate the fault's broker, or another broker if this one leads no partition, for example after a kill."""
+        """Isolate the fault's broker. If it leads no partition, for example after a kill, isolate another broker."""
         nodes = [(fault.broker + offset - 1) % BROKERS + 1 for offset in range(BROKERS)]
         node = next((node for node in nodes if self.kafka.led(node)), fault.broker)
         self._links.isolate(node, silently=fault.count % 2 == 0)
@@ -264,11 +264,11 @@ class Storm:
         self._adoptions: list[int] = []
         """The slot's position at the beginning of each new epoch."""
         self._lost_from: list[int] = []
-        """For each restoration: the LSN from which on the WAL was lost."""
+        """For each restoration: the LSN at which the lost part of the WAL begins."""
         self._undisturbed = threading.Lock()
-        """Held during a fault of the server, its network or the daemon, so that only one of them happens at a time.
+        """Held during a fault of the server, its network or the daemon, so that only one such fault happens at a time.
 
-        Deaths of the daemon are the exception.
+        It is not held while the daemon dies.
         """
         self._began = time.monotonic()
         self._failed = threading.Event()
@@ -387,7 +387,8 @@ class Storm:
     def _load_beside_work(self) -> None:
         """Load tables while the workload runs.
 
-        Before that, wait until the daemon has caught up, because the stream has to reach the position of each chunk.
+        First wait until the daemon has caught up, because the stream has to reach the position of a chunk before the
+        chunk can be delivered.
         """
         with self._database.connect() as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -402,7 +403,7 @@ class Storm:
     def _finish_loads(self) -> None:
         """Restart the daemon, and wait until every table is loaded.
 
-        Without the restart, a table that could not be read would be tried again only after a long time.
+        Without the restart, the daemon would retry a table that could not be read only after a long time.
         """
         self._daemon.stop()
         self._victim.start(None)
@@ -419,12 +420,12 @@ class Storm:
     def _wait_until_loaded(self, timeout_s: float, *, is_quiet: bool = True) -> bool:
         """Wait until there is nothing to load, and no command to carry out. Return False if this takes too long.
 
-        If the workload ``is_quiet``, only the time without progress is limited, because a busy machine may need
-        minutes.
+        If ``is_quiet`` says that the workload is paused, ``timeout_s`` limits only the time without progress, because a
+        busy machine may need minutes.
         """
         reached, end = "", time.monotonic() + timeout_s
-        # If a command has loaded only some rows of a table, the daemon loads the table only after its next look at the
-        # publications. Until then, it reports nothing to load.
+        # If a command has loaded only some rows of a table, the daemon loads the whole table only after it has read the
+        # publications again. Until then, it reports nothing to load.
         wanted = {*FILLED, *self._workload.made}
         while not (self._has_loaded() and self._commander.is_done() and wanted <= self._commander.loaded().keys()):
             if not self._daemon.alive:

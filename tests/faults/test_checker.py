@@ -1,7 +1,7 @@
 """Tests that the storms' checker reports each kind of problem, and reports nothing about a correct history.
 
-A test takes a small history, and damages it in one way. It puts the damaged history into cuts whose cut records match
-their content, as a daemon with this error would write them.
+A history is a list of cuts with their records. Each test damages a small history in one way. The cut records match the
+damaged content, as if a daemon with this error had written them.
 """
 
 from collections import Counter
@@ -382,8 +382,8 @@ def test_each_error_is_reported(name: str) -> None:
 
 
 def test_changes_that_the_options_exclude_are_reported() -> None:
-    assert judged(history(), Options()).other > 0  # messages of no transaction
-    assert judged(history(), Options()).torn > 0  # messages of transactions
+    assert judged(history(), Options()).other > 0  # messages outside of transactions
+    assert judged(history(), Options()).torn > 0  # messages in transactions
     assert judged(history(), Options(messages=True, origin="none")).other > 0
 
 
@@ -733,7 +733,7 @@ class TestLoads:
         assert self.judged_without_key(rows=(1, 1)).untrue == 1
 
     def test_rows_older_than_the_load_are_removed_at_its_end(self) -> None:
-        """A consumer may have kept such a row from an earlier epoch, and may have missed the change that deleted it."""
+        """A consumer may have kept a row from an earlier epoch, and may have missed the change that deleted the row."""
         table = Table("public.goods", ("id",), {("9",): {"id": "9", "n": "1"}}, places={("9",): (1, 1, 0)})
         table.drop_before((1, 220, FIRST_SEQ))
         assert table.rows == {}

@@ -33,10 +33,10 @@ FILLED = ("goods", WITHOUT_KEY)
 """The tables that have rows before the daemon starts."""
 
 SKIPPED = (*VISITED, "debit", "credit")
-"""The tables that only commands load. Prepared transactions lock them for long, so that they often cannot be read."""
+"""The tables that only commands load. Prepared transactions lock them for a long time, so they often cannot be read."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
-"""The tables that are published from the beginning. At the end, they are compared, and so are later tables."""
+"""The tables that are published from the beginning. Their content is compared at the end, like that of later tables."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
@@ -48,7 +48,7 @@ it."""
 
 ACCOUNTS = 40
 HELD = 6
-"""The number of accounts that only prepared transactions change, because these hold their locks for long."""
+"""The number of accounts that only prepared transactions change, because these hold their locks for a long time."""
 
 BALANCE = 1000
 
@@ -56,7 +56,8 @@ BIG_BYTES = 12_000
 """The length of a document's text, which is TOASTed. An update that does not change it does not send it."""
 
 BATCH_ROWS = (50, 200)
-"""The number of rows in one step of a large transaction. They exceed logical_decoding_work_mem."""
+"""The bounds of the number of rows in one step of a large transaction. Most such steps exceed
+logical_decoding_work_mem."""
 
 GOODS = 300
 """The number of rows of ``goods`` before the daemon starts."""
@@ -90,12 +91,12 @@ WORKER_NUMBERS = 1_000_000
 """The distance between the first transaction numbers of two workers."""
 
 GIDS = [f"held {number}" for number in range(1, HELD + 1)]
-"""The gids of prepared transactions, which are used again and again."""
+"""The gids of prepared transactions. They are reused."""
 
 LONG = GIDS[:3]
 LONG_WEIGHT = 0.08
-"""The weight with which a gid in LONG is chosen, compared with 1 for the others. It is so low that these transactions
-stay prepared while the daemon dies several times."""
+"""The weight of a gid in LONG when the prepared transaction to end is chosen. Other gids have the weight 1. The weight
+is so low that these transactions stay prepared while the daemon dies several times."""
 
 PREPARED_PAUSE_S = 0.3
 """The longest pause between two actions with prepared transactions."""
@@ -130,7 +131,7 @@ CREATE PUBLICATION {witness.PUBLICATION} FOR TABLE {", ".join(TABLES)};
 """
 """Creates the tables. ``scratch`` and ``ticket`` are not published.
 
-A transaction locks the row of ``ticket`` until it has committed, so the numbers in it are in commit order.
+A transaction locks the row of ``ticket`` until it has committed, so ticket numbers are in commit order.
 """
 
 FILL = f"""
@@ -193,7 +194,7 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
 
     Pause between its parts, so that large transactions overlap.
     """
-    worker = rng.randrange(2**31)  # rows that no other worker touches
+    worker = rng.randrange(2**31)  # marks rows that no other worker touches
     changes = 0
     for _ in range(rng.randint(1, 3)):
         insert = "INSERT INTO batch (worker, filler) SELECT %s, repeat('x', %s) FROM generate_series(1, %s)"
@@ -287,7 +288,7 @@ def touch_made(names: Sequence[str]) -> Work:
 
 
 def remark(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Write a note, and a message with the number of the note directly before or after it."""
+    """Write a note. Directly before or after the note, write a message with its number."""
     place = rng.choice((-1, 1))
     ((number,),) = connection.execute("SELECT nextval('note_id_seq')").fetchall()
     emit = "SELECT pg_logical_emit_message(true, 'remark', %s::text)"
@@ -297,8 +298,8 @@ def remark(connection: psycopg.Connection, rng: random.Random) -> int:
     connection.execute(note, [number, place])
     if place > 0:
         connection.execute(emit, [number])
-        # If a savepoint ends directly after a message, PostgreSQL may exchange the message and the next row. So make
-        # the next row an unpublished one.
+        # If a savepoint ends directly after a message, PostgreSQL may send the next row before the message. So write
+        # an unpublished row next.
         connection.execute("INSERT INTO scratch VALUES (1)")
     return 1
 
@@ -341,7 +342,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Sets up the session's origin. After the last session was cut off, this fails until the server has noticed."""
+"""Sets up the session's origin. If the last session was cut off, this fails until the server has noticed that."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),
@@ -368,8 +369,8 @@ class Workload:
         self.made: list[str] = []
         """The tables that have joined the publication later."""
         self._turns = [threading.Lock() for _ in range(HASTY + 2)]
-        """A lock for each worker, which holds it during a transaction. The first is for prepared transactions, and the
-        last for new tables."""
+        """One lock for each worker, which the worker holds during a transaction. The first lock is for prepared
+        transactions, and the last one for new tables."""
         self._preparer = Preparer(0, random.Random(f"{seed} prepared"))
         rngs = {number: random.Random(f"{seed} {number}") for number in range(1, HASTY + 1)}
         works = [partial(self._work, number, rng, self._turns[number]) for number, rng in rngs.items()]
@@ -395,7 +396,7 @@ class Workload:
         return self._preparer.prepares
 
     def populate(self) -> None:
-        """Write the first rows of the other tables. Call this when the daemon's slot exists, so that it sees them."""
+        """Write the first rows of the other tables. Call this after the daemon's slot exists, so that they are sent."""
         with self.database.connect() as connection, connection.transaction():
             connection.execute(POPULATE)
             connection.execute("INSERT INTO ledger VALUES (0, %s)", [POPULATE_CHANGES])
@@ -499,7 +500,7 @@ class Preparer:
         self.rng = rng
         self._number = worker * WORKER_NUMBERS
         self._numbers: dict[str, int] = {}
-        """By gid: the number of the last transaction that was prepared under it."""
+        """By gid: the number of the last transaction that was prepared under this gid."""
         self.prepares: dict[int, int] = {}
         """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
 
@@ -508,7 +509,7 @@ class Preparer:
         free = [gid for gid in GIDS if gid not in _prepared(connection)]
         if not free or self.rng.random() < 0.5:
             # If all prepared transactions are long ones, the weights in resolve_one have no effect. So end one of them
-            # only seldom.
+            # only rarely.
             if self.rng.random() < LONG_WEIGHT or any(gid not in LONG for gid in _prepared(connection)):
                 self.resolve_one(connection)
             return
@@ -521,7 +522,7 @@ class Preparer:
             connection.rollback()
 
     def _fill(self, connection: psycopg.Connection, share: int) -> None:
-        """Change the account that is reserved for ``share``. Sometimes change only unpublished rows, or none."""
+        """Change the account that is reserved for ``share``. Sometimes change only unpublished rows, or no rows."""
         account = ACCOUNTS + share
         kind = self.rng.randrange(10)
         if kind == 0:

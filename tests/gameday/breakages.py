@@ -17,7 +17,7 @@ from tests.support.weather import wait_until
 Step = Callable[[GameDay], object]
 
 NONE: tuple[str, ...] = ()
-"""The reasons of a breakage after which pgsluice continues by itself, so that it reports no row of the runbook."""
+"""The reasons of a breakage after which pgsluice continues by itself, so it reports no message of the runbook."""
 
 WENT_BACK = (
     "Changes before … are in Kafka, but the server's WAL ends at …",
@@ -36,7 +36,7 @@ WENT_BACK = (
 class Breakage:
     """A way to break the pipeline, and the repair.
 
-    ``reasons`` are messages in the runbook. pgsluice has to report one of them, unless there are none. ``repair``
+    ``reasons`` are messages in the runbook. If there are any, pgsluice has to report one of them. ``repair``
     follows the advice in the runbook, and starts pgsluice if it had stopped. ``alerts`` says whether an alert has to
     fire. Nothing fires if pgsluice recovers before the alerting rules are evaluated.
     """

@@ -1,7 +1,7 @@
 """The pipeline of the game day: PostgreSQL with TLS and a password, a broker, one daemon, and Prometheus with alerts.
 
 The daemon reaches PostgreSQL through a proxy, whose address stays the same when a standby takes over. A writer inserts
-numbers all the time. If the server is down, it tries again until the server accepts them.
+numbers all the time. If the server is down, the writer retries until the server accepts the numbers.
 """
 
 import re
@@ -43,7 +43,7 @@ IMPATIENT = (
     (r"for: \d+[mh]", "for: 2s"),
     (r"\[1h\]", "[20s]"),
     (r"lag_seconds\) > 300", "lag_seconds) > 5"),
-    (r"timestamp_seconds\) > 300", "timestamp_seconds) > 30"),  # pgsluice looks at the slot every ten seconds
+    (r"timestamp_seconds\) > 300", "timestamp_seconds) > 30"),  # pgsluice queries the slot every ten seconds
     (r"oldest_prepared_seconds\) > 3600", "oldest_prepared_seconds) > 5"),
 )
 """The changes to the alerting rules: patterns and replacements. They only shorten times from minutes to seconds."""

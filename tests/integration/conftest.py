@@ -1,4 +1,4 @@
-"""Fixtures for special brokers and for pipelines. As all servers, each broker starts when the first test needs it."""
+"""Fixtures for special brokers and for pipelines. Like all servers, each broker starts when the first test needs it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,7 @@
-"""``delivery.mode = "at_least_once"`` during kills and outages: tests the guarantees that readers still have.
+"""Tests the guarantees that readers have with ``delivery.mode = "at_least_once"`` during kills and outages.
 
 Numbers are written in order, and all of them go to one partition. So the records of a session have no gap between their
-numbers. The next session begins at the last checkpoint, with a number that was already delivered or the one after it.
+numbers. The next session begins at the last checkpoint, with a number that was already delivered or with the next one.
 """
 
 import itertools
@@ -103,8 +103,8 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
     """Write small and large transactions in the background. At the end, the list contains the last number.
 
-    There are pauses between transactions, so that there are not too many rows even if the daemon starts slowly. At the
-    end, the test decodes all of them.
+    The pauses between transactions limit the number of rows even if the daemon starts slowly, because the test decodes
+    all rows at the end.
     """
     stop, last = threading.Event(), [0]
 
@@ -153,7 +153,7 @@ def test_kill_9_at_any_time(start: Start) -> None:
             pipeline.daemon.kill()
             pipeline.daemon.start()
     repeated = assert_at_least_once(pipeline, last[0])
-    assert repeated > 0, "no kill hit a cut on its way"
+    assert repeated > 0, "no kill came while a cut was in flight"
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Tests types of columns that the settings select.
 
-If a selection is impossible, pgsluice stops if it is configured to do so. It must not lose any change then.
+If a selection is impossible, pgsluice can be configured to stop. It must not lose any change when it does so.
 """
 
 import subprocess

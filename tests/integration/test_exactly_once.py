@@ -1,6 +1,6 @@
 """Tests the rules of exactly-once delivery: commits of unknown outcome, deadlines, unfinished transactions.
 
-A proxy in front of the broker drops answers, and delivers requests late that their sender has abandoned.
+A proxy in front of the broker drops answers, and delivers requests after their sender has abandoned them.
 """
 
 import json
@@ -240,7 +240,7 @@ class TestDeadlines:
         assert "Another producer" not in pipeline.daemon.log_text()
 
     def test_who_fences_us_and_writes_nothing_is_not_another_owner(self, seen: Seen) -> None:
-        # The timeout is long, because Kafka gives the same answer about a transaction that has timed out.
+        # The timeout is long, because Kafka would give the same answer if the transaction had timed out.
         pipeline = seen.start(timeout="1min")
         pipeline.write()
         assert pipeline.read(10)
@@ -266,7 +266,7 @@ class TestDeadlines:
 
 
 def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
-    """Return a producer that has fenced the pipeline, as a pipeline with its name on a copy of the server would."""
+    """Return a producer that has fenced the pipeline, like a pipeline of the same name on a copy of the server."""
     name = pipeline.daemon.name
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"pgsluice-{name}-{name}"})
     producer.init_transactions(PATIENCE_S)
@@ -327,7 +327,7 @@ class Gate:
 
     def wait(self) -> None:
         """Wait until a request is held."""
-        assert self._holding.wait(PATIENCE_S), "nothing came"
+        assert self._holding.wait(PATIENCE_S), "no request came"
 
     def open(self) -> None:
         """Forward all requests."""

@@ -223,7 +223,7 @@ def found_fault(database: Database, publication: str) -> dict[str, Finding]:
 
 
 def test_what_people_read_is_safe(pipeline: Pipeline) -> None:
-    """This test runs after all tests above, so the texts contain their names."""
+    """This test runs after all tests above, so the texts contain the hostile names of these tests."""
     daemon = pipeline.daemon
     assert [json.loads(line) for line in daemon.log_text().splitlines()]
     assert_safe(daemon.log_text())

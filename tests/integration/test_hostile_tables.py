@@ -1,4 +1,4 @@
-"""Tests tables of a user who may only create tables. They must not stop other tables, or put rows into wrong topics."""
+"""Tests tables of a user who may only create tables. They must not block other tables, or send rows to wrong topics."""
 
 import json
 import subprocess

@@ -233,7 +233,7 @@ class TestBetweenSessions:
     async def test_the_partitions_of_a_topic_that_no_full_cut_lists(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """The first cut of the topic must therefore list all its partitions."""
+        """Because no full cut lists them, the first cut of the topic must list all its partitions."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -250,7 +250,7 @@ class TestBetweenSessions:
     async def test_a_topic_without_changes_is_in_no_cut(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Its schemas may not be registered yet, so the next start would report that they are missing."""
+        """The topic's schemas may not be registered yet, so the next start would report that they are missing."""
         async with Session(kafka, prefix) as session:
             await session.sink.prepare_topics([policy(orders, PARTITIONS), policy(items, PARTITIONS)])
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
@@ -501,7 +501,7 @@ class TestLedger:
             producer.commit_transaction(TIMEOUT_S)
 
     def test_the_answer_of_a_single_broker_is_not_trusted(self, kafka: Kafka, orders: Target) -> None:
-        """One broker's answer must not be trusted, however often it is repeated. Another client gets another answer."""
+        """One broker's answer must not be trusted, even if it is repeated. Another client gets a different answer."""
         topics = Outdated(kafka)
         known = Ledger(topics, Event(), accept=False)
         known.watch(orders.topic, *topics.ensure(TopicSpec(orders.topic, 1)))

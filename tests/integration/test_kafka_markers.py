@@ -35,7 +35,7 @@ def proxied() -> Iterator[tuple[Kafka, KafkaProxy]]:
 
 
 async def deliver_to(session: Session, target: Target, last: int) -> None:
-    """Deliver the values up to ``last``, each in its own cut, from the session's position on."""
+    """Deliver the values from the session's position up to ``last``, each in its own cut."""
     for number in range(session.checkpoint.cut + 1, last + 1):
         await session.deliver(insert(target, number))
 
@@ -58,7 +58,7 @@ def slowly(request: Request) -> None:
 async def test_a_cut_waits_for_the_markers_of_the_previous_cut(
     proxied: tuple[Kafka, KafkaProxy], prefix: str, orders: Target
 ) -> None:
-    """Otherwise, a marker could be written after the prediction of the offsets, but before the records."""
+    """If a cut did not wait, a marker could be written after the prediction of the offsets, but before the records."""
     kafka, proxy = proxied
 
     async with Session(kafka, prefix) as session:

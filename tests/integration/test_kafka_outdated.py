@@ -1,6 +1,6 @@
 """Tests a broker that is isolated from its cluster. It still answers as the leader, with its outdated state.
 
-The controllers elect new leaders, but the broker does not learn of it. https://kafka.apache.org/documentation/#kraft
+The controllers elect new leaders, but the broker is not informed. https://kafka.apache.org/documentation/#kraft
 """
 
 import asyncio

@@ -39,7 +39,7 @@ def logs(prefix: str) -> Target:
 
 
 def content(kafka: Kafka, cut: dict[str, Any]) -> Content:
-    """Return the content of a cut. A consumer finds it with only the cut record."""
+    """Return the content of a cut. A consumer needs only the cut record to find it."""
     found = {}
     for (topic, partition), (first, following) in offsets(cut).items():
         messages = read_committed(kafka, topic, partition, end=following)
@@ -213,7 +213,7 @@ class TestDelivery:
         earlier, full = await asyncio.to_thread(cut_records, kafka, prefix)
         ends = {(orders.topic, partition): end_of(kafka, orders.topic, partition) for partition in range(2)}
         assert offsets(full) == {place: (end, end) for place, end in ends.items()}
-        # Since then, only the marker has been written.
+        # Since the records of ``earlier``, only their marker has been written.
         assert {place: following + 1 for place, (_, following) in offsets(earlier).items()} == ends
 
     async def test_a_large_transaction_in_parts(self, kafka: Kafka, prefix: str, orders: Target) -> None:
@@ -281,7 +281,7 @@ class TestOwners:
     async def test_a_former_owner_does_not_report_truncated_topics(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """Its records no longer arrive, so the ends of the topics differ from the expected ends."""
+        """The former owner's records no longer arrive, so the topics' ends differ from the expected ends."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             await former.deliver(insert(orders, 1))
@@ -422,7 +422,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It must not be refused earlier. If its settings change later, the table's next version is refused."""
+        """The topic must not be refused earlier. If its settings change later, the table's next version is refused."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

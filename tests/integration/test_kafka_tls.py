@@ -200,9 +200,9 @@ def daemon(
 def test_renewed_certificates_are_used_without_a_restart(
     new_database: Callable[..., Database], broker: TlsKafka
 ) -> None:
-    """The broker's certificate is renewed before that of pgsluice. In between, they refuse each other.
+    """The broker's certificate is renewed before that of pgsluice.
 
-    The new certificates are signed by another authority.
+    The new certificates are signed by another authority, so the broker and pgsluice refuse each other in between.
     """
     database, authorities = new_database(), broker.directory / "renewed.crt"
     authorities.write_bytes(broker.authority.certificate.read_bytes())

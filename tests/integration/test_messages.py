@@ -356,7 +356,7 @@ class TestExactlyOnce:
     def test_a_kill_between_a_message_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
         """From PostgreSQL 17 on, a message can be flushed before its transaction commits.
 
-        Then the end of the message is confirmed. The commit record begins at the same LSN.
+        In this case, the end of the message is confirmed, and the commit record begins at the same LSN.
         """
         followed = follow()
         writer = followed.writer()

@@ -178,7 +178,8 @@ class Scene:
     def consume(self, content: str) -> Message:
         """Wait for a message with this content, as a consumer with the rights in SECURITY.md. Return the message.
 
-        It may also be an error of the consumer. Until the topic exists, the consumer may not know about it.
+        The message may also be an error of the consumer with this content. Other errors are ignored, because the topic
+        may not exist yet.
         """
         properties = {"group.id": "reports", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
 
@@ -371,7 +372,7 @@ class TestNeeded:
             assert '"loaded"' not in daemon.log_text()
 
     def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The right is needed from the second start on, because only then is there something to read."""
+        """The right is not needed at the first start, because there is nothing to read yet."""
         scene.grant(DELIVERING)
         with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")

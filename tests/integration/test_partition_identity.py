@@ -1,4 +1,4 @@
-"""Tests partitions that are published as their root, but have another replica identity than the root."""
+"""Tests partitions that are published as their root, but whose replica identity differs from that of the root."""
 
 import json
 from collections.abc import Callable, Iterator

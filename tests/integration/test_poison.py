@@ -293,9 +293,10 @@ UNFIT = {
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_every_kind_of_value_that_a_key_cannot_represent(start: Start, *, binary: bool) -> None:
-    """An update that changes the key from or to such a value has a delete and an insert. One of them is a dead letter.
+    """An update that changes the key consists of a delete and an insert.
 
-    An update that does not change such a key is itself a dead letter.
+    If the old or the new key cannot be represented, the delete or the insert is a dead letter. An update that keeps a
+    key that cannot be represented is itself a dead letter.
     """
     rules = [{"match": f"public.t{len(UNFIT) - 1}", "types": {"k": "interval-micros"}}]
     given = settings("exactly_once") | {"tables": {"rules": rules}, "postgres": {"binary": binary}}

@@ -176,7 +176,7 @@ PARTITIONED = {"public.root", "public.high", "public.low", "public.highest"}
 async def test_published_relations_equal_the_servers_view(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
-    """From PostgreSQL 16 on, the view also has columns. In 15, they include generated columns, which are not sent.
+    """The columns are compared only from PostgreSQL 16 on, because the view of 15 includes generated columns.
 
     Unlike the view, the query of pgsluice must not wait for tables that somebody has locked.
     """

@@ -124,7 +124,7 @@ def test_a_standby_that_lacks_delivered_changes_is_promoted(start: Start) -> Non
 
 
 def ended(changes: list[dict[str, Any]], last: int) -> list[tuple[int, int]]:
-    """Return the epoch and the number of each change if the change ``last`` has arrived, and otherwise nothing."""
+    """Return the epoch and the number of each change, or an empty list if the change ``last`` has not arrived."""
     found = [(change["epoch"], change["after"]["n"]) for change in changes]
     return found if found[-1:] == [(2, last)] else []
 

@@ -196,7 +196,7 @@ def test_the_daemon_on_a_bad_network(followed: Database, proxy: Proxy, start: St
 def test_the_walsender_stays_connected_while_kafka_accepts_nothing(
     followed: Database, own_kafka: Kafka, start: Start
 ) -> None:
-    """The stream is not read for a multiple of wal_sender_timeout, but the status updates must continue."""
+    """The stream is not read for several times wal_sender_timeout, but the status updates must continue."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"wal_sender_timeout": "1s", "status_interval": "300ms"},
         "delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"},

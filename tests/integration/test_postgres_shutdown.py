@@ -14,8 +14,8 @@ from tests.support.weather import Start
 MODES: Sequence[StopMode] = ("fast", "immediate")
 
 UNREAD = {10: [500] * 8, 18: [4000]}
-"""The numbers of rows of the transactions that wait when the server stops, by server version. On one version, the
-server has not sent whole transactions, and on the other, the rest of a large one."""
+"""By server version: the number of rows in each transaction that waits when the server stops. On version 10, whole
+transactions have not been sent. On version 18, the rest of a large transaction has not been sent."""
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
 """Small limits, so that pgsluice does not read the rest of the stream while Kafka accepts nothing."""

@@ -58,7 +58,7 @@ def test_invalidated_while_the_daemon_was_stopped(limited: Postgres, start: Star
 
 
 def test_invalidated_while_we_lag_behind(limited: Postgres, own_kafka: Kafka, start: Start) -> None:
-    """The server ends the session without the reason. The next session must report it."""
+    """The server ends the session without giving the reason. The next session must report the reason."""
     pipeline = start(TIGHT, server=limited, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()

@@ -203,7 +203,7 @@ class TestBuiltin:
         assert compacted.versions(SUBJECT) == known[0]
 
     async def test_writers_that_start_at_once(self, kafka: Kafka, topic: str) -> None:
-        """None of them finds the topic, so all of them try to create it."""
+        """None of the writers finds the topic, so all of them try to create it."""
         registries = [BuiltinRegistry(options(kafka), topic) for _ in range(3)]
         await asyncio.gather(*(registry.start() for registry in registries))
         same = await asyncio.gather(*(registry.register(SUBJECT, record_schema(0)) for registry in registries))

@@ -259,7 +259,7 @@ class TestIncompatible:
     async def test_a_refusal_that_the_level_does_not_explain_is_retried(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:
-        """One of several servers may do this if it does not know the new level yet."""
+        """One of several servers may refuse a schema because it does not know the new level yet."""
         async with registry(kafka, topic, server.url, on_incompatible="force") as one:
             refusal = {"error_code": 409, "message": "in its words"}
             server.faults = [Fault("POST /subjects/.*/versions", status=409, body=refusal, times=2)]

@@ -54,7 +54,7 @@ FOLLOWED: Mapping[str, str] = {
     "slot … does not exist": "cli::check_and_slot",
     "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until …": "pause::it_is_shown_and_lasts_over_restarts_until_resume",
 }
-"""Other tests on real servers that produce a message and follow its advice, as file and beginning of their name."""
+"""Other tests on real servers that produce a message and follow its advice: the file and the beginning of the name."""
 
 PRODUCED: Mapping[str, str] = {
     "raise max_wal_senders or max_connections, or end sessions that nobody needs": "postgres_network::a_server_that_is_full_is_waited_for",

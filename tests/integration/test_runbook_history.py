@@ -106,7 +106,7 @@ def drop_slot_while_stopped(scene: Scene) -> None:
 
 
 def forbid_creation(scene: Scene) -> None:
-    """Forbid creating the slot. The setting allows it only for a pipeline that has not delivered anything yet."""
+    """Forbid creating the slot. Choose a new prefix, because the setting matters only before the first delivery."""
     with scene.stopped():
         drop_slot(scene)
         scene.daemon.settings["postgres"]["create_slot"] = False

@@ -24,7 +24,7 @@ def make_the_topic_anew(scene: Scene) -> None:
 
 
 def accept_and_load(scene: Scene) -> None:
-    """Follow the runbook's advice. The last start is without the setting again."""
+    """Follow the runbook's advice. At the end, start without the setting again."""
     scene.accept()
     scene.load()
     scene.daemon.restart()

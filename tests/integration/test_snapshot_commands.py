@@ -153,7 +153,7 @@ def test_a_table_is_loaded_by_one_command_and_again_by_another(mode: str, follow
 
 
 def test_only_some_rows_are_loaded(follow: Follow) -> None:
-    """Check that such a load replaces no rows, and that the table does not count as loaded afterwards."""
+    """Check that a load of only some rows replaces no rows, and that the table does not count as loaded afterwards."""
     scene = follow()
     code, said = scene.snapshot("start", "public.items", "--where", "id % 10 = 0 -- of all")
     assert (code, said.splitlines()[-1]) == (0, f"public.items: loaded, {ROWS // 10} rows")

@@ -138,4 +138,4 @@ def test_a_setting_that_names_another_server(kafka: Kafka, capsys: pytest.Captur
                 assert reason in capsys.readouterr().err
                 cli.main(["check", "-c", configuration])
                 assert finding in capsys.readouterr().out
-                assert pipeline.daemon.log_text().count(reason) == 2, "once of the tables, and once of the command"
+                assert pipeline.daemon.log_text().count(reason) == 2, "once for the tables, and once for the command"

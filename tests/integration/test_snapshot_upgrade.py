@@ -1,4 +1,4 @@
-"""Tests what is loaded by default: all tables of a new pipeline, but none that an earlier version has delivered."""
+"""Tests what is loaded by default: all tables of a new pipeline, but no table that an earlier version has delivered."""
 
 import json
 import time

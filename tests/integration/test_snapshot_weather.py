@@ -277,7 +277,7 @@ def test_a_table_is_loaded_again_when_changes_were_missed(follow: Follow, kafka:
 def test_a_row_whose_other_unique_column_changes_keeps_its_large_value(
     follow: Follow, kafka: Kafka, database: Database
 ) -> None:
-    """Check that rows are not read in the order of that column, because the stream does not show such a move."""
+    """Check that rows are not read in the order of that column, because the stream does not show its former values."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (place int PRIMARY KEY, id int NOT NULL UNIQUE, v text)")
         connection.execute("ALTER TABLE items ALTER v SET STORAGE EXTERNAL")

@@ -1,7 +1,7 @@
 """Tests loads while writers are active: at every cut after a load, the copy must equal PostgreSQL's table.
 
-A second pipeline has followed the same tables since before their first row, so its events are the true history.
-At each position where a table counts as loaded, the first pipeline must have published the same rows.
+A second pipeline has followed the same tables since before their first row, so its events include every change.
+At each position where a table counts as loaded, the events of both pipelines must result in the same rows.
 """
 
 import random
@@ -101,7 +101,7 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # moves it to a place that has already been read, with a value that is not sent again
+            elif kind == "move":  # to a key that the load has already read; a large value is not sent again
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])
@@ -205,7 +205,7 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
 
 @pytest.fixture
 def with_history(new_database: Callable[..., Database], follow: Follow) -> Callable[[int], tuple[Database, Pipeline]]:
-    """Provide a function that creates a table, and a pipeline that knows its complete history."""
+    """Provide a function that creates a table, and a pipeline that has received all changes of the table."""
 
     def make(version: int) -> tuple[Database, Pipeline]:
         database = prepared(new_database(version))

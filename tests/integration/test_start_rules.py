@@ -78,7 +78,7 @@ class TestStartRules:
 
     @pytest.mark.long
     def test_a_server_promoted_from_before_heartbeats_continues(self, own_postgres: Postgres, start: Start) -> None:
-        """Check that it continues, because the new timeline contains everything that was published."""
+        """Check that the pipeline continues, because the new timeline contains everything that was published."""
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
         backup.restore(promote=True)

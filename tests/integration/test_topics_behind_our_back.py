@@ -119,7 +119,7 @@ class TestWhileItIsDown:
         assert numbers == list(range(1, len(numbers) + 1))
 
     def test_the_schemas_are_deleted(self, start: Start) -> None:
-        """Check that it stops: consumers could not read existing records, and the names of columns would be unknown."""
+        """Check that pgsluice stops. Consumers could not read existing records, and column names would be unknown."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()

@@ -128,7 +128,7 @@ TEXTUAL = [
     *values("public.hstore[]", '{"\\"a\\"=>\\"1\\""}'),
 ]
 
-# values that the Avro type cannot hold, so that marked text is sent (some of them fit if time_range is "full")
+# values that the Avro type cannot hold, so marked text is sent instead (some of them fit if time_range is "full")
 MARKED = [
     *values("numeric(10,2)", "NaN"),
     *values("numeric[]", "{{1},{2}}"),

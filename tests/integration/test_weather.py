@@ -1,4 +1,4 @@
-"""Tests faults and bad input with real servers: what is waited for, what stops pgsluice, and with which message."""
+"""Tests faults and bad input with real servers: pgsluice waits, or stops with the right message."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -85,7 +85,7 @@ def test_its_annotations_name_a_command(name: str) -> None:
     """Each alert must mention a command. Commands of pgsluice must have valid arguments."""
     annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
     commands = re.findall(r"`(.+?)`", annotations)
-    assert [one for one in commands if " " in one], "a command to begin with"
+    assert [one for one in commands if " " in one], "no command with arguments"
     for command in commands:
         if command.startswith("pgsluice "):
             arguments.parser(cli.COMMANDS).parse_args(command.split()[1:])

@@ -86,7 +86,7 @@ def _make_old_rows(database: Database) -> None:
 def test_each_query_has_an_answer(title: str, expression: str, watched: Watched) -> None:
     found = wait_until(lambda: watched.ask(expression), title)
     values = [float(one["value"][1]) for one in found]
-    assert [value for value in values if value != value] == [], "NaN is no answer"  # noqa: PLR0124 - true only for NaN
+    assert [value for value in values if value != value] == [], "the panel shows NaN"  # noqa: PLR0124 - true only for NaN
 
 
 def test_the_state_is_shown(watched: Watched) -> None:

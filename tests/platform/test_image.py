@@ -91,7 +91,7 @@ def test_it_prints_only_json_objects(pipeline: Pipeline, engine: Engine) -> None
     assert [one for one in events if one in {"listening", "slot created", "streaming", "stopping"}] == [
         *("listening", "slot created", "streaming", "stopping"),
     ]
-    assert engine.podman("logs", daemon.container) == "", "standard output is for answers"
+    assert engine.podman("logs", daemon.container) == "", "standard output is reserved for the output of commands"
 
 
 def test_the_slot_is_removed_as_documented(pipeline: Pipeline) -> None:

@@ -1,6 +1,6 @@
-"""``python -m tests.simulation --seed 7`` prints the events of world 7.
+"""``python -m tests.simulation --seed 7`` runs the simulated world with seed 7, and prints its events.
 
-With ``--seeds 1000``, it runs 1000 worlds from this seed on.
+With ``--seeds 1000``, it runs 1000 worlds, and this seed is the first.
 """
 
 import argparse

@@ -29,8 +29,8 @@ MAX_TIMEOUT_MS = 60_000
 OUTDATED_IN_A_ROW = 12
 """The highest number of new clients of one process that reach the outdated broker in a row.
 
-A process that finds a topic changed asks again with about twenty new clients, and stops if all answers agree. So not
-all of them may reach the outdated broker.
+A process that finds a topic changed asks again with about twenty new clients, and stops if all answers agree. So the
+outdated broker must not answer all of them.
 """
 
 
@@ -113,7 +113,7 @@ class Weather:
     not_delivered: float = 0.0
     slow: float = 0.0
     marked_twice: float = 0.0
-    """A marker is written again if the answer to the first request was lost. It then takes a second offset."""
+    """The probability that a marker is written twice, because the first answer was lost. The copy takes an offset."""
     is_away: bool = False
 
 
@@ -305,7 +305,7 @@ class _Queued:
 
 
 class View:
-    """The logs as one client sees them: as they are now, or as they were when its broker lost touch."""
+    """The logs as one client sees them: as they are now, or as they were when its broker was isolated."""
 
     def __init__(self, broker: Broker, *, asks: float) -> None:
         """``asks`` is a number from 0 to 1 that selects the client's broker."""
@@ -347,7 +347,7 @@ class Outdated:
     led: dict[tuple[str, int], tuple[int, int]]
     """High watermark and last stable offset of each partition that the broker still believes to lead."""
     share: float
-    """The share of clients that ask this broker. Clients that were connected before are included."""
+    """The share of clients that ask this broker, including clients that were already connected."""
 
     def ends(self, place: tuple[str, int]) -> tuple[int, int]:
         """Return the high watermark and the last stable offset of a partition as this broker reports them."""
@@ -611,7 +611,7 @@ class ScriptedProducer(_Queue):
         self._in_transaction = False
 
     def _end(self, timeout: float) -> None:
-        """Ask for the commit. ``Weather`` decides whether the request arrives, and whether its answer does."""
+        """Request the commit. ``Weather`` decides whether the request and its answer arrive."""
         weather, chance = self._broker.weather, self._dice.random()
         epoch = self._epoch
         assert epoch is not None
@@ -647,7 +647,7 @@ class ScriptedProducer(_Queue):
 
 
 def _late(end: Callable[[], None]) -> None:
-    with suppress(KafkaException):  # the broker may refuse it, because it comes too late
+    with suppress(KafkaException):  # the broker may refuse a request that comes too late
         end()
 
 

@@ -1,4 +1,4 @@
-"""A consumer's copies of tables. It applies events as docs/events.md says, and compares copies and tables."""
+"""A consumer with copies of tables. It applies events as docs/events.md says, and compares copies and tables."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +11,7 @@ from tests.support.marks import position_of as _position
 Row = dict[str, str | None]
 
 UNKNOWN = "(unknown)"
-"""The placeholder for an unchanged value that the copy lacks, because it was written before the copy began."""
+"""The placeholder for an unchanged value that the copy lacks, because the value was written before the copy began."""
 
 
 class Mirror:
@@ -53,14 +53,14 @@ class Mirror:
     def unnoticed(self) -> dict[int, set[str]]:
         """Return, by OID, the columns with a default that were added since the load of a table.
 
-        The daemon should have noticed them, and should have loaded the table again.
+        The daemon should have noticed these columns, and should have loaded the table again.
         """
         tables = {oid: self._wal.table(oid) for oid in self._complete.values()}
         found = {oid: _names(table) & self._filled.get(oid, set()) for oid, table in tables.items() if table}
         return {oid: names for oid, names in found.items() if names}
 
     def begin_epoch(self, truths: Iterable[Truth]) -> None:
-        """Begin a new epoch after ``truths``. Changes may be missing, so a copy is complete only after a new load."""
+        """Begin a new epoch after ``truths``. Changes may be missing, so each copy needs a new load to be complete."""
         self._tables.clear()
         apply(self._tables, truths)
         self._loads.under_way.clear()
@@ -105,7 +105,7 @@ class Mirror:
             if change.op == "fill" and change.table is not None and change.new is not None:
                 self._filled.setdefault(change.table.oid, set()).update(change.new)
 
-    # In at-least-once mode, readers see records one by one, and see some of them repeatedly.
+    # In at-least-once mode, readers see records one by one, and some of them more than once.
 
     def on_record(self, topic: str, event: dict[str, Any]) -> None:
         """Store an event. If it comes again, check that it is the same."""
@@ -222,7 +222,7 @@ def _names(table: Table) -> set[str]:
 
 
 def _agree(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Return whether two rows agree in their common columns. The publication may have left out a column in one."""
+    """Return whether two rows agree in their common columns. The publication may have omitted a column in one row."""
     if one is None or other is None:
         return one is other
     return all(one[name] == other[name] for name in one.keys() & other.keys())

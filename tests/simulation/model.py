@@ -87,7 +87,7 @@ def _rows(
 
 
 def _copies(log: list[Entry], since: int) -> int:
-    """Return the number of markers from offset ``since`` on that are copies of earlier ones."""
+    """Return the number of markers at offset ``since`` or later that are copies of earlier markers."""
     return sum(entry.marker and any(entry is one for one in log[:at]) for at, entry in enumerate(log) if at >= since)
 
 
@@ -102,7 +102,7 @@ class Model:
         """The commands, in worlds that have some."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
-        """The end LSN of the last committed checkpoint, but at most the end of the history that the server has left."""
+        """The end LSN of the last committed checkpoint, but not beyond the point where the server left its history."""
         self.recorded = 0
         """The end LSN of the last committed checkpoint, on any history. It is 0 in at-least-once mode."""
         self.cuts = 0
@@ -122,7 +122,7 @@ class Model:
         self._switches: list[int] = []
         """The positions at which the server's timelines ended, from the first timeline on."""
         self._restored: list[tuple[int, int]] = []
-        """For each restoration from a snapshot of the disk: the last producer epoch, and the restored WAL's end."""
+        """For each restoration from a disk snapshot: the last producer epoch, and the end of the restored WAL."""
         self._is_refused = False
         """Whether a refusal of the server is recorded, and no epoch has begun since."""
         self._refusals: list[str] = []
@@ -139,7 +139,7 @@ class Model:
         self._listed: set[str] = set()
         """The topics that cut records have listed."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
-        """Records after the end that their cut gives, because a copy of a marker came before them."""
+        """Records at or after the ``next`` that their cut gives, because a copy of a marker came before them."""
 
     @property
     def owes(self) -> Truth | None:
@@ -159,7 +159,7 @@ class Model:
     # Events of the server, and the daemons' reactions
 
     def on_history(self, end: int, *, promoted: bool) -> None:
-        """Note that the server went back to ``end``, and writes another history from there on."""
+        """Note that the server went back to ``end``, and writes other WAL from there."""
         if promoted:
             self._switches.append(end)
             self.delivered = min(self.delivered, end)
@@ -172,9 +172,9 @@ class Model:
         return self.mirror is not None and any(self.mirror.placed_at > end for end in self._switches)
 
     def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
-        """Return ``end``, or the end of the history that it belongs to if the server has left that history before.
+        """Return ``end``, but not beyond the position at which the server left the history of ``end``.
 
-        A cut in flight may belong to a former history.
+        A cut in flight may belong to a history that the server has left.
         """
         restored = (reach for last, reach in self._restored if producer_epoch is not None and producer_epoch <= last)
         return min((end, *self._switches[timeline - 1 :], *restored))
@@ -238,7 +238,7 @@ class Model:
             self._refusals.append(checkpoint["refused"])
 
     def _highest_epoch_before(self, transaction: Transaction) -> int:
-        """Return the highest epoch of all cut records, even aborted ones, because a late marker may have shown them."""
+        """Return the highest epoch of all cut records. Aborted ones count, as a late marker may make them visible."""
         log = self.broker.partition((f"{PREFIX}.transactions", 0)).log
         values = (entry.value for entry in log if entry.value and entry.transaction is not transaction)
         return max((json.loads(value)["epoch"] for value in values if not is_probe(value)), default=self.epoch)
@@ -259,8 +259,8 @@ class Model:
             self._violate(f"epoch {self.epoch} begins behind transaction {missing.xid} at {missing.lsn:X}")
         truth, two_phase_at = self._wal.truth, self.two_phase_at()
         since = two_phase_at if two_phase_at is not None else birth["end_lsn"]
-        # Of a transaction that was prepared before the slot's position and committed after it, the server sends only
-        # the commit again.
+        # If a transaction was prepared before the slot's position and committed after it, the server sends only its
+        # commit again.
         self._not_again = {
             one.lsn
             for at, one in enumerate(truth)
@@ -336,10 +336,7 @@ class Model:
         return found
 
     def _take_rows(self, found: dict[int, dict[int, list[tuple[str, dict[str, Any]]]]]) -> int:
-        """Remove the rows that were read from tables, because the mirror has checked them.
-
-        Return how many there were.
-        """
+        """Remove the rows that were read from tables, because the mirror has checked them. Return their number."""
         rows = 0
         for at in found.values():
             for seq in [seq for seq in at if seq < -1]:
@@ -423,7 +420,7 @@ class Model:
             self._violate(f"cut {cut['cut']} names the wrong first or last transaction")
 
     def _check_offsets(self, cut: dict[str, Any], transaction: Transaction) -> None:
-        """Check that a reader that takes each partition from ``first`` to ``next`` gets exactly this cut's records."""
+        """Check that a reader of each partition from ``first`` to ``next`` gets exactly this cut's records."""
         named = {
             (topic["topic"], place["partition"]): (place["first"], place["next"])
             for topic in cut["topics"]
@@ -489,7 +486,7 @@ class Model:
         if {topic: what for topic, what in found.items() if what != ({}, [])} != wanted:
             self._violate(f"cut {cut['cut']} has {wanted}, and says {found}")
 
-    # In at-least-once mode, readers see records one by one, and see some of them repeatedly.
+    # In at-least-once mode, readers see records one by one, and some of them more than once.
 
     def on_record(self, session: int, topic: str, partition: int, value: bytes) -> None:
         """Check a record outside transactions."""

@@ -130,7 +130,7 @@ class Orders:
     def on_change(self) -> None:
         """Check that the pipeline may deliver something now.
 
-        It may, even after a checkpoint that says it is paused, if it can have read a later command to resume.
+        It may deliver even after a checkpoint that says it is paused, if it may have read a later command to resume.
         """
         if self._is_pipeline_paused and self._offset is not None:
             later = [one for at, one in self._commands.items() if at >= self._offset]

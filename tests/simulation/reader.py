@@ -141,7 +141,7 @@ class Reader:
         assert self._visible is not None, "take() comes first"
         found = self._wal.rows_at(table, self._visible)
         if shape.where:
-            assert shape.where == SOME, "the conditions that commands in the worlds have"
+            assert shape.where == SOME, "the only condition of commands in these worlds"
             found = {key: row for key, row in found.items() if int(key) % 2 == 0}
         await asyncio.sleep(self._dice.choice((0.0, 0.01, 0.3)))
         self._check()

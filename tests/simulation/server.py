@@ -156,7 +156,8 @@ class Server:
     def drop(self, process: Process, *, unnoticed: bool) -> None:
         """End the connections of a process that was killed.
 
-        With ``unnoticed``, nothing has closed them, so the server ends them only after wal_sender_timeout.
+        With ``unnoticed``, the client's host has not closed them, so the server ends them only after
+        wal_sender_timeout.
         """
         for connection in [one for one in self.connections if one.process is process]:
             if unnoticed:
@@ -199,7 +200,7 @@ class Connection:
         self.why: str | None = None
         """The reason why the connection is broken, or None.
 
-        The client gets it as an error when it uses the connection, or a little later.
+        The client gets this reason as an error when it uses the connection, or a little later.
         """
         self.stream: Stream | None = None
         self.found_slot = server.slot is not None
@@ -254,7 +255,7 @@ class Connection:
                 yield relation
 
     def _published(self) -> list[Relation]:
-        assert isinstance(self._server.wal, TableWal), "no types are chosen"
+        assert isinstance(self._server.wal, TableWal), "only worlds with rows read the published tables"
         return [relation_of(table) for table in self._server.wal.tables if table.is_published]
 
     async def layouts(self, oids: Sequence[int]) -> dict[int, Layout]:

@@ -2,7 +2,7 @@
 
 As in PostgreSQL, a transaction keeps its locks on rows and tables until other transactions can see it. It may become
 visible after its commit record was sent (if a synchronous standby has not answered), or before the record is on disk
-(with an asynchronous commit). So transactions may become visible in another order than they commit.
+(with an asynchronous commit). So the order in which transactions become visible may differ from their commit order.
 """
 
 import random
@@ -15,10 +15,10 @@ from tests.simulation import wal
 from tests.simulation.wal import Altered, Change, Columns, Transaction, Truth, Values, Wal
 
 IDS = 40
-"""The number of keys. It is low, so that keys are used again."""
+"""The number of keys. It is low, so that keys are reused."""
 
 FULL_XIDS = (700, 2**32 - 40, 3 * 2**32 - 40, 2**31)
-"""The possible first transaction ids, as 64-bit numbers. From some of them, the ids soon exceed 32 bits."""
+"""The possible first transaction ids, as 64-bit numbers. If a world begins at some of them, ids soon exceed 32 bits."""
 
 FIRST_NORMAL_XID = 3
 
@@ -93,7 +93,7 @@ def _apply(rows: dict[bytes, Values], change: Change) -> None:
 
 def _id(row: Values) -> bytes:
     found = row["id"]
-    assert found is not None, "it is the key"
+    assert found is not None, "a key has a value"
     return found
 
 
@@ -265,7 +265,7 @@ class TableWal(Wal):
             table.was_hidden = table.was_hidden or table.hides or hidden[table.oid]
 
     def _alter(self, transaction: Transaction) -> None:
-        """Sometimes give the new column a default. All rows then have this value, but no event contains it."""
+        """Alter a table. Sometimes give a new column a default, which all rows get, although no event contains it."""
         altered = {table.oid: table.altered for table in self.tables}
         super()._alter(transaction)
         for table in self.tables:
@@ -287,7 +287,7 @@ class TableWal(Wal):
         table.rows, table.owner = rows, transaction.xid
 
     def _may_lock(self, transaction: Transaction, table: wal.Table) -> bool:
-        assert isinstance(table, Table), "this WAL has no others"
+        assert isinstance(table, Table), "this WAL has no other kind of table"
         return not table.readers and super()._may_lock(transaction, table)
 
     def _change(self, transaction: Transaction) -> None:

@@ -94,13 +94,13 @@ NOTICED: Mapping[str, int] = {
     "without_transactions_an_owner_throws_away_what_it_has_not_sent": 191,
     "writers_of_a_table_are_waited_for": 54,
 }
-"""For rules whose absence few worlds notice: a world that is known to notice it. It runs first, to save time."""
+"""For a rule whose absence few worlds notice: a world that notices it. This world runs first, to save time."""
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
 
 def nothing_is_acknowledged_beyond_what_was_received(patch: pytest.MonkeyPatch) -> None:
-    """Before the position D, there may be prepared transactions that this session has not received yet."""
+    """Before the delivered position, there may be prepared transactions that this session has not received yet."""
     patch.setattr(
         Progress, "confirmable", property(lambda self: min(self.delivered, *self._prepares.values(), 1 << 62))
     )
@@ -129,7 +129,7 @@ def prepares_hold_the_acknowledgement_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def prepares_of_delivered_transactions_are_kept(patch: pytest.MonkeyPatch) -> None:
-    """A transaction that was prepared before the position D may be committed after it."""
+    """A transaction that was prepared before the delivered position may be committed after it."""
     hold = Transactions._hold
 
     def skipping(self: Transactions, message: Any, waiting: Any) -> Any:  # noqa: ANN401 - as the original
@@ -190,7 +190,8 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
 def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """If another program has left a transaction open, the last stable offset may be before the last checkpoint.
 
-    Reading up to the probe is enough as well, because it comes after every checkpoint. So both are switched off.
+    Reading up to the probe is enough as well, because the probe comes after every checkpoint. So this function
+    switches off both.
     """
     patch.setattr(Probe, "end", lambda _self, _topic: 0)
 
@@ -428,7 +429,7 @@ def a_read_that_comes_no_further_asks_another_broker(patch: pytest.MonkeyPatch) 
 
 
 def what_one_broker_says_of_a_topic_is_asked_of_others(patch: pytest.MonkeyPatch) -> None:
-    """Without further questions, one outdated broker would stop the daemon."""
+    """If the daemon did not ask other brokers, one outdated broker would stop it."""
 
     class Same:
         def __init__(self, topics: Topics) -> None:
@@ -497,7 +498,7 @@ def a_refusal_is_for_good(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_refusal_stops_every_start(patch: pytest.MonkeyPatch) -> None:
-    """Another daemon may not find the reason for the refusal itself."""
+    """Another daemon may not find the reason for the refusal by itself."""
     patch.setattr(history, "check_refused", lambda _checkpoint: None)
 
 
@@ -538,7 +539,7 @@ def positions_that_a_new_timeline_lacks_are_not_delivered(patch: pytest.MonkeyPa
 
 
 def a_session_knows_the_checkpoint_that_it_found(patch: pytest.MonkeyPatch) -> None:
-    """After a promotion, the daemon continues from another position than that of the checkpoint."""
+    """After a promotion, the daemon continues from a position that differs from the checkpoint's."""
     init = Session.__init__
 
     def ignorant(self: Session, *args: Any, found: Any) -> None:  # noqa: ANN401, ARG001 - as the original

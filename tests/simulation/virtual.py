@@ -226,7 +226,7 @@ def sleep(seconds: float) -> None:
 
 
 class SilentLog:
-    """Replaces a module's logger. ``note`` gets its events."""
+    """Replaces a module's logger. It passes the text of each log event to ``note``."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note

@@ -130,7 +130,7 @@ class RollbackPrepared:
 
 @dataclass(slots=True)
 class Standalone:
-    """A message outside transactions. ``lsn`` is the start of its record. The protocol's message has ``end``."""
+    """A message outside transactions. ``lsn`` is the start of its record. The walsender sends ``end`` as its LSN."""
 
     lsn: int
     end: int

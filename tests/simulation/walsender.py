@@ -1,6 +1,6 @@
 """A scripted walsender, with the reorder buffer and the pgoutput plugin. It turns WAL records into protocol messages.
 
-The code follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c`` of PostgreSQL. They decide which transactions are
+The code follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c`` of PostgreSQL, which decide which transactions are
 skipped, when a transaction is streamed, when a table is described (again), and which messages are sent for prepared
 transactions.
 """
@@ -134,7 +134,7 @@ class Walsender:
     def _stream(self, transaction: _Buffered) -> "Iterator[_Sent]":
         changes, transaction.changes, transaction.spilled = transaction.changes, [], 0
         if self._wal.outcomes.get(transaction.xid) == "aborted" and self._dice.random() < 0.5:
-            # The walsender notices that the transaction was aborted while it decodes its changes.
+            # While the walsender decodes the transaction's changes, it notices that the transaction was aborted.
             transaction.given_up = True
             if self._options.skips_aborted and not transaction.streamed:
                 return

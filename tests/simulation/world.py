@@ -57,12 +57,12 @@ PIPELINE = "sim"
 KEY = checkpoint_key(PIPELINE)
 
 FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_lsn=1)
-"""A checkpoint that another program writes under its own key. Its epoch is higher than all of ours."""
+"""A checkpoint that another program writes under its own key. Its epoch is higher than all epochs of the pipeline."""
 
 OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
 CALM_S = 900.0
-"""The time after the last fault in which everything has to arrive. It includes back-offs, time-outs and retries."""
+"""How long everything may take to arrive after the last fault. This includes back-offs, time-outs and retries."""
 
 SPILLING_BYTES = 200
 """The memory limit of spools. It is so low that most rows go to files."""
@@ -72,7 +72,7 @@ STEPS = 150
 
 
 COMMANDED = 0.5
-"""Of the worlds in which tables are loaded: the share in which commands are given."""
+"""Among the worlds in which tables are loaded, the share of worlds in which commands are given."""
 
 ORDER_S = (0.3, 2.0, 6.0)
 """The possible mean times between two commands. Each world uses one of them."""
@@ -154,13 +154,13 @@ class Simulation:
                 self.model.orders = Orders(self.broker, COMMANDS_TOPIC, orders, world.violate)
                 self.broker.topics[COMMANDS_TOPIC] = [Partition()]
         self.is_quiet = False
-        """Whether clients write nothing that is published, because a fault needs it."""
+        """Whether clients must write nothing that is published, because a fault requires this."""
         self.is_over = False
         """Whether clients have finished their work in this world."""
         self.is_held = False
         """Whether daemons that have ended must not be started again yet."""
         self.epochs_due = 1
-        """The number of epochs that there may be. Each fault that requires a new epoch increases it."""
+        """The highest allowed number of epochs. Each fault that requires a new epoch increases it."""
         self.troubles: list[Trouble] = []
         self._happening: set[asyncio.Task[None]] = set()
         self.daemons: list[Daemon] = []
@@ -354,7 +354,7 @@ def _load_options(dice: random.Random) -> LoadOptions:
 
 
 def _server_options(dice: random.Random) -> Options:
-    """Return the client's options and the server's quirks."""
+    """Draw the client's options and the server's quirks."""
     messages = dice.random() < 0.3
     return Options(
         streaming=not messages and dice.random() < 0.7,
@@ -669,8 +669,8 @@ async def _lose_checkpoints(simulation: Simulation) -> None:
 def _forge(simulation: Simulation, partition: Partition) -> bool:
     """Write a checkpoint under the pipeline's key that contradicts the cut records, and return True.
 
-    Return False if the last checkpoint is not that of the last cut, because it was lost or forged before. pgsluice does
-    not have to survive two such faults.
+    Return False if the last checkpoint does not belong to the last cut, because a checkpoint was lost or forged before.
+    pgsluice does not have to survive two such faults.
     """
     values = [entry.value or b"" for entry in partition.log if entry.is_visible and entry.key == KEY]
     genuine = [json.loads(value) for value in values if not is_probe(value)]

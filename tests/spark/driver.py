@@ -22,7 +22,7 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""How long to wait for the commit of the other table. These cuts may not change that table."""
+"""How long to wait for the commit of the other table. It may never come, because some batches change only one table."""
 
 CONTROL: Final = "_pgsluice_cuts"
 
@@ -34,7 +34,7 @@ class Step:
     table: str
     when: str
     other: str = ""
-    """A table that has to be committed before. If this does not happen in time, the driver does not die."""
+    """A table that has to be committed first. If this does not happen in time, the driver does not die."""
 
 
 STEPS: Final[Mapping[str, Step]] = {

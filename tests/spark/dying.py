@@ -16,7 +16,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class DyingTable:
-    """A table whose commits end the driver, after the commit if ``made``, and otherwise before."""
+    """A table that ends the driver at its next commit. If ``made`` is false, the driver ends before the commit."""
 
     table: TargetTable
     made: bool

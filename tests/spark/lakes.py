@@ -58,8 +58,8 @@ class DeltaLake(Lake):
     def _read(self, table: str, version: int) -> pa.Table:
         found = DeltaTable(str(self._directory / table), version=version)
         if "typeWidening" in (found.protocol().reader_features or ()):
-            # The query engine of deltalake refuses such tables, but deltalake can read their log. So take the files of
-            # this version from the log, and give each column the widest of its types.
+            # The query engine of deltalake refuses tables with widened types, but deltalake can read their log. So take
+            # the files of this version from the log, and give each column the widest of its types.
             files = [pq.read_table(file) for file in found.file_uris()]
             return pa.concat_tables(files, promote_options="permissive") if files else pa.table({})
         return pa.table(QueryBuilder().register("t", found).execute("SELECT * FROM t").read_all())
@@ -104,4 +104,4 @@ HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
 
 USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
-"""The targets for tests that hardly depend on the target. Usually it is only one, because each takes a minute."""
+"""The targets for tests that hardly depend on the target. Usually there is only one, as each takes a minute."""

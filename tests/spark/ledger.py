@@ -50,7 +50,7 @@ SCHEMA_CHANGES: Final = (
 )
 LOAD_EVERY: Final = 4
 EPOCH_EVERY: Final = 10
-"""The number of drivers between two new epochs. The first one begins when all schema changes are done."""
+"""The number of drivers between two new epochs. The first new epoch begins when all schema changes are done."""
 
 LOAD_S: Final = 300
 
@@ -226,7 +226,7 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return the entries as if each had been written before the commit of ``table``, with its former version."""
+    """Return the entries as if each had been written before the commit of ``table``, with that table's old version."""
     found = []
     before: int | None = None
     for row in rows:

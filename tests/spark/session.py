@@ -20,7 +20,7 @@ INTERPRETED: Final[Mapping[str, str]] = {
 def new_session(directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
     """Provide a session that keeps its files in ``directory``. ``more`` contains additional settings."""
     settings = {
-        # a session of a minute ends before better code would save time
+        # a session takes only about a minute, so compiling to better code would not pay off
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
         "spark.databricks.delta.snapshotPartitions": 1,

@@ -70,7 +70,7 @@ AFTER = (
     "ALTER TABLE samples ADD price numeric(20,4)",
     "INSERT INTO samples (id, price) VALUES (9, 1234567890123456.7891)",
     "UPDATE samples SET price = 0.5, note = NULL WHERE id = 3",
-    "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # nor is it here, where the key changes
+    "UPDATE samples SET id = 70, amount = -0.01 WHERE id = 7",  # the note of row 7 is not in the stream either
     "DELETE FROM samples WHERE id IN (4, 8)",
     "INSERT INTO samples (id, moment) VALUES (2, '1999-12-31 23:59:59.999999Z')",
 )

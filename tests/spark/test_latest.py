@@ -213,7 +213,7 @@ CASES = ("complete", "begin is not known", "a row is missing", "does not replace
 
 @pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
 def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
-    """End each table with an incomplete load, because a complete load hides everything before it."""
+    """Let the changes of each table end with an incomplete load, because a complete load hides everything before it."""
     tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]
     for table, last_case in zip(tables, last, strict=True):
         table.run(60)

@@ -1,4 +1,4 @@
-"""Tests of change logs in Parquet files. They have each change once, even if a killed driver has left partial files."""
+"""Tests of change logs in Parquet files. A log has each change once, even if a killed driver has left partial files."""
 
 from pathlib import Path
 

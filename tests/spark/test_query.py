@@ -173,7 +173,7 @@ def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Pa
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
-    """Infinite values are null in rows, and the limits of their type in keys. Years before 1 are equal in both."""
+    """An infinite value is null in a row, and the limit of its type in a key. Years before 1 are the same in both."""
     made = make("orders")
     spark = made.pipeline.spark
     target = kind(spark, tmp_path / "lake").target

@@ -1,6 +1,6 @@
-"""Checks the compatibility of the versions of a subject with fastavro and with Avro's Java library.
+"""Uses fastavro and Avro's Java library to check whether the versions of a subject are compatible.
 
-With each schema of a table's values, a reader can read the messages of all earlier and later schemas, and gets the same
+A reader with any schema of a table's values can read the messages of all earlier and later schemas, and gets the same
 values. Fields that the reader's schema lacks are omitted, and fields that the writer's schema lacks are null. There is
 one exception: if a field has become wider, a reader with an earlier schema refuses values that are not null.
 """
@@ -25,8 +25,8 @@ SAMPLES = 2
 """The number of messages of each schema that are read with all other schemas."""
 
 WIDER = (("int", "long"), ("int", "double"), ("float", "double"))
-"""The changes of a field's type that keep the field, in addition to those of decimals. Readers with earlier schemas
-refuse the new values."""
+"""The changes of a column's type after which the column keeps its field. Changes of decimals are not listed. Readers
+with earlier schemas refuse the new values."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Pair:
     def compatible(self) -> bool:
         """Whether Avro must consider the schemas compatible.
 
-        The fields of keys have no defaults, so the writer's schema must have each field of the reader's.
+        The fields of keys have no defaults, so the writer's schema must have every field of the reader's schema.
         """
         if self.writer.is_value:
             return not self.narrow

@@ -1,7 +1,7 @@
-"""Both ends of a pipeline and the registry, in memory, for faults and timings that real servers do not offer.
+"""PostgreSQL, Kafka and the registry in memory, for faults and timings that real servers do not offer.
 
 A :class:`World` outlives sessions, as PostgreSQL and Kafka do. It has the WAL, the slot, and everything that was
-committed. A test can schedule errors for a step (``world.faults``). Each of them is raised once.
+committed. A test can schedule errors for a step (``world.faults``). Each error is raised once.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class World:
     layouts: dict[int, Layout] = field(default_factory=dict)
     """The current columns of tables in the catalog, by table OID."""
     described: list[list[int]] = field(default_factory=list)
-    """The OIDs of the types of each query for types."""
+    """For each query for types, the OIDs in the query."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception | None]] = field(default_factory=dict)
     """The errors that the next calls of each step raise. None means that the call raises no error."""
@@ -139,7 +139,7 @@ class World:
             stream.queue.put_nowait(frames)
 
     def send(self, *sent: messages.Message, end_lsn: int | None = None) -> None:
-        """Send messages of an open transaction only to the open streams. With ``end_lsn``, move the end of the WAL."""
+        """Send messages of an open transaction to the open streams. With ``end_lsn``, move the end of the WAL."""
         if end_lsn is not None:
             self.server = ServerIdentity(self.server.systemid, self.server.timeline, end_lsn)
         for stream in self.streams:

@@ -1,7 +1,7 @@
 """Processes arbitrary records of service topics in all ways in which pgsluice processes them.
 
-The property tests and the fuzzer use this module. Each function returns the result. Only documented errors are allowed:
-a PgsluiceError, or a ValueError to which callers add the topic and the offset.
+The property tests and the fuzzer use this module. Each function returns a description of the result. Only documented
+errors are allowed: a PgsluiceError, or a ValueError to which callers add the topic and the offset.
 """
 
 import json

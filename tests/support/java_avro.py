@@ -120,8 +120,8 @@ def _answer(printed: dict[str, Any]) -> Answer:
 @cache
 def _jars() -> list[Path]:
     package = importlib.util.find_spec("pyspark")
-    assert package is not None, "requirements.lock has it"
-    assert package.origin is not None, "it is a package like others"
+    assert package is not None, "requirements.lock installs pyspark"
+    assert package.origin is not None, "pyspark is an ordinary package"
     directory = Path(package.origin).parent / "jars"
     found = [sorted(directory.glob(f"{pattern}.jar")) for pattern in JARS]
     assert all(len(jars) == 1 for jars in found), f"{JARS} in {directory}"

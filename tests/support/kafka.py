@@ -210,7 +210,7 @@ def wait_for_end(kafka: Kafka, topic: str, end: int) -> None:
 def read_committed(kafka: Kafka, topic: str, partition: int = 0, *, end: int | None = None) -> list[Message]:
     """Return the committed records of a partition before ``end``, or by default before its current end.
 
-    Wait until an open transaction has ended that hides them. Raise TimeoutError if this takes too long.
+    If an open transaction hides some of them, wait until it has ended. Raise TimeoutError if this takes too long.
     """
     wanted, position, found = end_of(kafka, topic, partition) if end is None else end, 0, []
     consumer = Consumer(

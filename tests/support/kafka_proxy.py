@@ -1,4 +1,4 @@
-"""A proxy in front of one broker that recognizes requests. It can hold them, drop their answers, or send them late.
+"""A proxy in front of a broker. It can recognize requests, hold them, drop their answers, or forward them late.
 
     with KafkaProxy() as proxy, Kafka(listeners=[Listener("SEEN", advertised={1: proxy.address})]) as kafka:
         proxy.target = kafka.addresses("SEEN")

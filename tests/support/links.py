@@ -4,8 +4,8 @@
     with Kafka(brokers=3, forward=links.forward) as kafka: links.isolate(1)
 
 The isolated broker does not learn of the others' decisions. It continues as the leader of its partitions until the link
-is restored, although the others have elected new leaders. This needs no privileges, because each pair of brokers has
-its own addresses, and a proxy listens on each of them.
+is restored, although the others have elected new leaders. The isolation needs no privileges, because each pair of
+brokers has its own addresses, and a proxy listens on each address.
 """
 
 from collections.abc import Iterator, Sequence

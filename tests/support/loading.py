@@ -24,9 +24,10 @@ def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
 
 
 def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    """Run a statement. Return all cuts up to one that ends after the statement.
+    """Run a statement. Return all cuts up to the first one that ends after the statement.
 
-    The statement must write something, because on an idle server, loaded rows have the current position of the WAL.
+    The statement must write something, so that the WAL ends after the loaded rows. On an idle server, loaded rows have
+    the position at which the WAL currently ends.
     """
     with database.connect() as connection:
         connection.execute(statement)

@@ -9,7 +9,7 @@ import structlog
 
 @pytest.fixture
 def restored_logging() -> Iterator[None]:
-    """Undo the effects of configuring the log after the test."""
+    """After the test, undo the effects of configuring the log."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

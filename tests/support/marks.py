@@ -43,7 +43,7 @@ class Loads:
     def on_mark(self, mark: dict[str, Any]) -> Load | None:
         """Process a mark. Return the load to which it belongs, or None.
 
-        At the ``end`` of a returned load whose mark says ``replaces``, the consumer must delete the rows whose last
+        If the returned load has ended, and its mark says ``replaces``, the consumer must delete the rows whose last
         event is older than the load's ``begin``.
         """
         name, state = (mark["schema"], mark["table"]), mark["state"]

@@ -277,7 +277,7 @@ class Reader:
 
     def _numbers(self, data: bytes | None) -> Any:  # noqa: ANN401 - as above
         """Return the decoded record, with dates and times as numbers."""
-        assert data is not None, "nothing to decode, nothing to overflow"
+        assert data is not None, "only a record with content can have a date that is out of range"
         return fastavro.schemaless_reader(BytesIO(data[5:]), _plain(self._schema(data)))
 
     def _schema(self, data: bytes | None) -> Any:  # noqa: ANN401 - JSON

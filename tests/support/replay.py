@@ -20,7 +20,7 @@ from tests.support.pg_text import SESSION, canonical_floats, converter
 from tests.support.reader import Cut, Event
 
 UNKNOWN = "<unknown>"
-"""Stands for a value that was never sent. An insert into which a row filter has turned an update can lack values."""
+"""Stands for a value that was never sent. An insert can lack values if a row filter has made it from an update."""
 
 ESCAPE = re.compile("_x([0-9A-F]{4,6})_")
 
@@ -75,10 +75,10 @@ class Replay:
     ) -> None:
         """Start with empty tables.
 
-        ``tombstones`` returns whether a table (``schema.table``) has tombstones, and ``partitions`` the number of a
-        topic's partitions. ``partial`` are the tables that had rows before the first event. ``completes`` returns
-        whether the load of a mark reads all rows of the table. ``forgets`` returns whether a load with this id, which
-        reads all rows, begins a new copy of the table.
+        ``tombstones`` returns whether a table (``schema.table``) has tombstones. ``partitions`` returns the number of a
+        topic's partitions. ``partial`` has the tables that had rows before the first event. ``completes`` returns
+        whether the load of a mark reads all rows of the table. For the id of such a load, ``forgets`` returns whether
+        the load begins a new copy of the table.
         """
         self.loads = Loads(self._complain_of_load)
         self._completes = completes
@@ -270,7 +270,7 @@ class Replay:
     # --- events
 
     def _apply(self, copies: list[Event]) -> None:
-        """Apply one change. A truncate has a copy in each partition."""
+        """Apply one change. If the change is a truncate, ``copies`` has an event for each partition."""
         event = copies[0]
         name = f"{event['schema']}.{event['table']}"
         table = self.table(name)
@@ -323,15 +323,15 @@ class Replay:
         old = self._take(table, key, before)
         self._check_before(event, old, before)
         if "key_change" in event["flags"]:
-            assert table.moving is None, "two rows on the move"
+            assert table.moving is None, "two rows are moving to a new key"
             table.moving = old
 
     def _arriving(self, table: Table, event: Event, key: Any) -> Row | None:  # noqa: ANN401 - any hashable value
         """Return the row that an insert moves to a new key. Return None if the insert adds a new row."""
-        assert key is None or key not in table.rows, "the key is there already"
+        assert key is None or key not in table.rows, "a row with this key already exists"
         if "key_change" not in event["flags"]:
             return None
-        assert table.moving is not None, "no row on the move"
+        assert table.moving is not None, "no row is moving to a new key"
         old, table.moving = table.moving, None
         return old
 

@@ -82,7 +82,7 @@ class Pod:
         self._kubelet.start()
 
     def terminate(self) -> float:
-        """Terminate the pod as its deletion does. Return how long the process took. The grace period is the limit."""
+        """Terminate the pod as its deletion does. Return how long the process took, at most the grace period."""
         self._stop.set()
         grace = self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         began = time.monotonic()

@@ -59,7 +59,7 @@ def rows() -> Mapping[str, Row]:
 
 
 class Scene:
-    """A pipeline of numbers, and the actions of its operator. Its consumers have kept everything that they read."""
+    """A pipeline of numbers, and the actions of its operator. Its consumers are assumed to keep all that they read."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -98,7 +98,7 @@ class Scene:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the daemon in an orderly way. When the block ends, start it, which it should refuse."""
+        """Stop the daemon in an orderly way. When the block ends, try to start it. The daemon should refuse."""
         self.daemon.stop_well()
         yield
         self.start_in_vain()
@@ -120,7 +120,7 @@ class Scene:
 
     @contextmanager
     def restarted(self, **settings: Mapping[str, object]) -> Iterator[None]:
-        """Restart the daemon with other sections of settings. By the end of the block, it should have stopped."""
+        """Restart the daemon, with these sections replaced. The block should make the daemon stop."""
         self.daemon.stop_well()
         self.daemon.settings |= {section: dict(keys) for section, keys in settings.items()}
         self.daemon.start()
@@ -204,7 +204,7 @@ class Scenario:
         else:
             assert scene.ended() == self.code, scene.said()
         assert row.is_in(scene.said()), scene.said()
-        assert self.code is None or row.codes in {(), (self.code,)}, "the exit code in the runbook is another one"
+        assert self.code is None or row.codes in {(), (self.code,)}, "the runbook gives a different exit code"
         self.advice(scene)
         scene.pipeline.write(3)
         scene.assert_nothing_is_lost()

@@ -50,7 +50,7 @@ class TlsKafka(Kafka):
         super().__init__(settings=settings, listeners=LISTENERS, format_options=users, java_options=java)
 
     def renew(self, authority: Authority) -> None:
-        """Give the broker a certificate of this authority, from its next start on.
+        """Give the broker a certificate of this authority. The broker uses it after its next start.
 
         The broker then also trusts clients with certificates of this authority.
         """

@@ -1,4 +1,4 @@
-"""The twins of the compiled modules, for tests that check the results of both twins, and that they are equal."""
+"""The twins of the compiled modules, for tests that check and compare the results of both twins."""
 
 from types import ModuleType
 

@@ -377,7 +377,7 @@ SCENARIOS = [
             CREATE TABLE t (k text PRIMARY KEY, filler text, v int);
             ALTER TABLE t ALTER filler SET STORAGE MAIN
         """,
-        # The key compresses to 1.1 kB, which fits into an index. Because of the filler, it is stored out of line.
+        # The key compresses to 1.1 kB, which fits into an index. Because of the filler, the key is stored out of line.
         work="""
             INSERT INTO t SELECT repeat('x', 100000), string_agg(md5(g::text), ''), 0 FROM generate_series(1, 45) AS g;
             UPDATE t SET v = 1;
