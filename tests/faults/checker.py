@@ -190,7 +190,7 @@ class Checker:
     def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
         """Compare each row that was read with the table at its position.
 
-        Return the table and key of each row that was read, and of each row that changed before the last position.
+        Return the table and key of each row that was read, and of each row that changed before the last of them.
         """
         touched: set[tuple[str, Key]] = set()
         for event in sorted((event for event in cut.events if event.op == "r"), key=_order):
@@ -443,7 +443,7 @@ class Checker:
             tally.complain("other", problem)
 
     def _leave_out(self, name: str, table: Table) -> None:
-        """Remove the rows whose changes the options exclude from a copy. Loads read these rows nevertheless."""
+        """From a copy, remove the rows whose changes the options exclude. Loads read these rows nevertheless."""
         table.rows = {key: row for key, row in table.rows.items() if self._seen_row(name, row) is not None}
 
     def _check_all_asides(self, there: Contents) -> None:
@@ -487,7 +487,7 @@ def _touched(event: Event) -> tuple[str, Key]:
 
 
 def _beginning(event: Event) -> Position:
-    """Return the position of the transaction's first event, or of the message if it is outside of transactions."""
+    """Return the position of the transaction's first event. Return the event's own if it is in no transaction."""
     epoch, lsn, seq = event.position
     return epoch, lsn, min(seq, 0)
 

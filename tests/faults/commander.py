@@ -63,7 +63,7 @@ class Commander:
         )
 
     def loaded(self) -> dict[str, str]:
-        """Return, for each loaded table, the state in its record. It says how the load has ended."""
+        """Return, for each loaded table, the state in its record, which says how the load has ended."""
         with self._client() as client:
             return {one.table: one.state for one in client.loaded()}
 

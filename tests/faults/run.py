@@ -32,7 +32,7 @@ OTHER_FAULTS = 6
 """The number of faults around each pipeline in a round, besides kills and a restoration."""
 
 ORDERS = 5
-"""The number of commands to a pipeline in a round, besides those that make its daemon pass a step."""
+"""The number of commands to a pipeline in a round, besides the commands that make its daemon pass a step."""
 
 
 class StormError(AssertionError):

@@ -86,7 +86,7 @@ ORDERED = (
     "made_1",
     "made_2",
 )
-"""The tables that commands may load. Other tables are too large, so that their loads would take too long."""
+"""The tables that commands may load. Other tables are so large that their loads would take too long."""
 
 ORDER_PAUSE_S = (1.0, 5.0)
 PAUSED_S = (0.5, 2.0)
@@ -252,7 +252,7 @@ FOREIGN_TRANSACTION = "foreign transactions"
 up offsets."""
 
 FOREIGN_AT_LEAST = 2
-"""The minimum number of foreign transactions per pipeline and round. Some have no effect, because brokers are down."""
+"""The minimum number of foreign transactions per pipeline and round. If brokers are down, they have no effect."""
 
 DATABASE_FAULTS = (
     ("daemon frozen", 2),

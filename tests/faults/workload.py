@@ -396,7 +396,7 @@ class Workload:
         return self._preparer.prepares
 
     def populate(self) -> None:
-        """Write the first rows of the other tables. Call this after the daemon's slot exists, so that they are sent."""
+        """Write the first rows of the other tables. Call this when the daemon's slot exists, so that they are sent."""
         with self.database.connect() as connection, connection.transaction():
             connection.execute(POPULATE)
             connection.execute("INSERT INTO ledger VALUES (0, %s)", [POPULATE_CHANGES])

@@ -159,7 +159,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("value", [b"\x00\x00\x00\x00\x05", b"{}", b"", None])
     def test_a_record_that_is_no_checkpoint(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
-        """Such a record must not be skipped, because starting at an older checkpoint would repeat changes."""
+        """The record must not be skipped, because starting at an older checkpoint would repeat changes."""
         commit(kafka, topic, record(1), value)
         sentence = f"^Record 1 of topic {topic} is not one that this version of pgsluice can read"
         with pytest.raises(HistoryError, match=sentence):

@@ -450,7 +450,7 @@ class TestPrediction:
 
 
 class Outdated(Topics):
-    """A client whose broker is out of date, so that it does not know the topics."""
+    """A client whose broker is out of date, and therefore does not know the topics."""
 
     def __init__(self, kafka: Kafka) -> None:
         super().__init__(client_options(kafka), Event())

@@ -94,7 +94,7 @@ async def test_the_next_host_is_tried(database: Database) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_server_without_room_is_retried(version: int) -> None:
-    """This test has its own server, because on another one, a walsender of the previous test might still run."""
+    """This test has its own server, because on a shared server, a walsender of the previous test might still run."""
     with Postgres(version, {"max_wal_senders": "3", "max_replication_slots": "2"}) as server:
         options = options_for(Database(server, "postgres"))
         async with replication(options) as connection, replication(options), replication(options):

@@ -118,7 +118,7 @@ class Weather:
 
 
 class Broker:
-    """The Kafka cluster. It exists as long as its world."""
+    """The Kafka cluster. It exists as long as its simulated world."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, dice: random.Random, on_commit: Callable[[Transaction], None]

@@ -238,7 +238,7 @@ class Model:
             self._refusals.append(checkpoint["refused"])
 
     def _highest_epoch_before(self, transaction: Transaction) -> int:
-        """Return the highest epoch of all cut records. Aborted ones count, as a late marker may make them visible."""
+        """Return the highest epoch of all cut records, including aborted records, which a late marker may show."""
         log = self.broker.partition((f"{PREFIX}.transactions", 0)).log
         values = (entry.value for entry in log if entry.value and entry.transaction is not transaction)
         return max((json.loads(value)["epoch"] for value in values if not is_probe(value)), default=self.epoch)
@@ -567,8 +567,8 @@ class Model:
     def check_ack(self, lsn: int) -> None:
         """Check that every change before the acknowledged position ``lsn`` is in Kafka.
 
-        After a restoration, a position that was recorded on the former history may be acknowledged, provided that the
-        restored server has no changes before it.
+        After a restoration, a position that was recorded before the restoration may be acknowledged, provided that the
+        restored server has no undelivered changes before this position.
         """
         delivered = max(self.delivered, self.recorded)
         if lsn > delivered:

@@ -1,4 +1,4 @@
-"""Commands to the pipeline of a world. Each command has to be carried out exactly once, whatever happens."""
+"""Commands to the pipeline of a simulated world. Each of them must be carried out exactly once, whatever happens."""
 
 import json
 import random

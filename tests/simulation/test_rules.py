@@ -1,4 +1,4 @@
-"""Switches off each rule of the product in turn, and checks that a world then goes wrong.
+"""Switches off each rule of the product in turn, and checks that a simulated world (see ``world``) then goes wrong.
 
 If no world goes wrong without a rule, the rule is not needed, or the simulation does not test it well enough. The
 docstring of a function gives the reason for its rule.
@@ -401,7 +401,7 @@ def a_full_cut_lists_everything(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_topic_without_changes_is_in_no_cut(patch: pytest.MonkeyPatch) -> None:
-    """The schemas of such a topic may not be registered yet, and the next start would report them as missing."""
+    """Before a topic's first change, its schemas may not be registered, and the next start would miss them."""
     patch.setattr(Ledger, "_written", lambda self, _cut: list(self._known.ends))
 
 

@@ -1,4 +1,4 @@
-"""Runs five hundred worlds, each from its seed. `make simulate` runs any number of worlds."""
+"""Runs five hundred simulated worlds (see ``world``), each with its seed. `make simulate` runs any number of them."""
 
 import re
 import subprocess

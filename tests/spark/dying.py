@@ -16,7 +16,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class DyingTable:
-    """A table that ends the driver at its next commit. If ``made`` is false, the driver ends before the commit."""
+    """A table that ends the driver at the next commit. If ``made`` is false, the driver ends before the commit."""
 
     table: TargetTable
     made: bool

@@ -136,7 +136,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change the key's type",
-        "From then on, the key has the wider type, and identifies the same row.",
+        "After the change, the key has the wider type, and identifies the same row.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b');
@@ -149,7 +149,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change the identity",
-        "Each change has the images of the replica identity at its time, even within one transaction.",
+        "Each change has the row images of the replica identity at its time, even within one transaction.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, code text NOT NULL UNIQUE)",
         work="""
             BEGIN;

@@ -71,7 +71,7 @@ SCENARIOS = [
     ),
     Scenario(
         "composite key",
-        "A key has several columns in another order than the table, with upper and lower case.",
+        "A key has several columns whose order differs from that of the table, with upper and lower case.",
         setup='CREATE TABLE t (v int, a text, "B" int, PRIMARY KEY ("B", a))',
         work="""
             INSERT INTO t VALUES (0, 'x', 1), (0, 'x', 2), (0, 'y', 1);

@@ -162,7 +162,7 @@ SCENARIOS = [
     ),
     Scenario(
         "many prepared at once",
-        "Several prepared transactions end in another order than they began.",
+        "The order in which several prepared transactions end differs from that in which they began.",
         setup=TABLE,
         work=_all(
             *(_prepare(f"INSERT INTO t VALUES ({n})", gid=str(n)) for n in (1, 2, 3, 4)),

@@ -173,7 +173,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter",
-        "A row that begins to match is inserted, a row that no longer matches is deleted. A truncate affects all rows.",
+        "A row that begins to match is inserted. A row that ceases to match is deleted. A truncate affects all rows.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int); ALTER TABLE t REPLICA IDENTITY FULL",
@@ -192,7 +192,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast",
-        "An insert can also lack a value that was not sent.",
+        "If an update becomes an insert, the insert can lack a value that was not sent.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL",

@@ -129,7 +129,7 @@ SCENARIOS = [
     ),
     Scenario(
         "identity full, deferrable key",
-        "Two rows may have the same deferrable key for a moment, so it is not used.",
+        "Two rows may have the same deferrable key for a moment, so this key is not used.",
         setup="CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         work="""
             INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c');
@@ -179,7 +179,7 @@ SCENARIOS = [
     ),
     Scenario(
         "upserts",
-        "ON CONFLICT causes an insert or an update. An update of no rows causes no event, one with equal values does.",
+        "ON CONFLICT causes an insert or an update. An update of no rows causes no event. One with equal values does.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             INSERT INTO t SELECT g, 0 FROM generate_series(1, 3) AS g;

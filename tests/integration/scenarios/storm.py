@@ -15,7 +15,7 @@ from tests.support.scenario import Place, Scenario
 SESSIONS = 3
 ROUNDS = 12
 STEPS = 12
-"""The maximum number of steps of each session in a round."""
+"""The maximum number of steps of each session in a round (see :func:`_round`)."""
 
 NUMBERS = 10_000
 """The distance between the first numbers of two seeds. A seed uses fewer numbers than this."""

@@ -162,7 +162,7 @@ SCENARIOS = [
     ),
     Scenario(
         "many subtransactions",
-        "There are more subtransactions than a backend's cache holds. Every third one fails.",
+        "There are more subtransactions than a backend's cache holds. Every third subtransaction fails.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             DO $$ BEGIN
@@ -269,7 +269,7 @@ SCENARIOS = [
     ),
     Scenario(
         "large",
-        "A transaction larger than a cut is delivered alone, as it arrives. Small ones come before and after it.",
+        "A transaction larger than a cut is delivered alone, as it arrives. Small ones are sent before and after it.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)",
         tables=["t", "u"],
         work=f"""
