@@ -218,7 +218,7 @@ def _release_of_the_oldest() -> threading.Event:
 
 
 def _of_load(state: str) -> Callable[..., bool]:
-    """Return a function that tells whether a mark with this state joins the open cut."""
+    """Return a function that returns whether a mark with this state joins the open cut."""
     return lambda _outbox, _loads, _place, marks, *_: any(mark.state == state for mark in marks)
 
 

@@ -94,7 +94,8 @@ class Restoration:
     def _save_slot(self) -> None:
         """Make the server write the slot's position to disk. Before PostgreSQL 17, a shutdown does not always do this.
 
-        A checkpoint logs the running transactions. When the daemon confirms this record, the server saves the slot.
+        A checkpoint writes a record of the running transactions to the WAL. When the daemon confirms this record, the
+        server saves the slot.
         """
         with self._database.connect() as connection:
             connection.execute("CHECKPOINT")

@@ -57,9 +57,9 @@ class Plan:
     def draw(cls, seed: str, kills: int, versions: Sequence[int], mode: script.Mode) -> "Plan":
         """Draw a round with ``kills`` kills.
 
-        In at-least-once mode, the network has no faults, because records of a dead owner could stay in it and arrive
-        later. No server is restored either, because without cuts, the checker could not tell the repetitions of a new
-        epoch from other repetitions.
+        In at-least-once mode, the network has no faults, because records of a dead owner could stay in the network and
+        arrive later. No server is restored either, because without cuts, the checker could not tell the repetitions of
+        a new epoch from other repetitions.
         """
         is_exact = mode == "exactly_once"
         brokers = kills // KILLS_PER_BROKER_KILL

@@ -234,7 +234,7 @@ class Wal:
 
     @property
     def flushed(self) -> int:
-        """The number of records that are on disk, so that a walsender can send them."""
+        """The number of records that are on disk. A walsender sends only these."""
         return len(self.records)
 
     # The actions of clients. Each of them adds records to the WAL.

@@ -328,7 +328,7 @@ class Walsender:
                 entry.schema_sent = True
 
     def _skip(self, transaction: _Buffered) -> None:
-        """Drop a transaction that is not sent, but apply its changes of the catalog."""
+        """Drop a transaction that is not sent, but apply its changes to the catalog."""
         transaction.altered += [change for change in transaction.changes if isinstance(change, wal.Altered)]
         self._apply(transaction)
 

@@ -562,7 +562,7 @@ async def _promote(simulation: Simulation) -> None:
 
 
 async def _overtake_a_start(simulation: Simulation) -> None:
-    """Let the next owner of the slot lose it immediately. It does not notice, and fences its successor."""
+    """Let the next owner of the slot lose the slot immediately. The owner does not notice, and fences its successor."""
     server = simulation.server
     simulation.slow_down(2.0)
     for _ in range(300):
@@ -839,7 +839,7 @@ def run(
     """Run the world of ``seed``. Return a description of the first error, or None.
 
     ``mode`` is the delivery mode, ``loads`` says whether tables are loaded, and ``commands`` says whether commands are
-    given in a world with loads. The seed decides each of them that is None.
+    given in a world with loads. If one of them is None, the seed decides.
     """
     loop = Loop()
     asyncio.set_event_loop(loop)

@@ -96,11 +96,11 @@ class KafkaProxy:
         return f"{HOST}:{self._reserved.number}"
 
     def on(self, key: int, handler: Handler) -> None:
-        """Pass all requests with this API key to ``handler``. It may block, which also blocks the connection."""
+        """Pass all requests with this API key to ``handler``. The handler may block, which blocks the connection."""
         self._handlers[key] = handler
 
     def forward(self, *keys: int) -> None:
-        """Forward requests with these API keys again. Without keys, forward all requests again."""
+        """Remove the handlers of these API keys, so that their requests are forwarded. Without keys, remove all."""
         for key in keys or tuple(self._handlers):
             self._handlers.pop(key, None)
 

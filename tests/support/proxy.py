@@ -2,8 +2,8 @@
 
     with Proxy(server.host, server.port) as proxy: ...; proxy.cut()
 
-Its event loop runs in a separate thread, so that tests with and without an event loop can use it. When a call returns,
-it has taken effect.
+Its event loop runs in a separate thread, so that tests with and without an event loop can use the proxy. Each method
+has taken effect when it returns.
 """
 
 import asyncio

@@ -135,7 +135,7 @@ class Followed:
         """Run the scenarios. The daemon is killed after their first part, and started after their second part."""
         self._do("work", self.scenarios)
         self.read()
-        # Otherwise the server would send rows again, with the names that they had when they were written.
+        # Otherwise the server would send rows again, with the names of columns that were valid when they were written.
         self._wait_until_confirmed(self.read_lsn)
         self.daemon.kill()
         self._do("while_down", self.scenarios)

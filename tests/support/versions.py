@@ -1,4 +1,4 @@
-"""The versions of PostgreSQL that a test run covers. There are four of them, or all with ``make test-all``."""
+"""The versions of PostgreSQL that a test run covers: four versions, or all versions with ``make test-all``."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -30,5 +30,5 @@ def covered(versions: Iterable[int] = VERSIONS, usual: Collection[int] = USUAL) 
 
 
 def long(*values: object) -> list[object]:
-    """Return parameters with which a test runs only in ``make test-all``, because it takes long with each of them."""
+    """Return parameters with which a test runs only in ``make test-all``, because the test takes long with each."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]
