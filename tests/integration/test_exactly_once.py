@@ -70,7 +70,7 @@ def seen(proxied_kafka: tuple[Kafka, KafkaProxy], start: Start) -> Iterator[Seen
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Provide a server that a test can stop. It uses fsync, because it will crash."""
+    """Provide a server that a test can stop. It uses fsync, because tests make it crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 

@@ -117,7 +117,7 @@ def make(database: Database, names: Names) -> None:
 
 
 def forget(database: Database) -> None:
-    """Roll back the open transaction of a failed example, because it locks its tables."""
+    """Roll back the open transaction of a failed example, because the transaction locks tables."""
     with database.connect() as connection:
         for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))

@@ -463,7 +463,7 @@ class TestOutages:
             with pytest.raises(SinkUnavailable):
                 await working
         if step != "prepare":
-            # There are only the probe and its marker.
+            # The topic contains only the probe and its marker.
             assert end_of(own_kafka, f"{prefix}.transactions") == (2 if step == "deliver" else 0)
 
     async def test_what_cannot_be_aborted_ends_with_its_timeout(

@@ -159,7 +159,7 @@ def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Foll
 
 @pytest.fixture
 def own_postgres(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Provide a server that a test can stop. It uses fsync, because it will crash."""
+    """Provide a server that a test can stop. It uses fsync, because tests make it crash."""
     with Postgres(getattr(request, "param", 17), {"fsync": "on"}) as server:
         yield server
 

@@ -25,7 +25,7 @@ def own_postgres() -> Iterator[Postgres]:
 
 def lag_seconds(daemon: Program) -> float:
     found = daemon.metric("pgsluice_lag_seconds")
-    assert found is not None, "it is never absent here"
+    assert found is not None, "the metric always has a value here"
     return found
 
 
@@ -36,7 +36,7 @@ def is_looked_at(daemon: Program) -> bool:
 def assert_growing(daemon: Program) -> None:
     before, began = lag_seconds(daemon), time.monotonic()
     wait_until(lambda: lag_seconds(daemon) > before + 2, "the lag to grow")
-    assert lag_seconds(daemon) < before + time.monotonic() - began + 10, "it grows as time passes, and no faster"
+    assert lag_seconds(daemon) < before + time.monotonic() - began + 10, "the lag grows no faster than time passes"
 
 
 def test_names_labels_and_values(start: Start) -> None:

@@ -23,7 +23,7 @@ TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
-    """Provide a server that a test can stop. It uses fsync, because it will crash."""
+    """Provide a server that a test can stop. It uses fsync, because tests make it crash."""
     with Postgres(request.param, {"fsync": "on"}) as server:
         yield server
 

@@ -94,7 +94,7 @@ def test_a_table_is_untrusted_if_another_user_owns_a_partition_or_the_schema(
         connection.execute(f"ALTER TABLE child OWNER TO {role}")
     for owned in ("TABLE part", "TABLE upper", "SCHEMA public"):
         assert asyncio.run(shape_of(database, "root")).is_trusted
-        assert asyncio.run(shape_of(database, "parent")).is_trusted  # its child is not read with it
+        assert asyncio.run(shape_of(database, "parent")).is_trusted  # its child is not read together with the parent
         with database.connect() as connection:
             connection.execute(f"ALTER {owned} OWNER TO {role}".encode())
         assert not asyncio.run(shape_of(database, "root")).is_trusted

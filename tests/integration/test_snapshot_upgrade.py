@@ -109,7 +109,7 @@ def test_what_an_earlier_version_has_delivered_counts_as_loaded(
     former: Pipeline, delivery: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choose(former, None, delivery)
-    for delay_s in (0.2, 0.5, 0.8, 1.1):  # kill it several times, during its start and afterwards
+    for delay_s in (0.2, 0.5, 0.8, 1.1):  # kill the daemon several times, during its start and afterwards
         former.daemon.start(wait=False)
         time.sleep(delay_s)
         former.daemon.kill()

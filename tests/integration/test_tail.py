@@ -116,7 +116,7 @@ def test_every_committed_change_is_printed(tailed: Database, config: Callable[..
         ("m", "", None, {"prefix": "audit", "content": "hello"}, []),
     ]
     assert [one["before_image"] for one in found] == ["none", "none", "key", "none", "full", "key", "none", "none"]
-    while slots(tailed):  # the server drops it after noticing the end of the connection
+    while slots(tailed):  # the server drops the slot after noticing the end of the connection
         time.sleep(0.05)
 
 
