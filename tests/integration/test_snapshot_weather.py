@@ -62,7 +62,7 @@ def events_of(cuts: list[Cut]) -> list[Event]:
 
 
 def mirror(cuts: list[Cut]) -> dict[int, Any]:
-    """Return the rows of a mirror. At the end of a load, the mirror deletes rows that are older than its beginning."""
+    """Return the rows of a mirror. When a load ends, rows that are older than the load's beginning are deleted."""
     rows: dict[int, tuple[tuple[int, int, int], Any]] = {}
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events_of(cuts)]
     begins: dict[str, tuple[int, int, int]] = {}
