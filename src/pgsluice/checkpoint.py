@@ -21,12 +21,13 @@ _CHECKPOINT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The record in Kafka that says how far changes are delivered. Only its position is confirmed to PostgreSQL.
+    """The record in Kafka that says how far changes are delivered.
 
-    ``end_lsn``: everything before it is delivered. It is 0/0 while the slot is being created. ``epoch``: the history
-    that the LSNs belong to. ``last_end_lsn``, ``last_xid`` and ``last_commit_ts`` identify the last transaction that
-    was delivered. ``last_message_lsn`` and ``last_message_crc`` identify the last message outside transactions. These
-    fields are 0 or empty if this epoch had no transaction, or no message. Earlier versions did not record messages.
+    ``end_lsn``: everything before this position is delivered, and no later position is confirmed to PostgreSQL. It is
+    0/0 while the slot is being created. ``epoch``: the history that the LSNs belong to. ``last_end_lsn``, ``last_xid``
+    and ``last_commit_ts`` identify the last transaction that was delivered. ``last_message_lsn`` and
+    ``last_message_crc`` identify the last message outside transactions. These fields are 0 or empty if this epoch had
+    no transaction, or no message. Earlier versions did not record messages.
     """
 
     pipeline: str
@@ -42,19 +43,20 @@ class Checkpoint:
     last_message_lsn: int = INVALID_LSN
     last_message_crc: str = ""
     held_lsn: int = INVALID_LSN
-    """The LSN of the oldest PREPARE whose transaction had not ended. No position after it is confirmed."""
+    """The LSN of the oldest PREPARE whose transaction had not ended. No later position is confirmed to PostgreSQL."""
     selection: str = field(default="", compare=False)
-    """A digest of the settings that decide which changes are delivered, such as the publications. If it changes, the
-    server may send other transactions than before. The field's name in the record is ``asked``."""
+    """A digest of the settings that decide which changes are delivered, such as the publications. If these settings
+    change, the server may send other transactions than before. The field's name in the record is ``asked``."""
     selection_lsn: int = field(default=INVALID_LSN, compare=False)
-    """The position since which ``selection`` holds. It is 0/0 in an epoch that began with ``--adopt-slot``, until the
-    selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
+    """The position since which ``selection`` has its present value. In an epoch that began with ``--adopt-slot``, it is
+    0/0 until the selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
-    """Why a start or a session found that the server has another history. Every later start stops for this reason."""
+    """The reason, if a start or a session has found that the server has another history. Then every later start stops.
+    Otherwise empty."""
     loads: tuple[Load, ...] = ()
-    """The tables whose rows are being read, and how far their loads have come."""
+    """The tables whose rows are being read, with the progress of their loads."""
     load_position: LoadPosition = field(default_factory=LoadPosition)
-    """The position of the last rows that were read. Further rows at the same LSN get the numbers after it. The field's
+    """The position of the last rows that were read. Further rows at the same LSN get higher ``seq`` values. The field's
     name in the record is ``place``."""
     commands: CommandState = field(default_factory=CommandState)
     """The lasting effects of the commands that were read, and the offset of the next command."""
@@ -94,7 +96,7 @@ class Checkpoint:
 
     @property
     def delivered(self) -> Delivered:
-        """The delivered positions: the end, and the ends of the last transaction and the last message before it."""
+        """The delivered positions, which decide whether a change from the server was delivered before."""
         return Delivered(
             self.end_lsn,
             transaction_lsn=max(self.last_end_lsn, self.selection_lsn),
@@ -117,7 +119,7 @@ class Checkpoint:
     def from_json(cls, data: bytes, where: str = "The checkpoint record") -> "Checkpoint":
         """Return the checkpoint in ``data``. Raise HistoryError if it is not a checkpoint.
 
-        ``where``: the name, in the error message, of the record in which ``data`` was found.
+        ``where``: what the error message calls the record that contains ``data``.
         """
         try:
             return cls._from_fields(read_json(data.decode()))
@@ -165,7 +167,7 @@ _BOUNDS: Final = {
     "last_xid": (0, 2**32 - 1),
     "last_commit_ts": (-(2**63), 2**63 - 1),
 }
-"""The lowest and highest value of each number in a checkpoint that is not an LSN."""
+"""The lowest and highest value of each numeric field that is not an LSN."""
 
 _KINDS: Final[Mapping[object, str]] = {str: "a string", int: "an integer", bool: "true or false"}
 

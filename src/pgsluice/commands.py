@@ -24,8 +24,8 @@ TABLES_MAX: Final = 100
 """The maximum number of table patterns in a command."""
 
 REQUESTS_BYTES_MAX: Final = 64 * 1024
-"""The largest size of all waiting requests in a checkpoint. It is enough for several hundred tables, and is limited
-because every checkpoint repeats them."""
+"""The largest total size of the waiting requests in a checkpoint. It is enough for several hundred tables. There is a
+limit because every checkpoint repeats all requests."""
 
 ID_MAX: Final = 64
 """The maximum length of a command's id, in characters. Ids that pgsluice writes have the 32 digits of a UUID."""
@@ -33,17 +33,17 @@ ID_MAX: Final = 64
 _VERSION: Final = 1
 
 Verb = Literal["start", "cancel", "pause", "resume", "pause_pipeline", "resume_pipeline"]
-"""What a command does. The first four verbs act on loads of tables, and of these, ``pause`` and ``resume`` act on all
-loads. The other two act on the whole pipeline."""
+"""What a command does. ``start`` and ``cancel`` act on the loads of some tables, ``pause`` and ``resume`` on all loads,
+and the other two on the whole pipeline."""
 
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 
 Outcome = Literal["refused", "done", "accepted", "waiting", "loaded", "ended"]
 """The outcome that an answer reports.
 
-``refused``: nothing was done. ``done``: everything was done. ``accepted``: the tables will be loaded, and each of them
-gets further answers. These are ``waiting`` (the table cannot be read now), ``loaded``, and ``ended`` (the load did not
-reach its end).
+``refused``: nothing was done. ``done``: everything was done. ``accepted``: the tables will be loaded, and further
+answers follow for each table. These are ``waiting`` (the table cannot be read now), ``loaded``, and ``ended`` (the load
+ended before all rows were read).
 """
 
 
@@ -62,7 +62,7 @@ class Command:
     where: str = ""
 
     def to_json(self) -> bytes:
-        """Return the value of its record."""
+        """Return the value of the command's record."""
         return json.dumps({"version": _VERSION, "command": asdict(self)}).encode()
 
 
@@ -78,17 +78,17 @@ class Answer:
 
     @property
     def key(self) -> bytes:
-        """The key of its record."""
+        """The key of the answer's record."""
         return self.id.encode()
 
     def to_json(self) -> bytes:
-        """Return the value of its record."""
+        """Return the value of the answer's record."""
         return json.dumps({"version": _VERSION, "answer": asdict(self)}).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A table that a command has requested to load. ``command``: the command's id. ``where``: the rows' condition."""
+    """A command's request to load a table. ``command``: its id. ``where``: an SQL condition for the rows to read."""
 
     command: str
     schema: str
@@ -97,7 +97,7 @@ class Request:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and table."""
+        """The table's name, as schema and table."""
         return self.schema, self.table
 
     def answer(self, outcome: Outcome, detail: str = "", rows: int = 0) -> Answer:
@@ -110,8 +110,8 @@ class CommandState:
     """The lasting effects of the commands that were read, as a part of the checkpoint.
 
     ``topic_id`` and ``offset``: the topic and the offset of the next command to read. ``topic_id`` is empty if the
-    topic was never read. ``is_paused``: no rows of tables are read. ``is_pipeline_paused``: nothing at all is
-    delivered.
+    topic was never read. ``is_paused``: all loads are paused. ``is_pipeline_paused``: the whole pipeline is paused, so
+    it delivers nothing.
     """
 
     topic_id: str = ""
@@ -173,7 +173,7 @@ def read_command(value: bytes | None) -> Command | None:
 
 
 def read_answer(value: bytes | None) -> Answer | None:
-    """Return the answer in a record, or None if it holds anything else."""
+    """Return the answer in a record, or None if the record contains anything else."""
     try:
         kind, found = _read(value)
         if kind != "answer" or found.get("outcome") not in get_args(Outcome):

@@ -1,7 +1,7 @@
 """A cut: whole transactions that are written to Kafka together, in one Kafka transaction.
 
 The record of a cut in ``<prefix>.transactions`` has the offsets of all partitions that the cut touched. So a reader
-that reads every listed partition up to ``next`` has a consistent prefix of the database's history.
+that reads every listed partition up to ``next`` has only whole transactions, up to one position in the WAL.
 """
 
 import zlib
@@ -26,8 +26,8 @@ MAX_PART_BYTES = 512 * 1024
 """The largest estimated size of one part of a cut record: half of what a broker accepts by default."""
 
 _TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 85, 25, 5
-"""Upper limits of encoded sizes. The first one is for a topic's entry: its counts, lengths and id, without its name,
-partitions and schema ids. The second one is for a partition: an int and two longs. The third one is for a schema id."""
+"""Upper limits of encoded sizes in bytes, for a topic's entry (its counts, lengths and id, without its name, partitions
+and schema ids), for a partition (an int and two longs), and for a schema id."""
 
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
 """Maps (topic, partition) to the offsets (first, next)."""
@@ -46,11 +46,11 @@ class TopicUse:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The content of the cut records.
+    """The information that a start takes from the cut records.
 
-    ``epoch``, ``cut`` and ``end_lsn`` are those of the last cut, or 0 if there is none. ``topics``: all topics that
-    were written so far. ``positions``: epoch and end_lsn of the last cut and of the one before it, by number, if Kafka
-    still has their records.
+    ``epoch``, ``cut`` and ``end_lsn`` describe the last cut, and are 0 if there is none. ``topics``: all topics that
+    were written so far. ``positions``: the epoch and end_lsn of the last two cuts, by cut number, as far as Kafka still
+    has their records.
     """
 
     epoch: int = 0
@@ -62,7 +62,7 @@ class Recorded:
 
 @dataclass(slots=True)
 class Cut:
-    """Committed transactions with their encoded records, in order, and the account of what they wrote."""
+    """Committed transactions with their encoded records, in order, and counts of what was written to each topic."""
 
     records: list[Record] = field(default_factory=list)
     size: int = 0
@@ -83,7 +83,7 @@ class Cut:
     loaded: list[Loaded] = field(default_factory=list)
     """The tables whose load ends in this cut, or that count as loaded from this cut on."""
     tracks_loads: bool = False
-    """Whether ``loaded`` has the tables that count as loaded because an earlier version delivered their changes."""
+    """Whether ``loaded`` has all tables that count as loaded because an earlier version delivered their changes."""
     commands: CommandState | None = None
     """The state of commands at the end of the cut. None: the same as at the end of the previous cut."""
     answers: list[Answer] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Cut:
         return not (self.records or self.marks or self.loaded or self.answers or self.opens_commands)
 
     def add_records(self, records: Iterable[Record], size: int, events: int) -> None:
-        """Add records that belong to no transaction, or to the one that is passed to :meth:`add`."""
+        """Add records that belong to no transaction, or to a transaction that is passed to :meth:`add`."""
         self.records.extend(records)
         self.size += size
         self.events += events
@@ -176,9 +176,9 @@ def message_crc(message: LogicalMessage) -> str:
 def cut_records(
     cut: Cut, identity: Mapping[str, Any], offsets: Offsets, topic_ids: Mapping[str, str], *, full: bool
 ) -> list[dict[str, Any]]:
-    """Return the parts of the cut record, ready for the Cut schema.
+    """Return the parts of the cut record, as values for the schema Cut.
 
-    There is one part, unless there are very many partitions.
+    There is one part, unless the cut wrote to very many partitions.
 
     ``identity`` holds ``pipeline``, ``cut`` and ``epoch``. A topic without an entry in ``topic_ids`` gets an empty id.
     """
@@ -219,7 +219,7 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
 
 
 def _chunks(topics: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split the entries into parts of at most MAX_PART_BYTES. A single topic may exceed this, as it is never split."""
+    """Split the entries into parts of at most MAX_PART_BYTES. A topic's entry is never split, so it may be larger."""
     chunks: list[list[dict[str, Any]]] = [[]]
     room = MAX_PART_BYTES
     for topic in topics:

@@ -40,7 +40,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceChange:
-    """The change that a record came from, as in its envelope. ``ts`` is in µs since 1970."""
+    """The change from which a record was made, as its envelope identifies it. ``ts`` is in µs since 1970."""
 
     schema: str
     table: str
@@ -62,8 +62,8 @@ class SourceChange:
 class DeadLetter:
     """A dead letter. A value is None if it is not known.
 
-    ``topic``: the topic of the record that it replaces. ``key``: the encoded key. ``size``: the bytes of key and value.
-    ``limit``: the bytes that were allowed. ``detail``: an explanation for people, without row data.
+    ``topic``: the topic of the record that it replaces. ``key``: the encoded key. ``size``: the size of key and value,
+    in bytes. ``limit``: the largest size that was allowed. ``detail``: an explanation for people, without row data.
     """
 
     origin: SourceChange

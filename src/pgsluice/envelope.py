@@ -1,8 +1,8 @@
 """Encodes change events: turns a row change into topic, key and value.
 
-Each version of a relation has one :class:`ChangeEncoder`, and the pipeline runs it on every change. The fields of
-the envelope are those of ``contract/envelope.avsc``, in the same order. They are written one after the other as Avro
-bytes, because a dict for each row would cost more than all other work together.
+Each version of a relation has one :class:`ChangeEncoder`, which encodes every change of the table. The fields of the
+envelope are those of ``contract/envelope.avsc``, in the same order. They are written one after the other as Avro bytes,
+because a dict for each row would cost more than all other work together.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +51,7 @@ def _map(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
 _KEY_CHANGE = _array([b"key_change"])
 
 _OPS = {messages.Update: "u", messages.Delete: "d"}
-"""The ops of changes that have a key. The op of inserts is chosen by :class:`ChangeEncoder`."""
+"""The ops of updates and deletes. Each :class:`ChangeEncoder` has its own op for inserts."""
 
 OnIncomplete = Callable[[Relation, TupleData], None]
 
@@ -60,7 +60,7 @@ InsertOp = Literal["c", "r"]
 
 
 class Stamp:
-    """The fields that all records of one transaction share, encoded once. It also counts ``seq``."""
+    """The fields that all records of one transaction share, encoded once, and a counter for ``seq``."""
 
     __slots__ = ("_head", "_origin", "_tail", "epoch", "next_seq", "timestamp_ms", "transaction")
 
@@ -73,7 +73,7 @@ class Stamp:
         self._origin: str | None = None
 
     def encode(self) -> bytes:
-        """Return the fields from ``epoch`` to ``origin`` of the next record."""
+        """Return the next record's fields from ``epoch`` to ``origin``."""
         if not self._head or self._origin is not self.transaction.origin:
             self._prepare()
         seq = self.next_seq
@@ -139,10 +139,10 @@ class MessageEncoder:
 
 
 EXPECTED_MAX: Final = 16 * 1024 * 1024
-"""Memory for dead letters of changes that are not delivered yet. It holds some ten thousand, unless keys are large."""
+"""Memory for dead letters of changes that are not delivered yet: some ten thousand, unless their keys are large."""
 
 _LETTER_BYTES: Final = 1024
-"""A generous estimate of the memory that one dead letter takes beside its key."""
+"""A generous estimate of the memory that one dead letter takes in addition to its key."""
 
 
 def _held_bytes(letters: Mapping[tuple[int, str], DeadLetter]) -> int:
@@ -188,7 +188,7 @@ class DeadLetters:
         return commit_lsn in self._expected
 
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
-        """Return ``records``, each replaced by its dead letter if one is expected. ``seq``: that of the first one."""
+        """Return ``records``, with the expected dead letters in place of refused ones. ``seq``: of the first record."""
         letters = self._expected[commit_lsn]
         found: list[Record] = []
         letter = None
@@ -282,7 +282,7 @@ class ChangeEncoder:
         """
         key, whole = self._old_row(message)
         old = key if whole is None else whole
-        if old is None:  # the server sends an old row only under identity full, or if a column of the identity changed
+        if old is None:  # the server sends an old row only if the identity is full, or a column of the identity changed
             value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, END, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
         new = self._filled(message.new, old, whole=whole is not None)
@@ -384,7 +384,7 @@ class ChangeEncoder:
         return image
 
     def _filled(self, new: TupleData, old: TupleData, *, whole: bool) -> TupleData:
-        """Return ``new`` with its unchanged values taken from ``old``, which is ``whole`` or has only the key."""
+        """Return ``new`` with its unchanged values taken from ``old``. ``whole``: ``old`` has more than the key."""
         if UNCHANGED not in new:
             return new
         known = range(len(new)) if whole else self._identity

@@ -51,7 +51,7 @@ class PgsluiceError(Exception):
 
 
 class RetryableError(PgsluiceError):
-    """The session cannot continue, but a new one may succeed. It starts after a back-off with jitter."""
+    """The session cannot continue. A new session, which may succeed, starts after a back-off with jitter."""
 
     exit_code = 69
 
@@ -107,7 +107,7 @@ class SinkUnavailable(RetryableError):
 
 
 class DeadlineMissed(SinkUnavailable):
-    """A Kafka transaction did not finish within its timeout. Activity does not extend it."""
+    """A Kafka transaction did not finish within its timeout. Activity does not extend the timeout."""
 
 
 class Fenced(SinkUnavailable):
@@ -137,7 +137,7 @@ class HistoryError(StopError):
 
 
 class Diverged(HistoryError):
-    """The server does not have the history of the server that pgsluice streamed from before.
+    """The server has another history than the server that pgsluice streamed from before.
 
     The refusal is recorded in Kafka, because the server's WAL may grow until its positions look right again.
     """

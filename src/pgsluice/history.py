@@ -4,7 +4,7 @@ Every check is a pure function. :func:`resume` makes the whole decision. The pip
 :func:`resume`, and acts on its result.
 
 The rules allow for two properties of PostgreSQL. A slot accepts every confirmed position, even one that the WAL has not
-reached yet. And a slot may send changes again:
+reached yet. A slot may also send changes again:
 https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
 """
 
@@ -44,7 +44,7 @@ class Identity:
     """The pipeline that starts: its name, its slot, and its ``selection`` (see :class:`Checkpoint`).
 
     ``is_atomic``: the records and the checkpoint of a cut are committed together (exactly once). ``adopt``: if the
-    history cannot be continued, begin a new one instead of raising an error.
+    epoch cannot be continued, begin a new epoch instead of raising an error.
     """
 
     pipeline: str
@@ -80,8 +80,8 @@ class Facts:
 class Resumption:
     """The checkpoint from which a session continues.
 
-    ``committed``: the number of the last cut that was committed, or 0. ``reason``: why a new history begins, or None if
-    the former one continues.
+    ``committed``: the number of the last cut that was committed, or 0. ``reason``: why a new epoch begins, or None if
+    the former epoch continues.
     """
 
     checkpoint: Checkpoint
@@ -97,8 +97,8 @@ class Resumption:
 def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether Kafka lost the checkpoints of recorded cuts.
 
-    One recorded cut after ``checkpoint`` does not prove a loss. Its cut record can become visible although the process
-    died before it could commit the cut and its checkpoint.
+    A single recorded cut after ``checkpoint`` does not prove a loss, because its cut record can become visible although
+    the process died before it could commit the cut and its checkpoint.
     """
     known = checkpoint.cut if checkpoint is not None else 0
     return recorded.cut > known + 1
@@ -107,9 +107,9 @@ def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
 def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether ``checkpoint`` and the record of its cut disagree.
 
-    Both are written in one transaction, so they have the same epoch and end. An announcement has no cut record of its
-    own. It has the number of the cut before it, and a later epoch than that cut. A checkpoint with a refusal is never
-    compared, because it stops every start anyway.
+    Both are written in one transaction, so they have the same epoch and end. An announcement has no cut record. It has
+    the number of the previous cut, and a later epoch than that cut. A checkpoint with a refusal is never compared,
+    because it stops every start anyway.
     """
     position = recorded.positions.get(checkpoint.cut) if checkpoint is not None else None
     if checkpoint is None or position is None or checkpoint.refused:
@@ -270,9 +270,10 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
 
 
 def _uncontradicted(facts: Facts) -> Checkpoint | None:
-    """Return the checkpoint of the highest recorded cut, among those that no cut record contradicts, or None.
+    """Return the last checkpoint, by cut number, that no cut record contradicts. Return None if there is none.
 
-    If the cut has several checkpoints, the last one is returned.
+    Checkpoints of cuts after the last recorded cut are ignored. If a cut has several checkpoints, the last one in the
+    topic is returned.
     """
     recorded = facts.recorded
     found = [one for one in facts.checkpoints if one.cut <= recorded.cut and not is_contradicted(one, recorded)]
@@ -340,8 +341,8 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
 
     ``committed``: the checkpoint of the last cut that was committed (:func:`_committed`).
 
-    A checkpoint and its cut record are written in one transaction, so they agree. Only for the last cut can a late
-    marker show or hide one of the two. So each of the two topics can be at most one cut ahead of the other.
+    A checkpoint and its cut record are written in one transaction, so they agree. A late marker can show or hide one of
+    the two, but only for the last cut. So each of the two topics can be at most one cut ahead of the other.
 
     Therefore three signs show that a checkpoint is not ours. First, the record of its cut contradicts it. Second, it
     comes after the checkpoint of a higher recorded cut, although our numbers only grow. Third, it is two or more cuts
@@ -391,8 +392,8 @@ def check_recorded(checkpoint: Checkpoint, facts: Facts, *, is_atomic: bool) -> 
 def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerIdentity) -> None:
     """Raise HistoryError if the slot has skipped changes, or Diverged if the checkpoint is ahead of the server.
 
-    The slot has skipped changes if it is ahead of the checkpoint. It has also skipped some if it is ahead of a PREPARE
-    whose transaction had not ended, because then PostgreSQL sends only the commit of that transaction, and no rows.
+    The slot has skipped changes if it is ahead of the checkpoint. It has also skipped changes if it is ahead of a
+    PREPARE whose transaction had not ended, because then PostgreSQL sends only that transaction's commit, and no rows.
     """
     delivered = format_lsn(checkpoint.end_lsn)
     if confirmed_flush_lsn > checkpoint.end_lsn:

@@ -74,9 +74,9 @@ class Layout:
 
 
 def unsent(old: Layout, new: Layout) -> str | None:
-    """Return why rows have values in ``new`` that they did not have in ``old`` and that the stream did not send.
+    """Return why the stream lacks values that rows have in ``new`` but did not have in ``old``.
 
-    Return None if they have no such values, for example after a column without values was added, or after one was
+    Return None if it lacks no values, for example after a column without values was added, or after a column was
     dropped or renamed.
     """
     if old.filter != new.filter:

@@ -37,8 +37,8 @@ class Load:
 
     ``shape``: a digest of everything that decides which rows and columns are read, and in which order. If it changes,
     the load begins again. ``key``: the columns that identify a row. ``last``: the key of the last row that is in the
-    stream, as PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream. ``is_read``:
-    all rows have been read once.
+    stream, as PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream so far.
+    ``is_read``: all rows have been read once.
 
     ``moved``: keys of rows that must be read again before the end (:func:`moved_key`). An UPDATE has changed the key of
     such a row, and did not send its large values, because they did not change. If the row was not read under its former
@@ -58,7 +58,7 @@ class Load:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Schema and table."""
+        """The table's name, as schema and table."""
         return self.schema, self.table
 
     def __str__(self) -> str:
@@ -68,13 +68,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadPosition:
-    """The last LSN at which rows were inserted into the stream, and the number of rows and marks there."""
+    """The last LSN at which rows were inserted into the stream, and the number of rows and marks at this LSN."""
 
     lsn: int = INVALID_LSN
     count: int = 0
 
     def at(self, lsn: int) -> "LoadPosition":
-        """Return the position for rows and marks at ``lsn``: after those that are there already."""
+        """Return the position for rows and marks at ``lsn``, after all rows and marks that are already at this LSN."""
         return self if lsn == self.lsn else LoadPosition(lsn)
 
     def after(self, count: int) -> "LoadPosition":
@@ -115,7 +115,7 @@ class Loaded:
 
     ``state``: ``end`` if all rows have been read, ``cancelled`` if a command has cancelled the load, ``assumed`` if the
     table counts as loaded because an earlier version has delivered its changes, and ``stale`` if DDL has changed the
-    rows since they were read. The record counts only if ``cut``, which the sink fills in, was committed. ``layout``:
+    rows since they were read. The record is valid only if ``cut``, which the sink fills in, was committed. ``layout``:
     the layout of the table when the rows were read, or a later one if DDL has not changed the rows since. It is None if
     it is not known.
     """
@@ -141,9 +141,9 @@ class Loaded:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Return the table in ``data``. Raise HistoryError if ``data`` is not such a record.
+        """Return the table in ``data``. Raise HistoryError if ``data`` is not the value of a table's record.
 
-        ``where``: the name of the record in the error message.
+        ``where``: what the error message calls the record.
         """
         try:
             found = read_json(data.decode())

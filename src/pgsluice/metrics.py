@@ -19,8 +19,8 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 TOPICS_MAX = 500
-"""How many topics have their own time series. A series takes memory in Prometheus, and there can be thousands of
-tables."""
+"""How many topics have their own time series. There is a limit because each series takes memory in Prometheus, and
+there can be thousands of tables."""
 
 TOTALS_MAX = 5000
 """How many topics have their own count of events for the status page, which shows the busiest topics."""
@@ -164,7 +164,7 @@ def _no_span(_name: str, _seconds: float, _attributes: Mapping[str, str | int]) 
 
 
 class Metrics:
-    """All metrics of one pipeline's process, in a registry of their own."""
+    """All metrics of one pipeline's process, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -65,7 +65,7 @@ def _without_password(user: re.Match[str]) -> str:
 
 
 def _without_secrets(word: re.Match[str]) -> str:
-    """Return ``word`` without secrets. The time is proportional to its length, because strangers may choose it."""
+    """Return ``word`` without secrets, in time proportional to its length, because strangers may choose the word."""
     scheme, mark, rest = word[0].partition("://")
     user, at, place = rest.rpartition("@")
     public = _QUERY.sub(r"\1***", place)

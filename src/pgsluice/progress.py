@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def is_simple(self) -> bool:
-        """Whether the end of an ordinary transaction only advances ``received``."""
+        """Whether the end of an ordinary transaction has no other effect than to advance ``received``."""
         return not (self._to_be_resent or self._prepares) and self._ceiling == MAX_LSN
 
     def on_resent(self, end_lsn: int, what: ResentKind) -> None:
@@ -123,7 +123,7 @@ class Progress:
         self._drop_released()
 
     def on_prepared(self, xid: int, prepare_lsn: int) -> None:
-        """Keep the confirmed position from passing this Prepare, or the server would not send the transaction again.
+        """Confirm no position after this Prepare, because the server would then not send the transaction again.
 
         A Prepare before the slot's position holds nothing back. It was confirmed before the slot reported prepared
         transactions, so the server sends the rows with the commit.
@@ -148,7 +148,7 @@ class Progress:
         """Return the ``held_lsn`` for a checkpoint with this ``end_lsn``."""
         held = [lsn for xid, lsn in self._prepares.items() if self._released.get(xid, end_lsn + 1) > end_lsn]
         if self.received <= self._held != INVALID_LSN:
-            held.append(self._held)  # the transaction that was prepared there has not come again yet
+            held.append(self._held)  # the server has not sent the transaction that was prepared at this LSN again yet
         return min(held, default=INVALID_LSN)
 
     def _drop_released(self) -> None:

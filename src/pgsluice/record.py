@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 OVERHEAD_BYTES: Final = 160
-"""Memory that a record takes beside its bytes: the tuple, the headers of two bytes objects, and an entry in a list."""
+"""Memory of a record in addition to its bytes: the tuple, the headers of two bytes objects, and an entry in a list."""
 
 
 def held_bytes(size: int, records: int) -> int:
@@ -43,7 +43,7 @@ class Record(NamedTuple):
 
 
 class Pending:
-    """The records of the transaction that is being received. It is ``full`` from ``limit`` bytes on."""
+    """The records of the transaction that is being received. It is ``full`` if it holds ``limit`` bytes or more."""
 
     __slots__ = ("events", "limit", "records", "size")
 

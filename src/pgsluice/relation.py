@@ -101,8 +101,8 @@ class Relation:
     ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). With ``f``, the server flags
     every column as part of the key, so the protocol does not show the primary key.
 
-    ``partition_keys``: the columns of the partitions' replica identities, if this is the root of partitions, and one of
-    these identities differs from that of the root. See :func:`with_identity_of_partitions`.
+    ``partition_keys``: the columns of the partitions' replica identities, if the table is the root of partitions and
+    one of them has another replica identity than the root. See :func:`with_identity_of_partitions`.
     """
 
     oid: int
@@ -127,7 +127,7 @@ class Relation:
 
 
 def identity_of(relation: Relation) -> frozenset[str]:
-    """Return the columns of an old row that the server sends to identify it. Return none if it sends all or none."""
+    """Return the columns that the server sends to identify an old row, or an empty set if it sends all or none."""
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
@@ -177,9 +177,9 @@ class TableId(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishedName:
-    """A published table without its columns. They could take much memory, because anybody may create many wide tables.
+    """A published table without its columns, which could take much memory if somebody creates many wide tables.
 
-    ``columns``: how many columns it has had so far. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
+    ``columns``: how many columns the table has had so far. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
     """
 
     oid: int
@@ -223,10 +223,10 @@ BUILTIN_TYPES: Final = _builtin_types()
 class RelationCache:
     """The tables and types that the server described on one connection. The cache lives as long as the connection.
 
-    There is one cache for streamed and other transactions, and each description replaces the one before, in the order
-    of arrival. The server has a cache of the same kind, and does not describe a table in that cache again. So no table
-    may be dropped here. Instead, the least recently used tables are packed. If the cache is full, the session ends. The
-    next session gets further, because the changes delivered until then are not sent again.
+    Streamed and other transactions share this cache, and each description of a table replaces the previous one, in the
+    order of arrival. The server keeps a similar cache, and does not describe a table again that is in the server's
+    cache. So no table may be dropped here. Instead, the least recently used tables are packed. If this cache is full,
+    the session ends. The next session gets further, because the changes delivered so far are not sent again.
 
     Types may be dropped, because the server describes them again right before each Relation message that needs them.
     """
@@ -234,7 +234,7 @@ class RelationCache:
     def __init__(self) -> None:
         self._types: dict[int, PgType] = {}
         self.by_oid: dict[int, Relation] = {}
-        """The version of each table for the next row, unless it is packed. ``[]`` also finds packed versions."""
+        """The current version of each table, unless it is packed. ``cache[oid]`` also finds packed versions."""
         self._bytes: dict[int, int] = {}
         """The memory that each version in ``by_oid`` takes."""
         self._kept_bytes = 0
@@ -242,7 +242,8 @@ class RelationCache:
         """All tables that were described. The value is None if the current version was never packed."""
         self._packed_bytes = 0
         self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
-        """The versions that are in use elsewhere, packed or not. Encoders are found by the identity of the object."""
+        """The versions that are in use elsewhere, packed or not. They stay the same objects, because an encoder is
+        found by the identity of its relation object."""
         self._last: int | None = None
         """The table that was described last. The server describes a partition right after its root."""
         self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
@@ -372,13 +373,13 @@ class RelationCache:
 
 _KEYS_MAX: Final = 2
 _KEY_BYTES: Final = 512
-"""The memory that an identity of partitions takes beside the names of its columns."""
+"""The memory that an identity of partitions takes in addition to the names of its columns."""
 
 _QUICKLY: Final = 1
 """The level of compression. Higher levels save little."""
 
 _COLUMN_BYTES: Final = 128
-"""Memory of a column beside its name: the object, its entry in the tuple, its typmod, and malloc's overhead."""
+"""Memory of a column in addition to its name: the object, its entry in the tuple, its typmod, and malloc's overhead."""
 
 
 def size_of(relation: Relation) -> int:

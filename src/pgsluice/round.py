@@ -1,9 +1,10 @@
 """One round: finds the position in the stream for rows that were read at a database snapshot.
 
-The session takes the snapshot between two transactions. From then on, it asks the round about every transaction. A
-transaction that the snapshot sees passes, because the rows that were read include its changes. A transaction that the
-snapshot does not see waits until the rows are in the stream, and so does everything after it. So the rows come after
-all changes that they include, and before all changes that they do not include.
+The session takes the snapshot between two transactions. From then on, the round decides about every transaction. If
+the snapshot sees a transaction, the transaction passes, which means that it is delivered at once, because the rows
+that were read include its changes. If the snapshot does not see a transaction, the transaction waits until the rows are
+in the stream, and so does everything after it. So the rows come after all changes that they include, and before all
+changes that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot
@@ -11,7 +12,7 @@ from pgsluice.transaction import Transaction
 
 
 class Round:
-    """The gate (``transactions.Gate``) of one snapshot. ``end_lsn``: a position after all changes that it sees."""
+    """The gate (``transactions.Gate``) for one snapshot. ``end_lsn``: a position after all changes that are visible."""
 
     def __init__(self, snapshot: Snapshot, end_lsn: int) -> None:
         self.is_complete = False

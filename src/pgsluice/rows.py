@@ -13,7 +13,7 @@ This module and the modules that it uses are the specification of this path. Rea
 5. ``record``: the topic, key and value of one Kafka record.
 
 All decisions about a table were made before its first row: its columns, schema, key and topic, and the writer of each
-column. A row only runs the functions that were chosen then.
+column. For a row, only the functions that were chosen then are called.
 
 The session passes the frames that it has read, and the index of the first one. The run continues as long as rows of one
 transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the run, and
@@ -125,7 +125,7 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
     Only the compiled twin has this shortcut, so this twin never adds any. The caller handles each transaction that was
     not added, message by message and with the same result.
 
-    A transaction is taken if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
+    A transaction is added if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
     not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.
     """
     return None

@@ -92,10 +92,10 @@ class Shape:
     ``relation``: its columns are those that the publications send. ``is_root``: it is the root of a partitioned table,
     and is read with all partitions. ``key``: the columns that order the rows and identify each of them; empty if there
     are none. ``filter``: the SQL condition of the publications; empty if there is none. ``replaces``: all deletes and
-    truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: functions that may
-    run when the table is read belong to superusers or the database's owner, or the settings or a publication name the
-    table. ``digest`` changes when any of the above changes. ``where``: a further condition, if a command or a rule
-    selects only some of the rows.
+    truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: either all
+    functions that may run when the table is read belong to superusers or to the database's owner, or the table is named
+    in the settings or in a publication. ``digest`` changes when any of the above changes. ``where``: a further
+    condition, if a command or a rule selects only some of the rows.
     """
 
     relation: Relation
@@ -124,7 +124,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Rows and bytes of a table, by PostgreSQL's last estimate. Both are 0 if it has no estimate."""
+    """Rows and bytes of a table, by PostgreSQL's last estimate. Both are 0 if there is no estimate."""
 
     rows: int = 0
     bytes: int = 0
@@ -134,7 +134,7 @@ def reached_at(insert_lsn: int, segment_bytes: int, page_bytes: int) -> int:
     """Return the position at which a stream has received everything that was inserted before ``insert_lsn``.
 
     At the start of a page or segment, the insert position lies after the header. But an idle server never reports a
-    position after a header without a record, so the stream would never reach the insert position itself.
+    position after a header until a record follows, so the stream would never reach the insert position itself.
 
     ``segment_bytes`` and ``page_bytes`` are the server's wal_segment_size and wal_block_size.
     """

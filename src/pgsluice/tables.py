@@ -27,7 +27,7 @@ _SHORTENED = "-_xFFFFFF_"
 character has this number. The hyphen separates it from an escape that the shortening has cut in two."""
 
 _HASH_CHARACTERS = 32
-"""128 bits, so that nobody can find two tables with the same hash."""
+"""The hexadecimal digits of 128 bits, so that nobody can find two tables with the same hash."""
 
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
@@ -176,8 +176,8 @@ class Tables:
     _reserved: dict[str, list[tuple[str, tuple[str, str]]]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-    """The reserved topics, each with its table, by the form that :func:`_as_kafka_compares` returns. Filled on first
-    use."""
+    """The reserved topics, each with its table. The keys are topic names as :func:`_as_kafka_compares` returns them.
+    The dict is filled on first use."""
 
     def policy(self, schema: str, table: str) -> TablePolicy | None:
         """Return how ``schema.table`` is published, or None if the table is left out.
@@ -341,13 +341,13 @@ class Tables:
 def escape(name: str) -> str:
     """Return ``name`` as one part of a topic's name. Different names never give the same part.
 
-    To read the name back, go from left to right: ``_xHHHH_`` stands for a character, and all else for itself.
+    To decode the name, read it from left to right: ``_xHHHH_`` stands for a character, and all else for itself.
     """
     return _TO_ESCAPE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` lacks to give each table that matches ``glob`` its own topic."""
+    """Return the placeholders that ``template`` lacks. Each table that matches ``glob`` has to get its own topic."""
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]

@@ -22,10 +22,10 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class WholeTransactions:
-    """Ordinary transactions that were taken from Begin to Commit (``rows.add_transactions``).
+    """Ordinary transactions that ``rows.add_transactions`` has added as a whole, from Begin to Commit.
 
     ``at``: the index of the next frame. ``end_lsn``: the end of the last transaction. ``count``, ``first``, ``last``
-    and ``last_end_lsn`` describe the transactions with records. There may be none.
+    and ``last_end_lsn`` describe only the transactions with records, and keep their defaults if there are none.
     """
 
     at: int
@@ -145,9 +145,9 @@ Event: TypeAlias = (
 class Delivered:
     """The positions up to which changes are durable downstream.
 
-    ``lsn``: everything that PostgreSQL committed before it is delivered. ``transaction_lsn``: no transaction with
-    changes to deliver ended between it and ``lsn``. ``message_lsn``: no message outside transactions came between it
-    and ``lsn``.
+    ``lsn``: everything that PostgreSQL committed before this position is delivered. ``transaction_lsn``: between this
+    position and ``lsn``, no transaction with changes to deliver ended. ``message_lsn``: between this position and
+    ``lsn``, there was no message outside transactions.
     """
 
     lsn: int

@@ -37,7 +37,10 @@ from pgsluice.waiting import NO_RELATION, Spool, Waiting, changes
 
 
 class Gate(Protocol):
-    """Decides which transactions pass while rows are read, because the rows have to come between two transactions."""
+    """Decides, while rows are read, which transactions pass at once and which have to wait.
+
+    A transaction that passes is delivered before the rows, and one that waits is delivered after them.
+    """
 
     def admits(self, transaction: Transaction) -> bool:
         """Return whether ``transaction``, which begins or has just committed, may pass at once."""
@@ -110,9 +113,9 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """The commit LSN from which on an ordinary transaction passes at once, whatever it contains.
+        """An LSN: each ordinary transaction that commits there or later passes at once, whatever it contains.
 
-        None means that the next message does not begin such a transaction, or that the gate has to decide.
+        None means that the stream is not between transactions, or that transactions may have to wait.
         """
         return self._delivered.lsn if self.is_between and self.gate is None and not self._held else None
 

@@ -22,7 +22,7 @@ class WaitingRows(Protocol):
         """Add an entry. ``number`` has 32 unsigned bits."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return all entries, oldest first. Return None where more has to be loaded before the next entry."""
+        """Yield all entries, oldest first. Yield None if more has to be loaded before the next entry."""
 
     def discard(self) -> None:
         """Delete all entries."""
@@ -40,8 +40,8 @@ class _Xids:
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
-        """A bit for each id. Each value has the bits of 256 ids, and its key is their common upper bits. This is small,
-        because ids that were rolled back are usually close together."""
+        """A bit for each id. Each value has the bits of 256 ids, and its key is their common upper bits. The dict is
+        small, because ids that were rolled back are usually close together."""
 
     def add(self, xid: int) -> None:
         self._bits[xid >> 8] = self._bits.get(xid >> 8, 0) | 1 << (xid & 255)
