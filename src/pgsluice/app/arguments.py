@@ -1,6 +1,6 @@
 """The grammar of the command line.
 
-``tests/unit/app/test_cli.py`` covers it.
+``tests/unit/app/test_cli.py`` covers this module.
 
 https://docs.python.org/3/library/argparse.html
 """
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(commands: Mapping[str, Run]) -> Parser:
-    """Return the parser. It stores the function of the given command, from ``commands``, as ``command``."""
+    """Return the parser. The attribute ``command`` of its result is the function from ``commands`` to run."""
     made = Parser(
         prog="pgsluice",
         description="Change data capture from PostgreSQL to Apache Kafka.",
@@ -144,7 +144,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs more often than that, or less than once a day
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs a status more often, or less than once a day
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
     return seconds
 

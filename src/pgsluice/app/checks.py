@@ -1,6 +1,6 @@
 """``pgsluice check``: checks that PostgreSQL, Kafka and the registry have what ``run`` needs. It changes nothing.
 
-``tests/integration/test_cli.py`` covers it.
+``tests/integration/test_cli.py`` covers this module.
 """
 
 import asyncio

@@ -118,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Import modules a fifth faster.
+    """Switch off garbage collection in this block, which makes imports a fifth faster.
 
     Imports create many objects that are never freed, so the collector would search them repeatedly and find nothing.
     """

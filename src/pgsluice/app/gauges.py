@@ -118,7 +118,7 @@ class Gauges:
 def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
     """Return how many bytes of WAL each stage is behind the previous stage.
 
-    ``positions``: by their names in the metrics. ``wal_end``: the end of the server's WAL according to another source,
+    ``positions``: by their names in ``pgsluice_lsn``. ``wal_end``: the end of the server's WAL from another source,
     or 0. A new session has received nothing yet, but everything before ``confirmed`` was received by earlier sessions.
     """
     confirmed = positions["confirmed"]

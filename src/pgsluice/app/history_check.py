@@ -1,7 +1,8 @@
 """The part of ``pgsluice check`` that finds out whether a start could continue from the last checkpoint.
 
-It gathers the same facts as a start, and calls the same function to decide. ``tests/integration/test_cli.py`` covers
-it.
+It gathers the same facts as a start, and calls the same function to decide.
+
+``tests/integration/test_cli.py`` covers this module.
 """
 
 import asyncio

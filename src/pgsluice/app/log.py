@@ -33,7 +33,7 @@ first."""
 
 WARNINGS_KEPT_MAX = 50
 WARNING_MAX_CHARACTERS = 2000
-"""How many warnings are kept in memory for the status page, and how many characters of each."""
+"""How many warnings are kept in memory for the status page, and how many characters of each warning."""
 
 _CHATTY = ("httpx", "httpx2")
 """Libraries that log a line at level info for every request."""

@@ -2,7 +2,7 @@
 
 Types and labels are those of the metrics themselves. The texts are here, because they are longer than a metric's help.
 
-``tests/unit/test_metrics.py`` covers it.
+``tests/unit/test_metrics.py`` covers this module.
 """
 
 import sys
@@ -190,7 +190,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_slot_spilled_bytes_total",
                 "Bytes that the server has written to its disk while it decoded.",
-                "As above.",
+                "See `pgsluice_slot_spilled_transactions_total`.",
             ),
             Entry(
                 "pgsluice_slot_streamed_bytes_total",
@@ -221,7 +221,7 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_events_total",
-                "Change events committed to Kafka: `c`, `u`, `d`, `t`, `m`, `r` as in [events.md](events.md).",
+                "Change events committed to Kafka, by `op`: `c`, `u`, `d`, `t`, `m`, `r` as in [events.md](events.md).",
                 "",
             ),
             Entry(
@@ -268,15 +268,15 @@ SECTIONS: Final = (
                 "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last "
                 "attempt to read the table failed, or transactions that are changing it have not "
                 "ended), `left_out` (it cannot be loaded as it is), `stale` (it was altered after"
-                " it was loaded, and is not loaded again automatically), `skipped` by the settings, "
-                "`assumed` to be loaded because an earlier version has delivered their changes, "
+                " it was loaded, and is not loaded again automatically), `skipped` (the settings say that it is not "
+                "loaded), `assumed` (it counts as loaded, because an earlier version has delivered its changes), "
                 "`loaded`.",
                 "PgsluiceTablesNotLoaded: `pgsluice status` names tables and reasons. See "
                 "[snapshots.md](snapshots.md#how-far-it-has-come).",
             ),
             Entry(
                 "pgsluice_snapshot_rows",
-                "Rows that have been read so far, of all tables that are loaded or will be.",
+                "Rows that have been read so far, of all tables that are or will be loaded.",
                 "",
             ),
             Entry(
@@ -287,10 +287,9 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_snapshot_rounds_total",
                 "Rounds, each of which reads a chunk of rows, by `result`: `placed` in the stream, `no_place` if the "
-                "stream had no place for the chunk (it is read again, with half as many rows), `failed`.",
-                "Many `no_place`: transactions become visible in another order than that of their"
-                " commits, which happens often with synchronous replication. `failed`: the log"
-                " has the reason.",
+                "stream had no position for the chunk (it is read again, with half as many rows), `failed`.",
+                "Many `no_place`: transactions become visible in another order than they commit, which happens often "
+                "with synchronous replication. `failed`: the log has the reason.",
             ),
             Entry(
                 "pgsluice_snapshot_round_seconds",
@@ -328,9 +327,9 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_waiting_bytes",
-                "Space that these rows take in `memory` and on `disk`, in bytes.",
-                "PgsluiceSpillNearlyFull: at the limit on disk, pgsluice stops (69). Commit or roll back the "
-                "transaction.",
+                "Space that rows take in `memory` and on `disk` while they wait for their commit, in bytes.",
+                "PgsluiceSpillNearlyFull: at the limit on disk, pgsluice stops with exit code 69. Commit or roll back "
+                "the transactions that are open on the server.",
             ),
             Entry(
                 "pgsluice_waiting_limit_bytes",
@@ -352,7 +351,7 @@ SECTIONS: Final = (
                 "pgsluice_event_loop_delay_seconds",
                 "The delay with which the event loop ran a task that was due, in seconds, measured once a second.",
                 "Milliseconds are normal. If it is longer, the process has too little CPU, or "
-                "encodes without a pause: [scaling.md](scaling.md).",
+                "encodes without a pause. See [scaling.md](scaling.md).",
             ),
             Entry(
                 "process_resident_memory_bytes",
@@ -367,7 +366,7 @@ SECTIONS: Final = (
             Entry(
                 "process_cpu_seconds_total",
                 "CPU time of the process.",
-                "A rate near 1 is one core: [scaling.md](scaling.md).",
+                "A rate near 1 means that one core is busy all the time. See [scaling.md](scaling.md).",
             ),
             Entry(
                 "process_start_time_seconds",

@@ -1,6 +1,6 @@
 """``pgsluice registry``: serves the schemas of prefixes without a pipeline, or copies them to a registry server.
 
-``tests/integration/test_registry_server.py`` covers it.
+``tests/integration/test_registry_server.py`` covers this module.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 It does not execute the SQL.
 
-``tests/integration/test_setup_sql.py`` covers it.
+``tests/integration/test_setup_sql.py`` covers this module.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class _Present:
     tables: Sequence[NamedTable] = ()
     publication: Publication | None = None
     carried: Collection[tuple[str, str]] = ()
-    """The tables that the publication carries."""
+    """The names of the tables that the publication includes, with roots and partitions."""
 
 
 def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> list[str]:

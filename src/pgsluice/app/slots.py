@@ -1,6 +1,6 @@
 """``pgsluice slot``: manages the replication slot without a pipeline.
 
-``tests/integration/test_cli.py`` covers it.
+``tests/integration/test_cli.py`` covers this module.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """``pgsluice snapshot``, ``pause`` and ``resume``: they send commands to a running pipeline and show their progress.
 
-``cli`` uses it. The checkpoint has the progress of loads. The answers to the command say how the loads ended.
+``cli`` uses this module. The checkpoint has the progress of loads. The answers to the command say how the loads ended.
 """
 
 import time
@@ -17,7 +17,7 @@ EXPIRES_S: Final = 600.0
 """A pipeline ignores a command that is older than this, because the user may no longer expect it to be carried out."""
 
 LATE_S: Final = 30.0
-"""How long to wait for an answer after the command has expired. An answer is sent with the next cut."""
+"""How long to wait for an answer after the command has expired, because an answer is sent only with the next cut."""
 
 PROGRESS_S: Final = 5.0
 """How often the progress of loads is shown."""

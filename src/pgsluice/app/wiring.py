@@ -40,7 +40,7 @@ SELECTION_DIGITS: Final = 16
 """How many digits of the digest are kept. They are enough to tell all configurations apart."""
 
 QUEUE_FACTOR: Final = 2
-"""librdkafka may hold this many times delivery.inflight_max. This also limits the largest row that can be delivered."""
+"""librdkafka's queue may hold QUEUE_FACTOR times delivery.inflight_max. This also limits the size of a row."""
 
 
 def access_files(settings: Settings) -> AccessFiles:

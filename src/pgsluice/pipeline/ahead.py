@@ -10,8 +10,8 @@ from pgsluice.pgoutput.messages import Relation
 
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
-"""The messages before and after rows whose transaction may still be rolled back: Stream Start and Stream Stop, Begin
-Prepare and Prepare."""
+"""The messages that begin and end a group of rows whose transaction may still be rolled back: Stream Start and Stream
+Stop, Begin Prepare and Prepare. Each value is the end for its key."""
 
 
 class Ahead:
@@ -28,7 +28,9 @@ class Ahead:
         self._frames, self._at = frames, at
 
     def described(self) -> Iterator[Relation]:
-        """Yield the tables that the frames describe and whose rows are committed. Do this once for each read.
+        """Yield the tables that the frames describe and whose rows are committed.
+
+        If this was already called for the same read, yield nothing.
 
         The server describes a table right before its first row. Stop at a frame that cannot be decoded, because the
         session will process that frame and raise the error.

@@ -2,8 +2,8 @@
 
 Such a table was altered so that its rows have other values, or it is not published any more.
 
-The ``loader`` uses this each time it reads the list of published tables. The rows of such a table then count as stale.
-A mark in the stream says so, and the table is loaded again unless the settings prevent this.
+The ``loader`` uses this module each time it reads the list of published tables. Such a table becomes stale: a mark in
+the stream tells consumers so, and the table is loaded again unless the settings prevent this.
 """
 
 from collections.abc import Collection, Sequence
@@ -52,7 +52,7 @@ class Alterations:
         return published
 
     async def _note_left(self, published: Collection[int]) -> None:
-        """Mark the tables that are not published any more. If they are published again, changes will be missing."""
+        """Mark tables that are not published any more, because changes will be missing if they are published again."""
         left = [one for one in self._begun.all_complete() if one.oid not in published]
         there = await self._source.layouts([one.oid for one in left]) if left else {}
         for loaded in left:

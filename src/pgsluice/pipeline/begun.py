@@ -1,4 +1,4 @@
-"""The loads that have begun: the progress of each, and the rows that it has to read again before its end."""
+"""The loads that have begun: the progress of each, and the rows that have to be read again before the load ends."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -22,8 +22,8 @@ load ends, and until then each checkpoint contains their keys. The limits are th
 their keys take in a checkpoint. Above one of these limits, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""How many bytes the keys of all loads may take in a checkpoint. Above that, the load whose keys
-take the most begins again."""
+"""How many bytes the keys of these rows may take in a checkpoint, for all loads together. Above this limit, the load
+whose keys take the most bytes begins again."""
 
 
 class Begun:
@@ -51,7 +51,7 @@ class Begun:
             self.put(load)
 
     def of(self, oid: int) -> Load | None:
-        """Return the load of the table with this oid. None means that it has not begun, or has to begin again."""
+        """Return the load of the table with this oid, or None if the load has not begun, or has to begin again."""
         return self._loads.get(oid)
 
     def put(self, load: Load) -> None:
@@ -82,7 +82,7 @@ class Begun:
         return self.replace(loaded)
 
     def replace(self, loaded: Loaded) -> Loaded:
-        """Make this the table's record."""
+        """Store ``loaded`` as the table's record, and return it."""
         self._loaded[loaded.schema, loaded.table] = loaded
         return loaded
 
@@ -90,8 +90,8 @@ class Begun:
         """Note that a command has ended the load. Return the table's new record, or None if its present record stays.
 
         A table that was loaded before still counts as loaded, even if some of its rows were delivered again. This holds
-        only for tables with a key. Without a key, new rows do not replace old ones, so copies of the table have the
-        rows that were delivered again twice.
+        only for tables with a key. Without a key, new rows do not replace old ones, so copies of the table contain the
+        redelivered rows twice.
         """
         load = self._loads.get(relation.oid)
         self.drop(relation.oid)

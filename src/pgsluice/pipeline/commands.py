@@ -122,7 +122,7 @@ class Commands:
         cut as the changes that were received before, so no changes follow it.
         """
         async with self._loader.at_work, self._pause():
-            _check_in_time(command)  # again, because the pause may have waited long for the end of a large transaction
+            _check_in_time(command)  # again, because the block may have waited long for the end of a large transaction
             pauses, former = command.verb == "pause_pipeline", self._requests.state
             answer = Answer(command.id, "done", _said_of_pause(former, pauses=pauses))
             self._requests.become(replace(former, offset=offset + 1, is_pipeline_paused=pauses), [answer])
@@ -130,10 +130,10 @@ class Commands:
             return answer
 
     async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
-        """Return the published tables that match. Each pattern has to match at least one table.
+        """Return the matching published tables: those that pgsluice may read, and those that it may not read.
 
-        The second list has the tables whose owners are not trusted. If a pattern also matches trusted tables, these are
-        loaded nevertheless.
+        :mod:`.trust` explains why it may not read some tables. Each pattern has to match at least one table that it may
+        read.
         """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)

@@ -334,7 +334,7 @@ class Encoders:
         )
 
     async def _identified(self, relation: Relation) -> Relation:
-        """Return the table with the replica identity that its old rows have.
+        """Return the table with the replica identity that decides which columns its old rows have.
 
         Raise TableRefused if its partitions have different replica identities.
         """
@@ -348,7 +348,7 @@ class Encoders:
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
         """Return the descriptions of the columns' types from the catalog.
 
-        In text format, only the element types of arrays are needed. In binary format, the parts of all types are.
+        Text format needs only the element types of arrays. Binary format needs the parts of all types.
         """
         unknown = unknown_types(relation) if self._types.binary else unknown_arrays(relation)
         return await self._source.describe_types(unknown) if unknown else []

@@ -2,7 +2,7 @@
 
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement these protocols.
 
-``tests/unit/pipeline/test_pipeline.py`` covers it.
+``tests/unit/pipeline/test_pipeline.py`` covers this module.
 """
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -194,7 +194,7 @@ class Reader(Protocol):
         """End the transaction, if there is one."""
 
     async def flush(self) -> None:
-        """Make the server write a message to its WAL, so that the stream moves on even if nobody else writes."""
+        """Make the server write a message to its WAL, so that the stream advances even if nobody else writes."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -214,11 +214,11 @@ class Sink(Protocol):
         """Return the last checkpoint that can be read without fencing. This does not disturb a running owner."""
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Return the last committed checkpoints. The one that counts is the last. Call it after :meth:`fence`.
+        """Return the last committed checkpoints, the valid one last. Call it after :meth:`fence`.
 
         Before :meth:`fence`, some checkpoints may be missing. If Kafka still has the checkpoint of the cut before the
-        last one, the result contains it. If this pipeline has no checkpoint, the result may contain a checkpoint of
-        another pipeline.
+        last cut, the result contains this checkpoint as well. If this pipeline has no checkpoint, the result may
+        contain a checkpoint of another pipeline.
         """
 
     async def fence(self) -> None:
@@ -316,7 +316,7 @@ class Spool(waiting.Spool, Protocol):
         """
 
     async def load(self) -> None:
-        """Read from disk what the next row needs. If it needs nothing, let other tasks run.
+        """Read the data of the next row from disk. If there is nothing to read, let other tasks run.
 
         Call it after a :class:`pgsluice.transaction.Paused`. Raise UnavailableError if the disk hangs, or if the files
         have been changed.

@@ -1,4 +1,4 @@
-"""Puts rows that were read into the open cut, between the marks of their load."""
+"""Adds the rows of loaded tables to the open cut, between the marks of their load."""
 
 import asyncio
 import uuid
@@ -31,8 +31,8 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    ``replaces`` says that rows which are older than the load, and which the load has not read, do not exist any more at
-    its end. ``layout`` is the table's layout when it was opened, or None if it is not known.
+    ``replaces``: at the end of the load, consumers may remove older rows that the load has not read, because the table
+    does not have these rows any more. ``layout`` is the table's layout when it was opened, or None if it is not known.
     """
 
     shape: Shape
@@ -75,9 +75,10 @@ class Inserter:
     async def insert(
         self, table: Opened, chunk: Chunk, lsn: int, timestamp: int, moved: Sequence[tuple[str, ...]] = ()
     ) -> None:
-        """Put the rows of the chunk into the open cut, at ``lsn``.
+        """Add the rows of the chunk to the open cut, at ``lsn``.
 
-        ``moved`` are the first keys of ``Load.moved``, if the chunk has the rows with these keys.
+        If the chunk has rows that were read again because their keys had changed, ``moved`` has these keys, which are
+        the first in ``Load.moved``.
         """
         self._position = self._position.at(lsn)
         load = self._begun.of(table.oid)
@@ -107,7 +108,7 @@ class Inserter:
     async def _insert_some(
         self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
-        """Put rows from ``frames[at]`` on into the open cut until it is full. Return the load and the next index."""
+        """Add rows to the open cut, from ``frames[at]`` on, until it is full. Return the load and the next index."""
         pending, load_position, began = self._outbox.pending, self._position, at
         transaction = Transaction(0, load_position.lsn, timestamp)
         stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)

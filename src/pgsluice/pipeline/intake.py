@@ -1,8 +1,8 @@
 """The reads of one session, one after the other. A pause of the pipeline takes effect here.
 
 While the pipeline is paused, the session gets no frames. A read that was in progress may still end, and its frames wait
-for the end of the pause. No other read begins, so the server has to wait, and memory holds at most one batch. The
-stream still reports positions by itself, so the server does not end the connection.
+for the end of the pause. No new read begins, so the server has to wait, and memory holds at most one batch. The stream
+still reports positions by itself, so the server does not end the connection.
 """
 
 import asyncio
@@ -69,5 +69,5 @@ class Intake:
             await asyncio.Future()
 
     async def close(self) -> None:
-        """Cancel the read in progress. The server sends these frames again in the next session."""
+        """Cancel the read in progress. The server sends its frames again in the next session."""
         await cancel(self._reading)

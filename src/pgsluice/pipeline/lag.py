@@ -6,8 +6,8 @@ Once a second, the daemon passes the positions from the session or from the slot
 from collections import deque
 
 FRESH_S = 30.0
-"""How long a position of the server counts as current. A session asks for it every 2 s. Between sessions, the daemon
-asks every 10 s."""
+"""How long a position of the server counts as current. A session asks for the position every 2 s. Between sessions, the
+daemon asks for it every 10 s."""
 
 OBSERVATIONS_MAX = 1000
 """How many positions of the server are kept while they are not delivered yet."""
@@ -28,12 +28,15 @@ class Lag:
         self._apart_s = 0.0
         """The minimum time between two entries of ``_ahead``."""
         self._oldest_commit: tuple[float, int] | None = None
-        """The time of a commit that is not delivered, and a position of the server that is not before this commit."""
+        """The time of a commit that is not delivered, and a position of the server at or after this commit."""
         self._reached = 0
         self._confirmed: int | None = None
 
     def note_server(self, at: float, server_lsn: int) -> None:
-        """Note that the server's WAL ended at ``server_lsn`` at the time ``at``. Ignore a time before the last one."""
+        """Note that the server's WAL ended at ``server_lsn`` at the time ``at``.
+
+        Ignore observations that are not newer than the last one.
+        """
         if self._server is not None and at <= self._heard_at:
             return
         self._heard_at, self._server = at, server_lsn
@@ -42,7 +45,7 @@ class Lag:
         if self._ahead and at - self._ahead[-1][0] >= self._apart_s and server_lsn > self._ahead[-1][1]:
             self._ahead.append((at, server_lsn))
         if len(self._ahead) > OBSERVATIONS_MAX:
-            # A long outage must not take more memory than this, so drop every second entry and add new ones less often.
+            # Entries must not take more memory in a long outage. So drop every second one, and add fewer from now on.
             self._ahead = deque(list(self._ahead)[::2])
             self._apart_s = 2 * (at - self._ahead[0][0]) / OBSERVATIONS_MAX
         self._look_back()

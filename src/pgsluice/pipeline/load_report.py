@@ -13,7 +13,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
-"""``blocked``: the last read failed, or the table waits for transactions of others. ``left_out``: the table cannot be
+"""``blocked``: the last read failed, or the table waits for transactions of clients. ``left_out``: the table cannot be
 loaded as it is. ``stale``: the table was altered after it was loaded, and is not loaded again automatically.
 ``skipped``: the settings say that the table is not loaded. ``assumed``: the table counts as loaded, because an earlier
 version of pgsluice has delivered its changes."""
@@ -26,7 +26,7 @@ SAY_S: Final = 60.0
 """How often the log reports the progress."""
 
 SHOWN_MAX: Final = 20
-"""How many tables the status names. There may be thousands."""
+"""How many tables the status names. There may be thousands of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class LoadWatch:
         self._began_at: float | None = None
         """When the present loads began. None while no table is to be loaded."""
         self._marks: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
-        """The times of the last two reports in the log, and how many rows had been read by each of them."""
+        """The times of the last two reports in the log, and how many rows had been read at each of these times."""
 
     def report(self, tables: Iterable[TableReport], now: float) -> LoadReport:
         """Return a report on ``tables``."""

@@ -1,11 +1,11 @@
 """Loads tables: reads their rows in chunks while the stream continues, and inserts each chunk at its position.
 
 The loader runs concurrently with the session's work. It reads each chunk at a snapshot that is taken between two
-transactions. From then on, a :class:`pgsluice.round.Round` decides which transactions pass and which wait, until the
-chunk is in the open cut. So at the end of every cut, the rows that were read, together with the changes after them,
-equal the table at that position.
+transactions. From then on, a :class:`pgsluice.round.Round` decides which transactions are delivered at once and which
+wait, until the chunk is in the open cut. So at the end of every cut, the rows that were read so far, together with the
+changes after them, are the same as in the table at that position.
 
-An error of loading never stops the stream. The loader logs the error and tries again later.
+An error during a load never stops the stream. The loader logs the error and tries again later.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LOOK_S: Final = 10.0
 
 AGAIN_S: Final = 2.0
 AGAIN_MAX_S: Final = 60.0
-"""How long to wait before the loader tries again to read a table. The wait grows from the first value to the second."""
+"""How long to wait before the loader tries again to read a table. The wait grows from AGAIN_S to AGAIN_MAX_S."""
 
 SHOWN_S: Final = 0.02
 """How often to check whether the server has proved that it has the same history as before."""
@@ -53,8 +53,8 @@ STANDBY: Final = (
 )
 
 REPORT_S: Final = 1.0
-"""How often the report of the loads is created. This is not done more often, because there may be thousands of
-tables."""
+"""How often the report of the loads is created. Creating it more often would be expensive, because there may be
+thousands of tables."""
 
 
 class Loader:
@@ -241,8 +241,9 @@ class Loader:
     async def _look_unless_paused(self) -> bool:
         """Look for tables, and return True. If the pipeline is paused, do nothing and return False.
 
-        There are two reasons for this. What the loader finds may have to be delivered. And until the server has proved
-        that it has the same history as before, the loader would wait for the stream, which does not move in a pause.
+        The loader must not look for tables in a pause, for two reasons. First, it may find changes that have to be
+        delivered. Second, it would wait for the stream, which does not move in a pause, until the server has proved
+        that it has the same history as before.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:
@@ -390,8 +391,8 @@ class Loader:
         """Return the sort key of a table among those that are ready.
 
         A table whose load has begun comes first, so that few loads are unfinished at a time and every checkpoint stays
-        small. The other tables follow in the order in which they became ready, so tables that never had to wait come
-        before the others. Among these, small tables come before large ones, so that many are finished early.
+        small. The other tables follow in the order in which they became ready, beginning with the tables that never had
+        to wait. Of the latter, small tables come before large ones, so that many are finished early.
         """
         size = 0 if table.size is None else table.size.bytes
         return self._begun.of(table.relation.oid) is None, table.due_at, size

@@ -1,6 +1,6 @@
 """The options of a pipeline.
 
-``tests/unit/pipeline/test_pipeline.py`` covers it.
+``tests/unit/pipeline/test_pipeline.py`` covers this module.
 """
 
 from dataclasses import dataclass

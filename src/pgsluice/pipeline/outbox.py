@@ -4,7 +4,7 @@ While one cut is being committed, the next one is filled. A transaction larger t
 transaction and is produced while it arrives. This Kafka transaction contains nothing else, so it can be aborted without
 losing a part of another PostgreSQL transaction.
 
-``tests/unit/pipeline/test_session.py`` covers it.
+``tests/unit/pipeline/test_session.py`` covers this module.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ class Outbox:
         vitals: Vitals,
     ) -> None:
         self.checkpoint = self.attempted = checkpoint
-        """The last checkpoint that was committed, and the last one that the session tried to commit. The outcome of the
-        last try may be unknown."""
+        """``checkpoint`` is the last checkpoint that was committed. ``attempted`` is the last checkpoint that the
+        session has tried to commit. The outcome of that attempt may be unknown."""
         self.committing: asyncio.Task[None] | None = None
         self._sink = sink
         self._progress = progress
@@ -93,7 +93,7 @@ class Outbox:
 
     @property
     def own_written(self) -> tuple[int, float]:
-        """Return how many bytes of :attr:`own_transaction` the producer has, and for how many seconds it is written."""
+        """Return how many bytes of :attr:`own_transaction` were produced, and the seconds since the first of them."""
         return (0, 0.0) if self._own is None else (self._own.size, time.monotonic() - self._own_since)
 
     @property
@@ -125,7 +125,7 @@ class Outbox:
             await asyncio.sleep(CLOSING_S)
 
     async def overflow(self, transaction: Transaction) -> None:
-        """Produce the pending records of the transaction in progress, in a Kafka transaction that has nothing else.
+        """Produce the pending records of the transaction in progress, in a Kafka transaction that has no other records.
 
         All earlier cuts are delivered first, because cuts are committed in the order of the WAL.
         """
@@ -257,7 +257,7 @@ class Outbox:
             self._close(now)
 
     def seconds_until_due(self) -> float:
-        """Return in how many seconds the next cut becomes due, if nothing arrives and no commit ends before."""
+        """Return in how many seconds the next cut becomes due, if nothing arrives and no commit ends before then."""
         now = time.monotonic()
         if self.committing is None and self._own is None:
             if not self._open.is_empty:

@@ -30,9 +30,9 @@ class Pace:
         """How often the number of rows is halved because a read did not end within the time limit."""
 
     def at_once(self, rows: int) -> int:
-        """Return how many of ``rows`` are read at once.
+        """Return how many of ``rows`` to read at once.
 
-        This is at most the number for one second, so that the pace is even. It is less if changes wait too long for the
+        The result is at most ``rows_per_s``, so that the pace is even. It is smaller if changes wait too long for the
         rows, or if a read did not end within the time limit.
         """
         rows = max(1, rows >> self._timeouts)
@@ -40,15 +40,15 @@ class Pace:
         return fewer if self._rows_per_s is None else min(fewer, self._rows_per_s)
 
     def on_read(self, rows: int, now: float) -> None:
-        """Note how many rows were read. Time in which nothing was read does not allow more rows later."""
+        """Note how many rows were read. After a time without reads, the rate is not higher than usual."""
         if self._rows_per_s is not None:
             self._free_at = max(self._free_at, now) + rows / self._rows_per_s
 
     def on_round(self, held_s: float, read_s: float) -> None:
         """Note how long changes have waited for a round, and how long it took to read the rows.
 
-        Fewer rows would not shorten the rest of the wait, which may be long over a slow network. So reading may take as
-        long as that rest.
+        Besides reading, the round takes time that does not depend on the number of rows, and that may be long over a
+        slow network. So reading may take as long as the rest of the wait.
         """
         if read_s < SLOW_S:
             self._timeouts = max(self._timeouts - 1, 0)

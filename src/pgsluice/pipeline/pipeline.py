@@ -222,9 +222,9 @@ class Pipeline:
         self._types = replace(self._types, binary=False)
 
     def _give_up_if_no_further(self, error: TooManyDescriptions, session: Session) -> None:
-        """Raise UnavailableError if two sessions in a row have failed at the same place.
+        """Raise UnavailableError if two sessions in a row have failed at the same position.
 
-        A third session would fail there as well.
+        A third session would fail at this position as well.
         """
         delivered = session.checkpoint.end_lsn
         if delivered == self._crowded:
@@ -237,7 +237,7 @@ class Pipeline:
         self._crowded = delivered
 
     def _wait_because(self, error: RetryableError, state: State) -> None:
-        """Log why nothing is streamed, and repeat this from time to time while it lasts."""
+        """Log why nothing is streamed, and repeat the message from time to time while the reason lasts."""
         self._metrics.active.set(0)
         now, sentence = time.monotonic(), str(error)
         if (state, sentence) != (self.state, self._said) or now - self._said_at > SAY_AGAIN_S:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""How many tables the status names, which are those refused last. The metric does not count more tables than this."""
+"""How many tables the status names: those that were refused last. The metric does not count more tables than this."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 

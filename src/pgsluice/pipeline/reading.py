@@ -4,7 +4,7 @@ Each chunk is read at a snapshot that is taken between two transactions. From th
 :class:`pgsluice.round.Round` decides which transactions the session processes at once, and which wait until the chunk
 is in the open cut.
 
-``tests/unit/pipeline/test_loader.py`` covers it.
+``tests/unit/pipeline/test_loader.py`` covers this module.
 """
 
 import asyncio
@@ -40,13 +40,14 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""How many consecutive chunks may fit nowhere in the stream. After each of them, half as many rows are read."""
+"""How many consecutive chunks may have no position in the stream. After each of them, the next read takes half as many
+rows."""
 
 WRITERS_S: Final = 0.1
 """How often to check whether the transactions that were changing a table have ended."""
 
 WRITERS_MAX_S: Final = 2.0
-"""How long the loader waits for these transactions before it continues with other tables."""
+"""How long the loader waits for the transactions that were changing a table, before it continues with other tables."""
 
 MOVED_AT_ONCE: Final = 500
 
@@ -59,12 +60,13 @@ class LoadOptions:
     largest table that may be read without a key. ``max_rows_per_s`` limits how many rows are read per second from
     tables with a key. None means no limit.
 
-    If ``replaces`` is set, older rows that a load has not read do not exist any more at its end. It is not set if only
-    some of the changes are followed (postgres.origin). With ``in_each_epoch``, tables are loaded again in each new
-    epoch, because a new epoch begins when changes may be missing. With ``is_initial``, every published table is loaded
-    once, even if no command requests it. With ``is_altered``, a table is loaded again after an alteration that gave its
-    rows values which the stream did not send. With ``assumes``, the tables that an earlier version of pgsluice has
-    delivered count as loaded, because nobody has chosen whether to load them.
+    With ``replaces``, consumers may remove older rows that a load has not read, because they do not exist any more when
+    the load ends. It is not set if the stream has only some of the changes (postgres.origin). With ``in_each_epoch``,
+    tables are loaded again in each new epoch, because a new epoch begins when changes may be missing. With
+    ``is_initial``, every published table is loaded once, even if no command requests it. With ``is_altered``, a table
+    is loaded again after an alteration that gave its rows values which the stream did not send. With ``assumes``, the
+    tables whose changes an earlier version of pgsluice has delivered count as loaded, because nobody has chosen whether
+    to load them.
     """
 
     chunk_rows: int
@@ -87,7 +89,7 @@ class LoadingTable:
     """The estimated size. None until the server was asked for it."""
     opened: Opened | None = None
     voids: int = 0
-    """How many of the last consecutive chunks fitted nowhere in the stream."""
+    """How many of the last consecutive chunks had no position in the stream."""
     is_out: bool = False
     """Whether the table is left out until its description changes or a command requests it."""
     due_at: float = 0.0
@@ -299,7 +301,7 @@ class TableReading:
     ) -> None:
         """Put the chunk into the open cut. ``load`` is the state of the load when the chunk was read."""
         async with self._seams.pause():
-            # Meanwhile, the load may have been cancelled, or has to begin again because too many rows got other keys.
+            # Meanwhile, a command may have cancelled the load, or too many rows got new keys, so that it begins again.
             if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
                 self._seams.progress.on_received(lsn)
                 await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
@@ -310,7 +312,7 @@ class TableReading:
     def _is_current(self, opened: Opened) -> bool:
         """Return whether this load of the table is still in progress.
 
-        A cancelled load may have been started again since.
+        It is not in progress if it was cancelled, even if another load of the table has begun since.
         """
         table = self._tables.get(opened.oid)
         return table is not None and table.opened is opened

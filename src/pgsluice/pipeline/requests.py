@@ -34,13 +34,13 @@ class Requests:
         self._wake()
 
     def note(self, name: tuple[str, str], detail: str) -> None:
-        """Answer the command that requested the table with the reason why the table waits."""
+        """Answer the command that requested the table: report why the table waits."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state, [request.answer("waiting", detail)])
 
     def end(self, name: tuple[str, str], outcome: Outcome, detail: str = "", rows: int = 0) -> None:
-        """Answer the command that requested the table with the ``outcome``, and end the request."""
+        """Answer the command that requested the table: report the ``outcome``. End the request."""
         request = self.state.of(name)
         if request is not None:
             self.become(self.state.without(name), [request.answer(outcome, detail, rows)])

@@ -37,8 +37,8 @@ ASK_S: Final = 0.02
 """How often the server is asked for the stream's position, until its answer ends the wait."""
 
 FLUSH_S: Final = 0.05
-"""How long a round waits before it writes a message to the WAL. The message makes the server flush WAL and move the
-stream, because WAL of a transaction in progress may otherwise stay unflushed."""
+"""How long a round waits before it writes a message to the WAL. The message makes the server flush its WAL, so that the
+stream advances. Without the message, the WAL of a transaction in progress may stay unflushed."""
 
 FLUSH_AGAIN_S: Final = 1.0
 
@@ -52,8 +52,8 @@ class Seams:
     """The parts of the session that the loader uses.
 
     ``pause`` suspends the session's work at a moment at which no transaction is partly received. ``go_on`` processes
-    the transactions that have waited for the round. Call it in such a pause. ``wake`` makes the session check whether
-    its cut is due.
+    the transactions that have waited for the round. Call it during such a pause. ``wake`` makes the session check
+    whether its cut is due.
     """
 
     transactions: Transactions

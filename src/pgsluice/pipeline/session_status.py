@@ -1,6 +1,6 @@
 """The status of a session: its positions, the waiting transactions, and the reason if it makes no progress.
 
-``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
+``tests/unit/pipeline/test_session.py`` covers this module, with whole sessions.
 """
 
 import time

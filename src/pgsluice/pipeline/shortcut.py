@@ -1,9 +1,9 @@
 """The shortcut for small transactions, which encodes and commits many of them at once.
 
 Without the shortcut, a transaction of one row costs ten times as much as its row, because the session handles Begin and
-Commit as events. Both ways give the same result, so the session handles every transaction that the shortcut cannot.
+Commit as events. Both ways give the same result, so the session handles all transactions that the shortcut leaves out.
 
-``tests/unit/pipeline/test_session.py`` covers it.
+``tests/unit/pipeline/test_session.py`` covers this module.
 """
 
 from collections.abc import Sequence

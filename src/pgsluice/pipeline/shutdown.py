@@ -10,7 +10,7 @@ SIGN_S: Final = 1.0
 """The longest time between two requests for replies that shows a shutdown. A server that shuts down asks again as soon
 as it has our reply, so our replies set the rate: five per second (the stream's MIN_STATUS_GAP_S), or fewer on a busy
 machine. At other times, the server asks only if it has received nothing for half of wal_sender_timeout. This does not
-happen, because we write three times as often."""
+happen, because we send at least three status updates in each wal_sender_timeout."""
 
 PATIENCE_S: Final = 1.0
 """How much time the session has to write a checkpoint of the server's last position. After that, we let the server shut
@@ -41,5 +41,5 @@ class ShutdownWatch:
 
     @property
     def overdue(self) -> bool:
-        """Return whether the server has waited long enough."""
+        """Return whether the server has waited for PATIENCE_S since it began to shut down, as far as we know."""
         return self.suspected and time.monotonic() - self._since > PATIENCE_S

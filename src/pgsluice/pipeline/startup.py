@@ -4,7 +4,7 @@ PostgreSQL decides which process runs, so replication starts first. Then the sin
 cannot write to the topics. Only then does this process read the last checkpoint, because no other process can change it
 any more. A pure function, :func:`pgsluice.history.resume`, decides where to continue.
 
-``tests/unit/pipeline/test_pipeline.py`` covers it.
+``tests/unit/pipeline/test_pipeline.py`` covers this module.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class Startup:
             await self._vitals.wait(self._create_slot(source, sink, server))
         self._vitals.beat()
         stream = await source.start()
-        # The requests to PostgreSQL in this step have their own time-outs.
+        # This step counts as a wait for others, because its requests to PostgreSQL have their own time-outs.
         finding = self._vitals.wait(self._find_start(source, sink, server, switches))
         return stream, await while_served(source, stream, finding)
 

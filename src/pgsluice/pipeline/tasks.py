@@ -15,10 +15,10 @@ NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirmed
 
 
 async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
-    """Wait for ``step``. If the connection to PostgreSQL is lost meanwhile, cancel it and raise the error.
+    """Wait for ``step``. If the connection to PostgreSQL is lost meanwhile, cancel ``step`` and raise the error.
 
-    Kafka may delay ``step``, and nobody reads the stream yet. Without this, a server that shuts down would wait for its
-    walsender during that time.
+    Kafka may delay ``step``, and nobody reads the stream yet. If nobody watched the connection, a server that shuts
+    down would wait for its walsender during that time.
     """
     waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
     try:
@@ -32,7 +32,10 @@ async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any,
 
 
 async def close_when_lost(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
-    """Wait for ``step``. If PostgreSQL shuts down or is lost meanwhile, close the connections that it may wait for."""
+    """Wait for ``step``. If PostgreSQL shuts down or is lost meanwhile, close our connections to it.
+
+    A server that shuts down may wait for the end of these connections.
+    """
     waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
     try:
         await asyncio.wait((waiting, *watches), return_when=asyncio.FIRST_COMPLETED)

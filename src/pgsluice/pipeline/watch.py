@@ -1,6 +1,6 @@
 """Watches a session: asks for the end of the server's WAL, and warns if the session makes no progress.
 
-``tests/unit/pipeline/test_session.py`` covers it, with whole sessions.
+``tests/unit/pipeline/test_session.py`` covers this module, with whole sessions.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class SessionWatch:
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Note that the session reads the stream now, so it notices if the stream ends."""
+        """Note that the session reads the stream now, so the session itself notices if the stream ends."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:

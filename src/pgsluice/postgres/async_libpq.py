@@ -24,7 +24,7 @@ _COPY = frozenset({pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_IN, pq.ExecStatus
 
 
 class Wire:
-    """One ``PGconn`` in non-blocking mode. One task at a time waits for it, and any task may send."""
+    """One ``PGconn`` in non-blocking mode. One task at a time waits for data, and any task may send."""
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self.pgconn = pgconn
@@ -32,7 +32,7 @@ class Wire:
         self._results: list[pq.abc.PGresult] = []
 
     async def readable(self) -> None:
-        """Wait until the socket has something to read. This reads nothing, so no data is lost if it is cancelled."""
+        """Wait until the socket has something to read. This reads nothing, so cancelling the call loses no data."""
         loop = asyncio.get_running_loop()
         descriptor = self.pgconn.socket
         self._waiter = loop.create_future()

@@ -1,4 +1,4 @@
-"""Reads facts about the slot, publications and tables that the protocol does not send from the system catalog.
+"""Queries the system catalog for facts about the slot, publications and tables that the protocol does not send.
 
 Sessions and checks use this module. It has its own ordinary connection, besides the replication connection. It only
 reads pg_catalog, which every role may read, so LOGIN and REPLICATION are enough for the role.
@@ -31,10 +31,11 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The time limit for an answer. A slow server ends the query earlier, so after this time the network is broken."""
+"""The time limit for an answer. A slow server ends the query before that, so if no answer comes, the network is broken.
+"""
 
 TYPES_AT_ONCE = 50
-"""How many types one query asks for. A composite can have 1,600 attributes."""
+"""How many types one query asks for. There is a limit because a composite type can have 1,600 attributes."""
 
 PARTS_MAX = 100_000
 """How many parts the types of one table may have, including parts of parts. There is a limit because every user may
@@ -244,7 +245,7 @@ class Catalog:
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL. On a standby, return the end of the received WAL, or None without any."""
+        """Return the end of the server's WAL, or of a standby's received WAL, or None if the standby has none."""
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -357,7 +358,7 @@ class Catalog:
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions, or does not exist any more, so that it may have had partitions."""
+        """Return whether the table has partitions, or may have had some because it does not exist any more."""
         return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:

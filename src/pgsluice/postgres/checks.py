@@ -19,7 +19,7 @@ from pgsluice.postgres.slot import SlotState
 from pgsluice.printable import quoted, sql_identifier
 
 TABLES_NAMED_MAX = 20
-"""How many tables a finding names. Of further tables, it only gives the number."""
+"""How many tables a finding names. It gives only the number of further tables."""
 
 _LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-MAX-SLOT-WAL-KEEP-SIZE"
 

@@ -1,9 +1,9 @@
 """Reads rows of tables in chunks at a database snapshot, on ordinary connections.
 
-``ChunkReader`` implements ``pipeline.ends.Reader``. Each chunk is read in its own short transaction, so that locks are
-short, and VACUUM is not delayed.
+``ChunkReader`` implements ``pipeline.ends.Reader``. Each chunk is read in its own short transaction, so that locks do
+not last long, and VACUUM is not delayed.
 
-``tests/integration/test_snapshots.py`` covers it.
+``tests/integration/test_snapshots.py`` covers this module.
 
 https://www.postgresql.org/docs/current/sql-copy.html
 https://www.postgresql.org/docs/current/transaction-iso.html#XACT-REPEATABLE-READ
@@ -49,10 +49,11 @@ STATEMENT_TIMEOUT_MS: Final = 30_000
 """The time limit for one chunk, which usually takes some ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""The time limit for waiting for a table's lock. Sessions that wait in the queue after us have to wait as long."""
+"""The time limit for waiting for a table's lock. While we wait, the sessions behind us in the queue wait as well."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
-"""The time after which the server ends our transaction if it is idle, because it delays VACUUM and ALTER TABLE."""
+"""The time after which the server ends our transaction if it is idle. An open transaction delays VACUUM and ALTER
+TABLE."""
 
 WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
 """The corresponding time while a table is read as a whole, in portions."""
@@ -71,7 +72,7 @@ _SESSION_SETTINGS: Final = {
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""The size limit for rows that are read again by their keys, which are only few."""
+"""There is no size limit for rows that are read again by their keys, because such rows are few."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
@@ -79,10 +80,11 @@ _REFUSALS: Final[Mapping[str, type[TableUnreadable]]] = {_CANCELLED: ReadTooSlow
 
 
 class ChunkReader:
-    """Reads rows and moves the stream, on connections that are opened when they are first needed.
+    """Reads rows and makes the stream advance, on connections that are opened when they are first needed.
 
     There are two connections. The first one has the transaction with the snapshot, and is busy while it reads rows.
-    Meanwhile, the second one finds out which transactions are visible, and writes the messages that move the stream.
+    Meanwhile, the second one finds out which transactions are visible, and writes messages to the WAL, which make the
+    stream advance.
     """
 
     def __init__(self, options: ConnectionOptions, publications: Sequence[str], primary: Primary | None = None) -> None:
@@ -128,7 +130,7 @@ class ChunkReader:
         """Return the rows that follow the key ``after``, in the order of the key.
 
         Return at most ``limit`` rows, and stop once they have ``size`` bytes. Raise TableUnreadable if the table does
-        not have this ``shape`` any more, because its shape was read before the table was locked. Raise ValueRefused if
+        not have this ``shape`` any more, because it may have been altered before it was locked. Raise ValueRefused if
         ``after`` is not a valid key any more.
         """
         await self._check_shape(shape)
@@ -185,7 +187,7 @@ class ChunkReader:
         place. A crash ends all connections, so we notice it if the connection with the snapshot is lost.
         """
         if self._primary is None:
-            return  # the stream comes from the same server, so it would have ended as well
+            return  # the stream comes from the same server, so a crash would have ended the stream as well
         if self._connection is None:
             raise PrimaryUnavailable("The connection to the primary was lost.")
         await self._primary.check(self._connection.query)
@@ -199,7 +201,7 @@ class ChunkReader:
                 await self.close()
 
     async def flush(self) -> None:
-        """Make the server write a message to its WAL, so that the stream moves on even if nobody else writes.
+        """Make the server write a message to its WAL, so that the stream advances even if nobody else writes.
 
         If the role may not do this, do nothing.
         """
@@ -264,7 +266,7 @@ class _Connection:
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
     async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """Do the same as :meth:`query` for a query that is repeated, so that PostgreSQL parses it only once."""
+        """Do the same as :meth:`query`. If the same query is repeated, PostgreSQL parses it only once."""
         if self._planned != sql:
             if self._planned is not None:
                 await self.query(f"DEALLOCATE {_STATEMENT}")

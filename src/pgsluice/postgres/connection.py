@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 class ReplicationConnection:
     """A session with a walsender.
 
-    One task owns it. After :meth:`start`, the stream owns it until the stream has stopped.
+    Only one task uses it. After :meth:`start`, only the stream uses it, until the stream has stopped.
     """
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]], options: ConnectionOptions) -> None:
@@ -154,7 +154,7 @@ class ReplicationConnection:
         return parse_slot(rows[0]) if rows else None
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL. On a standby, return the end of the received WAL, or None without any."""
+        """Return the end of the server's WAL, or of a standby's received WAL, or None if the standby has none."""
         ((lsn,),) = await self.query(WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -226,7 +226,7 @@ class ReplicationConnection:
     ) -> ReplicationStream:
         """Start streaming from the slot's own position. Raise SlotInUse if another process streams from it.
 
-        Call this once per connection. If a walsender has ended one logical stream, it ends the next one as soon as that
+        Call this once per connection. A walsender that has ended one logical stream ends the next one as soon as it
         starts.
         """
         wanted = options or StreamOptions()
@@ -252,7 +252,7 @@ class ReplicationConnection:
         return Timing.of(int(milliseconds or 0) / 1000, self._options.status_interval_s)
 
     async def _judge(self, error: ServerError, slot: str) -> Exception:
-        """Return the PgsluiceError for a server's error. It depends on the slot's state, if the session still works."""
+        """Return the PgsluiceError for a server's error. If the session still works, consider the slot's state."""
         state = None
         with suppress(ServerError, psycopg.OperationalError):
             results = await self._wire.query(slot_query(self.server_version, f"slot_name = {_literal(slot)}"))

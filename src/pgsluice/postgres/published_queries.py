@@ -3,7 +3,7 @@
 ``catalog`` and ``chunks`` run these queries with an empty search_path, like those in ``queries``. A query is valid for
 every supported version, unless its name gives the first version.
 
-``tests/integration/test_postgres_catalog.py`` covers it.
+``tests/integration/test_postgres_catalog.py`` covers this module.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -21,9 +21,9 @@ FROM pg_publication p
 WHERE pubname = ANY (%s::text[])
 ORDER BY 1"""
 
-# The tables that the publications carry. The query reads only the tables of the catalog. Views and functions that
-# examine a table, such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a
-# lock for days.
+# The tables that the publications carry: those that they include by name, by schema or with FOR ALL TABLES, and all
+# partitions of these tables. The query reads only the tables of the catalog. Views and functions that examine a table,
+# such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a lock for days.
 #
 # If a publication publishes via the root, rows are sent under the names of those carried tables that are not partitions
 # of another carried table. Otherwise rows are sent under the names of the carried tables that hold them.
@@ -184,8 +184,8 @@ HAVING count(DISTINCT columns) > 1
 ORDER BY 1, 2"""
 
 
-# The facts that decide whether the rows of the published tables can be read, only from the tables of the catalog. If a
-# publication publishes via the root, the right to read the root is enough to read its partitions.
+# The facts that decide whether the rows of the published tables can be read. The query reads only tables of the
+# catalog. If a publication publishes via the root, the right to read the root is enough to read its partitions.
 _LOADABLE_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
@@ -239,8 +239,8 @@ _IDENTITY = """ARRAY(
 #
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
 # would use the operators of another type, which sort differently. A quoted value cannot be compared with a composite
-# type, nor with a domain over an enum or a range. Their categories are C, E and R, and a domain has the category of its
-# base type.
+# type, nor with a domain over an enum or a range. These types have the categories C, E and R, because a domain has the
+# category of its base type.
 #
 # If there is a replica identity, it has to include the columns of the key, because the stream sends old values only of
 # these columns.
@@ -331,8 +331,8 @@ JOIN (SELECT oid, array_agg("column") AS columns FROM described GROUP BY oid) se
 )
 
 # A row is sent if it passes the filter of at least one publication. A publication without a filter sends all rows. The
-# view pg_publication_tables reads all tables of a publication and waits for the locks of each. So it is used only for a
-# table that has a filter.
+# view pg_publication_tables reads all tables of a publication and waits for the locks of each table. So it is used only
+# for a table that has a filter.
 _FILTER_SINCE_15 = """CASE WHEN EXISTS (
         SELECT FROM pg_publication_rel m WHERE m.prrelid = c.oid AND m.prqual IS NOT NULL
     ) THEN (

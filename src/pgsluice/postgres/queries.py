@@ -3,7 +3,7 @@
 ``catalog`` and ``chunks`` run these queries with an empty search_path, so all names are names in pg_catalog.
 ``published_queries`` has the queries about published tables.
 
-``tests/integration/test_postgres_catalog.py`` covers it.
+``tests/integration/test_postgres_catalog.py`` covers this module.
 
 https://www.postgresql.org/docs/current/catalogs.html
 """
@@ -69,7 +69,7 @@ LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
 GROUP BY part.root"""
 
 
-# The layout of a table (pgsluice.layout.Layout), only from the tables of the catalog. A root has no rows. So its
+# The layout of a table (pgsluice.layout.Layout). The query reads only tables of the catalog. A root has no rows. So its
 # partitions show whether rows were rewritten, and whether existing rows have a value in a new column. The column has
 # the same name in each partition. A row filter is compared in its stored form, because deparsing it would wait for
 # locks.
@@ -162,8 +162,8 @@ TYPES_SINCE_14 = _TYPES.format(
     multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
 )
 
-# The walsender waits for one transaction after the other, by waiting for its lock. A prepared transaction has no
-# process.
+# The walsender waits for the transactions one after the other, by waiting for the lock of each. A prepared transaction
+# has no process.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
 FROM pg_locks waiter

@@ -3,7 +3,7 @@
 The daemon creates the watch. A slot keeps WAL even if no process streams from it. So the watch has its own connection,
 which does not depend on a session. Nothing here can stop or delay the pipeline.
 
-``tests/integration/test_slot_watch.py`` covers it.
+``tests/integration/test_slot_watch.py`` covers this module.
 
 https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
@@ -23,7 +23,7 @@ from pgsluice.postgres.options import Address, ConnectionOptions
 from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 PERIOD_S = 10.0
-"""How often to read the slot's state, which takes a few small queries. Alerts wait for minutes anyway."""
+"""How often to read the slot's state, with a few small queries. This is enough, because alerts wait for minutes."""
 
 DEADLINE_S = 20.0
 """The time limit for reading the slot's state, including the time to connect. Each query has a shorter limit (see

@@ -34,7 +34,7 @@ _NAME: Final = "snapshot"
 
 
 async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
-    """Return the problems of a server from which rows are read, other than the server of the stream.
+    """Return the problems of the primary from which rows are read if pgsluice streams from a standby.
 
     The two servers are compared in the same way as in a session.
     """

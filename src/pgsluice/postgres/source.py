@@ -2,7 +2,7 @@
 
 ``PostgresSource`` implements ``pipeline.ends.Source``. It is closed at the end of the session.
 
-``tests/integration/test_postgres_network.py`` covers it.
+``tests/integration/test_postgres_network.py`` covers this module.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -34,8 +34,8 @@ class SourceOptions:
     failover: bool = False
     """Whether a new slot is created so that it survives a failover."""
     primary: ConnectionOptions | None = None
-    """The connection options of the primary, from which rows are read if we stream from a standby. None means the
-    server itself."""
+    """The connection options of the primary, from which rows are read if we stream from a standby. None means that rows
+    are read from the server that we stream from."""
     is_temporary: bool = False
     """Whether a created slot is temporary."""
 

@@ -1,4 +1,4 @@
-"""The directory under ``buffer.spill_dir`` in which a process keeps its rows.
+"""The directory under ``buffer.spill_dir`` in which a process keeps rows that wait for their commit.
 
 Every process has its own directory and holds a lock on it, so that a frozen owner and its successor on the same host
 never share files. A process removes the directories of processes that have ended.
@@ -108,7 +108,7 @@ class SpillDirectory:
                     self._remove_leftover(found)
 
     def _remove_leftover(self, found: "_Held") -> None:
-        """Submit one job for each file. Removing large files takes long, and one long job would look like a hang."""
+        """Remove a directory, with one job for each file, because one long job would look like a disk that hangs."""
         for name in found.files():
             self._disk.later(partial(os.unlink, name, dir_fd=found.descriptor))
         self._disk.later(found.remove)
@@ -148,9 +148,9 @@ class _Held:
 
 
 def _taken(path: Path) -> _Held | None:
-    """Return a directory that an earlier process left behind, or None if it is in use, or belongs to another user.
+    """Lock and return the directory at ``path``, which an earlier process has left behind.
 
-    Raise OSError if ``path`` is a link, or not a directory.
+    Return None if it is in use, or belongs to another user. Raise OSError if ``path`` is a link, or not a directory.
     """
     descriptor = os.open(path, _DIRECTORY)
     lock = None

@@ -121,7 +121,7 @@ class DiskSpool:
         self._wanted = read
 
     async def load(self) -> None:
-        """Read the data that the current iteration needs next. If it needs none, give other tasks a turn."""
+        """Read the data that the current iteration needs next. If it needs no data, give other tasks a turn."""
         read, self._wanted = self._wanted, None
         if read is None:
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """The script and the style of the status page. The page's Content-Security-Policy has their hashes.
 
-``tests/unit/app/http/test_page.py`` covers it.
+``tests/unit/app/http/test_page.py`` covers this module.
 """
 
 from typing import Final

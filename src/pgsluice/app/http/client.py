@@ -1,6 +1,6 @@
 """Sends requests to the HTTP server of a running daemon, for ``pgsluice status`` and ``pgsluice health``.
 
-``tests/unit/app/http/test_access.py`` covers it.
+``tests/unit/app/http/test_access.py`` covers this module.
 """
 
 import ssl

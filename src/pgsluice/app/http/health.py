@@ -1,6 +1,6 @@
 """The state of the process, as the HTTP server shows it.
 
-``tests/unit/app/http/test_page.py`` covers it.
+``tests/unit/app/http/test_page.py`` covers this module.
 """
 
 from collections.abc import Callable, Mapping

@@ -48,7 +48,7 @@ SHUTDOWN_S: Final = 1.0
 EARLY_LOOKS: Final = 10
 EARLY_LOOK_S: Final = 0.1
 """A consumer can have a message a moment before we have its schema. Most consumers would fail on "not found", so we
-look this many times, with pauses of this length."""
+look EARLY_LOOKS times, with pauses of EARLY_LOOK_S seconds, before we give this answer."""
 
 _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _PORT_MAX: Final = 65535

@@ -1,6 +1,6 @@
 """``pgsluice tail``: prints the changes that pass a filter, until the limit is reached or Ctrl-C ends it.
 
-``tests/integration/test_tail.py`` covers it.
+``tests/integration/test_tail.py`` covers this module.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 The slot counts towards ``max_replication_slots``. Its stream begins when it is created, so no earlier changes are
 shown.
 
-``tests/integration/test_tail.py`` covers it.
+``tests/integration/test_tail.py`` covers this module.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -68,8 +68,7 @@ class _Tail:
         self._transactions = Transactions(Delivered(0, 0, 0), _NothingWaits())
         self._decoder = Decoder()
         self._identified: dict[int, tuple[Relation, Relation | None]] = {}
-        """By oid: the last version of each table that was looked up, and the same version with the identity of its old
-        rows."""
+        """By oid: the last version of each table that was looked up, and the result of :meth:`_identity_of` for it."""
 
     async def take(self, frame: XLogData | Keepalive) -> list[Shown]:
         if isinstance(frame, Keepalive):
@@ -90,7 +89,10 @@ class _Tail:
         return [_emitted(event)] if isinstance(event, Emitted) else []
 
     async def _identity_of(self, relation: Relation) -> Relation | None:
-        """Return the table with the identity of its old rows, or None if its partitions have different identities."""
+        """Return the table with the replica identity that decides which columns its old rows have.
+
+        Return None if its partitions have different replica identities.
+        """
         if not relation.partition_keys:
             return relation
         known = self._identified.get(relation.oid)
