@@ -51,8 +51,8 @@ class Checkpoint:
     """The position since which ``selection`` has its present value. In an epoch that began with ``--adopt-slot``, it is
     0/0 until the selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
-    """The reason, if a start or a session has found that the server has another history. Then every later start stops.
-    Otherwise empty."""
+    """Why a start or a session found that the server has another history, or empty if none did. If it is not empty,
+    every later start stops."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, with the progress of their loads."""
     load_position: LoadPosition = field(default_factory=LoadPosition)
@@ -61,8 +61,9 @@ class Checkpoint:
     commands: CommandState = field(default_factory=CommandState)
     """The lasting effects of the commands that were read, and the offset of the next command."""
     tracks_loads: bool = False
-    """Whether a published table without a record in ``<prefix>.snapshots`` was never loaded. Earlier versions loaded
-    no table by default, so the tables that they delivered count as loaded (:func:`pgsluice.loads.assumed`)."""
+    """Whether a missing record in ``<prefix>.snapshots`` means that a published table was never loaded. This is false
+    for a checkpoint of an earlier version. Such a version loaded no table by default, so the tables that it delivered
+    count as loaded (:func:`pgsluice.loads.assumed`)."""
 
     def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
         """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""

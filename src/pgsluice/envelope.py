@@ -139,7 +139,8 @@ class MessageEncoder:
 
 
 EXPECTED_MAX: Final = 16 * 1024 * 1024
-"""Memory for dead letters of changes that are not delivered yet: some ten thousand, unless their keys are large."""
+"""The limit of memory for dead letters of changes that are not delivered yet. This is enough for some ten thousand dead
+letters, unless their keys are large."""
 
 _LETTER_BYTES: Final = 1024
 """A generous estimate of the memory that one dead letter takes in addition to its key."""
@@ -188,7 +189,10 @@ class DeadLetters:
         return commit_lsn in self._expected
 
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
-        """Return ``records``, with the expected dead letters in place of refused ones. ``seq``: of the first record."""
+        """Return ``records``, with the expected dead letters in place of refused records.
+
+        ``seq`` belongs to the first record.
+        """
         letters = self._expected[commit_lsn]
         found: list[Record] = []
         letter = None
@@ -229,8 +233,8 @@ class ChangeEncoder:
     ) -> None:
         self.relation = relation
         self.is_full = relation.replica_identity == "f"
-        """Whether old rows are complete. If not, an old row that is marked ``O`` comes from a partition, and may have
-        only the columns of its key."""
+        """Whether old rows are complete. If not, an old row that the server marks as complete (``O``) comes from a
+        partition, and may have only the columns of its key."""
         self.target = target
         self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
@@ -384,7 +388,7 @@ class ChangeEncoder:
         return image
 
     def _filled(self, new: TupleData, old: TupleData, *, whole: bool) -> TupleData:
-        """Return ``new`` with its unchanged values taken from ``old``. ``whole``: ``old`` has more than the key."""
+        """Return ``new`` with unchanged values taken from ``old``, which has only the key unless it is ``whole``."""
         if UNCHANGED not in new:
             return new
         known = range(len(new)) if whole else self._identity

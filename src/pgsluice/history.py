@@ -213,7 +213,7 @@ def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> 
 
 
 def _continued(last: Checkpoint | None, facts: Facts, identity: Identity) -> Resumption:
-    """Return the checkpoint from which the former history continues. Raise HistoryError if it cannot be continued."""
+    """Return the checkpoint from which the former epoch continues. Raise HistoryError if it cannot be continued."""
     if last is None:
         raise HistoryError(
             f"Slot {identity.slot!r} exists, but there is no checkpoint for it in Kafka. Either pgsluice did not "

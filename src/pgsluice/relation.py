@@ -250,7 +250,7 @@ class RelationCache:
         """The identities of the partitions of each table that may be a root. At most two are kept, because if two
         differ, no single identity fits all partitions."""
         self._keys_bytes = 0
-        """The memory that these identities take, including those that were removed since."""
+        """The memory that the identities of partitions take, including identities that were removed since."""
 
     def on_type(self, message: messages.Type) -> None:
         """Store the name of a type that is not built in."""

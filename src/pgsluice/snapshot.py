@@ -19,7 +19,7 @@ _TEXT: Final = re.compile(r"(\d{1,20}):(\d{1,20}):((?:\d{1,20}(?:,\d{1,20})*)?)"
 _EPOCH: Final = 2**32
 
 FLUSH_PREFIX: Final = "pgsluice.flush"
-"""The prefix of logical messages whose only purpose is to move the stream. They are not published."""
+"""The prefix of logical messages whose only purpose is to make the stream advance. They are not published."""
 
 _PAGE_HEADER_BYTES: Final = 24
 _SEGMENT_HEADER_BYTES: Final = 40
@@ -65,7 +65,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot, its time (µs since 2000-01-01), and a position that comes after all changes that it sees."""
+    """A snapshot, its time (µs since 2000-01-01), and a position after all changes that the snapshot sees."""
 
     snapshot: Snapshot
     end_lsn: int

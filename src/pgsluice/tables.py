@@ -27,7 +27,7 @@ _SHORTENED = "-_xFFFFFF_"
 character has this number. The hyphen separates it from an escape that the shortening has cut in two."""
 
 _HASH_CHARACTERS = 32
-"""The hexadecimal digits of 128 bits, so that nobody can find two tables with the same hash."""
+"""How many hexadecimal digits of the hash are used: 128 bits, so that nobody can find two tables with the same hash."""
 
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")

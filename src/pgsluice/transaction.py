@@ -62,8 +62,8 @@ class Emitted:
 class Committed:
     """``transaction`` is complete, and everything before ``end_lsn`` has been received.
 
-    ``is_bare``: a Commit Prepared without a Prepare. Either the transaction changed nothing that is published, or
-    another client has confirmed its Prepare to PostgreSQL.
+    ``is_bare``: the Commit Prepared came without a Prepare. Either the transaction changed nothing that is published,
+    or another client has confirmed its Prepare to PostgreSQL.
     """
 
     transaction: Transaction

@@ -37,7 +37,7 @@ class Gauges:
         self._show_limits(settings)
 
     async def keep_certificates(self) -> NoReturn:
-        """Show when the certificates expire. Read them every ``CERTIFICATES_S`` seconds, because they are renewed."""
+        """Show when the certificates expire. Read them every ``CERTIFICATES_S`` seconds, as they may be renewed."""
         while True:
             self._metrics.certificate_expiry.set_all(await asyncio.to_thread(expiries, self._settings))
             await asyncio.sleep(CERTIFICATES_S)
@@ -118,8 +118,9 @@ class Gauges:
 def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
     """Return how many bytes of WAL each stage is behind the previous stage.
 
-    ``positions``: by their names in ``pgsluice_lsn``. ``wal_end``: the end of the server's WAL from another source,
-    or 0. A new session has received nothing yet, but everything before ``confirmed`` was received by earlier sessions.
+    ``positions``: the session's positions, by their names in the metric ``pgsluice_lsn``. ``wal_end``: the end of the
+    server's WAL from another source, or 0. A new session has received nothing yet, but everything before ``confirmed``
+    was received by earlier sessions.
     """
     confirmed = positions["confirmed"]
     delivered = max(positions["delivered"], confirmed)

@@ -38,7 +38,7 @@ class Section:
 
 
 def described() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return the type and the labels of each metric, by its name. Some have no samples yet."""
+    """Return the type and the labels of each metric, by its name. This includes metrics without samples."""
     found = {}
     registry = Metrics().registry
     for collector in registry._collector_to_names:  # noqa: SLF001 - the library has no other list

@@ -58,7 +58,7 @@ class Alterations:
         for loaded in left:
             table = PublishedName(loaded.oid, loaded.schema, loaded.table, columns=0, is_trusted=False)
             policy = self._encoders.possible_policy(table)
-            if policy is not None and loaded.oid in there:  # otherwise it was dropped
+            if policy is not None and loaded.oid in there:  # a dropped table needs no mark
                 async with self._seams.pause():
                     await self._note_stale(loaded, policy)
                 log.warning(

@@ -22,8 +22,8 @@ load ends, and until then each checkpoint contains their keys. The limits are th
 their keys take in a checkpoint. Above one of these limits, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""How many bytes the keys of these rows may take in a checkpoint, for all loads together. Above this limit, the load
-whose keys take the most bytes begins again."""
+"""How many bytes the keys of rows that have to be read again may take in a checkpoint, for all loads together. Above
+this limit, the load whose keys take the most bytes begins again."""
 
 
 class Begun:

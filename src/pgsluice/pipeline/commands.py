@@ -118,8 +118,8 @@ class Commands:
         """Pause the pipeline, so that it delivers nothing from here on, or resume it.
 
         The session stops exactly here, between two transactions, because it takes no frames from the stream while the
-        state says that the pipeline is paused. The loader is not in the middle of a round. The answer is in the same
-        cut as the changes that were received before, so no changes follow it.
+        state says that the pipeline is paused. The lock ``at_work`` makes sure that the loader is not in the middle of
+        a round. The answer is in the same cut as the changes that were received before, so no changes follow it.
         """
         async with self._loader.at_work, self._pause():
             _check_in_time(command)  # again, because the block may have waited long for the end of a large transaction

@@ -241,7 +241,7 @@ class Sink(Protocol):
         """Return the tables whose rows have been read completely, by schema and name. Call it after :meth:`fence`."""
 
     def commands(self) -> "CommandReader | None":
-        """Return the reader of the commands to this pipeline, or None if it accepts none. It has its own clients."""
+        """Return a reader of commands, which has its own clients, or None if this pipeline accepts no commands."""
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Account for the topics that earlier sessions wrote to, so that full cuts name these topics.
@@ -251,10 +251,10 @@ class Sink(Protocol):
         """
 
     async def open_topic(self, policy: TablePolicy, *, keyed: bool) -> None:
-        """Create the topic of a table if it does not exist, and pin its partitions for the session."""
+        """Create the topic of a table if it does not exist, and fix its number of partitions for the session."""
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Create the topics of tables with a key together, because this is faster than one by one.
+        """Create the topics of several tables with keys at once, because this is faster than one by one.
 
         Topics that cannot be created are skipped. :meth:`open_topic` raises the error later.
         """

@@ -13,10 +13,10 @@ import structlog
 log = structlog.get_logger(__name__)
 
 TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
-"""``blocked``: the last read failed, or the table waits for transactions of clients. ``left_out``: the table cannot be
-loaded as it is. ``stale``: the table was altered after it was loaded, and is not loaded again automatically.
-``skipped``: the settings say that the table is not loaded. ``assumed``: the table counts as loaded, because an earlier
-version of pgsluice has delivered its changes."""
+"""``blocked``: the last read failed, or transactions that are changing the table have not ended. ``left_out``: the
+table cannot be loaded as it is. ``stale``: the table was altered after it was loaded, and is not loaded again
+automatically. ``skipped``: the settings say that the table is not loaded. ``assumed``: the table counts as loaded,
+because an earlier version of pgsluice has delivered its changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 

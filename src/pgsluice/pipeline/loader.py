@@ -241,9 +241,9 @@ class Loader:
     async def _look_unless_paused(self) -> bool:
         """Look for tables, and return True. If the pipeline is paused, do nothing and return False.
 
-        The loader must not look for tables in a pause, for two reasons. First, it may find changes that have to be
-        delivered. Second, it would wait for the stream, which does not move in a pause, until the server has proved
-        that it has the same history as before.
+        The loader must not look for tables in a pause, for two reasons. First, what it finds may have to be delivered.
+        Second, it would wait until the server has proved that it has the same history as before. The server proves this
+        by the stream, which does not advance in a pause.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:

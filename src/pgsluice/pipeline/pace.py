@@ -6,7 +6,7 @@ HELD_S: Final = 0.05
 """How long changes may wait while rows are read. If they wait longer, the next reads take fewer rows."""
 
 LEAST_ROWS: Final = 1000
-"""The least number of rows that are read at once, even if changes wait too long. Fewer rows would hardly be faster."""
+"""The least number of rows to read at once, even if changes wait too long. Fewer rows would hardly be read faster."""
 
 SLOW_S: Final = 10.0
 """After a time-out, the number of rows grows again only if a read takes less than this time."""
@@ -27,7 +27,7 @@ class Pace:
         """The time before which nothing may be read, because of ``rows_per_s``."""
         self._halvings = 0
         self._timeouts = 0
-        """How often the number of rows is halved because a read did not end within the time limit."""
+        """How many times the number of rows is halved because reads did not end within the time limit."""
 
     def at_once(self, rows: int) -> int:
         """Return how many of ``rows`` to read at once.

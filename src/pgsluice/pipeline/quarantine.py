@@ -73,9 +73,9 @@ class Quarantine:
 
 
 class RefusedRows:
-    """Replaces the changes of a table in quarantine by dead letters. It has the methods of :class:`pgsluice.rows.Rows`.
+    """Replaces the changes of a table in quarantine with dead letters.
 
-    The session uses it like ``Rows``.
+    The session uses it like :class:`pgsluice.rows.Rows`, because it has the same methods.
     """
 
     def __init__(self, relation: Relation, topic: str, detail: str, dead_letters: DeadLetters) -> None:

@@ -446,5 +446,5 @@ class Session:
 
 
 def _is_ours(change: Change | Emitted) -> bool:
-    """Return whether this is a message that pgsluice itself wrote to the WAL in order to move the stream."""
+    """Return whether this is a message that pgsluice itself wrote to the WAL to make the stream advance."""
     return isinstance(change, Emitted) and change.message.prefix == FLUSH_PREFIX

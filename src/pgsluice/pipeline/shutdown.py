@@ -7,17 +7,17 @@ import time
 from typing import Final
 
 SIGN_S: Final = 1.0
-"""The longest time between two requests for replies that shows a shutdown. A server that shuts down asks again as soon
-as it has our reply, so our replies set the rate: five per second (the stream's MIN_STATUS_GAP_S), or fewer on a busy
-machine. At other times, the server asks only if it has received nothing for half of wal_sender_timeout. This does not
-happen, because we send at least three status updates in each wal_sender_timeout."""
+"""Two requests for replies within this time, at the same position, show that the server shuts down. Such a server asks
+again as soon as it has our reply, so our replies set the rate: five per second (the stream's MIN_STATUS_GAP_S), or
+fewer on a busy machine. At other times, the server asks only if it has received nothing for half of wal_sender_timeout.
+This does not happen, because we send at least three status updates in each wal_sender_timeout."""
 
 PATIENCE_S: Final = 1.0
 """How much time the session has to write a checkpoint of the server's last position. After that, we let the server shut
 down without a checkpoint, because otherwise it would wait for us without limit."""
 
 LOOK_S: Final = 0.1
-"""How often to check during that time whether the checkpoint is written."""
+"""How often to check, during PATIENCE_S, whether the checkpoint is written."""
 
 
 class ShutdownWatch:

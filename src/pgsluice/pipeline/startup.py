@@ -95,7 +95,7 @@ class Startup:
         With ``adopt``, continue at the slot's position.
         """
         self._adopt = adopt
-        await source.slot_position()  # a standby stops here
+        await source.slot_position()  # a standby gets no further, because this raises SlotInUse
         await self._vitals.wait(sink.prepare())
         server = await source.identify()
         switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()

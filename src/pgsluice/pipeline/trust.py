@@ -6,7 +6,7 @@ from pgsluice.relation import TableId
 
 
 def check_trusted(table: TableId, *, is_trusted: bool) -> None:
-    """Raise TableUnreadable if reading the table could run functions of an owner who is not trusted."""
+    """Raise TableUnreadable unless the table is trusted, because reading it could run functions of its owner."""
     if not is_trusted:
         raise TableUnreadable(distrust(table))
 

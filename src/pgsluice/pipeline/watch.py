@@ -88,7 +88,7 @@ class SessionWatch:
             log.info("the pipeline continues after a pause")
 
     def _warn_of_prepares(self) -> None:
-        """Log from time to time which prepared transaction keeps the slot from moving."""
+        """Log from time to time which prepared transaction keeps the slot from advancing."""
         oldest, now = self._status.oldest_prepared, time.monotonic()
         if oldest is None or age_s(oldest.prepare_ts) < PREPARED_LONG_S or now - self._warned_at < PREPARED_AGAIN_S:
             return

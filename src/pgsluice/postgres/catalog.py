@@ -272,7 +272,7 @@ class Catalog:
         return [name for name in names if name not in found]
 
     async def published_tables(self, publications: Sequence[str]) -> list[PublishedTable]:
-        """Return the tables whose rows the publications carry. A partition root is replaced by its leaves."""
+        """Return the tables whose rows the publications carry. In place of a partition root, return its leaves."""
         rows = await self._rows(published_queries.published_tables(await self._version()), [list(publications)])
         return [PublishedTable(*row) for row in rows]
 
@@ -299,7 +299,7 @@ class Catalog:
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return the identity of each root under whose name rows are sent, paired with that of each partition."""
+        """Return pairs of identities: of a root under whose name rows are sent, and of one of its partitions."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]

@@ -56,7 +56,7 @@ IDLE_TIMEOUT_MS: Final = 30_000
 TABLE."""
 
 WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
-"""The corresponding time while a table is read as a whole, in portions."""
+"""The idle time-out while a table is read as a whole, in portions."""
 
 _CURSOR: Final = "pgsluice_rows"
 _STATEMENT: Final = "pgsluice_shape"

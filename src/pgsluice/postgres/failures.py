@@ -199,7 +199,8 @@ def cannot_connect(error: Error) -> PgsluiceError:
             f"PostgreSQL cannot be reached: {words.rstrip('.?')}. Check that the server runs and listens there, and "
             "postgres.host and postgres.port"
         )
-    # A SourceUnavailable comes first, so that the daemon tries again, because that host may be the right one.
+    # If a host is only unavailable, its SourceUnavailable is chosen, so that the daemon tries again, because this host
+    # may be the right one.
     kind, advice = min((found for found in judged if found), key=lambda found: found[0] is not SourceUnavailable)
     if _FATAL in words or kind is PermissionDenied:
         return kind(f"PostgreSQL refused the connection: {words}. To do: {advice}")

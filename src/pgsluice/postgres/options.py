@@ -50,7 +50,7 @@ MESSAGES_SINCE = 14_00_00
 TWO_PHASE_SINCE = 15_00_00
 PARALLEL_SINCE = 16_00_00
 ORIGIN_SINCE = 16_00_00
-"""Server versions that added an option of pgoutput."""
+"""The server versions that added these options of pgoutput."""
 
 
 @dataclass(frozen=True, slots=True)

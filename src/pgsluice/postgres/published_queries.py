@@ -127,7 +127,7 @@ JOIN named r ON r.oid = part.root AND r.relkind = 'p'
 JOIN named p ON p.oid = part.oid AND p.relkind = 'r'
 ORDER BY 1, 2, 5, 6"""
 
-# The columns of each table that each publication sends.
+# The columns that each publication sends of each table.
 _SENT = """, published AS (
     SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
     FROM carried

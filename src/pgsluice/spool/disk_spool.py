@@ -49,8 +49,9 @@ _PIECE = struct.Struct(">II")
 class SpoolOptions:
     """Options of a spool.
 
-    ``directory``: the directory of this process. ``memory_max`` and ``spill_max``: bytes of all transactions together.
-    ``descriptor``: the open directory. Files are opened through it, so renaming the directory has no effect.
+    ``directory``: the directory of this process. ``memory_max`` and ``spill_max``: how many bytes all transactions
+    together may take in memory and on disk. ``descriptor``: the open directory. Files are opened through it, so
+    renaming the directory has no effect.
     """
 
     directory: Path

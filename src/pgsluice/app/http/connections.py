@@ -14,7 +14,8 @@ from typing import Final
 from aiohttp import web
 
 CONNECTIONS_MAX: Final = 100
-"""The most connections. This is enough even if many consumers ask for schemas at once, because each caches them."""
+"""The maximum number of connections. This is enough even if many consumers ask for schemas at once, because each
+consumer caches them."""
 
 SILENT_S: Final = 20.0
 """How long a connection may take to send the head of a request or receive an answer, or stay idle between requests."""
