@@ -1,10 +1,9 @@
 """One round: finds the position in the stream for rows that were read at a database snapshot.
 
-The session takes the snapshot between two transactions. From then on, the round decides about every transaction. If
-the snapshot sees a transaction, the transaction passes, which means that it is delivered at once, because the rows
-that were read include its changes. If the snapshot does not see a transaction, the transaction waits until the rows are
-in the stream, and so does everything after it. So the rows come after all changes that they include, and before all
-changes that they do not include.
+The session takes the snapshot between two transactions. From then on, the round decides about every transaction. A
+transaction passes, which means that it is delivered at once, if the snapshot sees it, because the rows that were read
+include its changes. All other transactions, and everything after the first of them, wait until the rows are in the
+stream. So the rows come after all changes that they include, and before all changes that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot

@@ -27,7 +27,7 @@ _SHORTENED = "-_xFFFFFF_"
 character has this number. The hyphen separates it from an escape that the shortening has cut in two."""
 
 _HASH_CHARACTERS = 32
-"""How many hexadecimal digits of the hash are used: 128 bits, so that nobody can find two tables with the same hash."""
+"""How many hexadecimal digits of the hash are used. They have 128 bits, so nobody can find two tables with one hash."""
 
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
@@ -347,7 +347,7 @@ def escape(name: str) -> str:
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` lacks. Each table that matches ``glob`` has to get its own topic."""
+    """Return the placeholders that ``template`` still needs, so that tables that ``glob`` matches share no topic."""
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]

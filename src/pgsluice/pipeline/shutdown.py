@@ -41,5 +41,5 @@ class ShutdownWatch:
 
     @property
     def overdue(self) -> bool:
-        """Return whether the server has waited for PATIENCE_S since it began to shut down, as far as we know."""
+        """Return whether PATIENCE_S has passed since this watch recognised the shutdown."""
         return self.suspected and time.monotonic() - self._since > PATIENCE_S

@@ -31,8 +31,7 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The time limit for an answer. A slow server ends the query before that, so if no answer comes, the network is broken.
-"""
+"""The time limit for an answer. A slow server ends the query earlier, so without an answer the network is broken."""
 
 TYPES_AT_ONCE = 50
 """How many types one query asks for. There is a limit because a composite type can have 1,600 attributes."""
