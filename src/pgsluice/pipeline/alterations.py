@@ -2,8 +2,8 @@
 
 Such a table was altered so that its rows have other values, or it is not published any more.
 
-The ``loader`` uses this module each time it reads the list of published tables. Such a table becomes stale: a mark in
-the stream tells consumers so, and the table is loaded again unless the settings prevent this.
+The ``loader`` uses this module each time it reads the list of published tables. The tables that are found become stale:
+a mark in the stream tells consumers so, and each table is loaded again unless the settings prevent this.
 """
 
 from collections.abc import Collection, Sequence

@@ -122,7 +122,7 @@ class Commands:
         a round. The answer is in the same cut as the changes that were received before, so no changes follow it.
         """
         async with self._loader.at_work, self._pause():
-            _check_in_time(command)  # again, because the block may have waited long for the end of a large transaction
+            _check_in_time(command)  # again, because the pause may have begun only after a long transaction had ended
             pauses, former = command.verb == "pause_pipeline", self._requests.state
             answer = Answer(command.id, "done", _said_of_pause(former, pauses=pauses))
             self._requests.become(replace(former, offset=offset + 1, is_pipeline_paused=pauses), [answer])

@@ -217,7 +217,7 @@ class Encoders:
         return Rows(relation, await self._make(relation, policy, described, insert_op="r"))
 
     async def _prepare(self, described: Iterable[messages.Relation]) -> None:
-        """Create, all together, the topics of new tables that certainly have keys. :meth:`of` creates other topics."""
+        """Create the topics of all new tables that certainly have keys, in one step. :meth:`of` creates the others."""
         policies = {policy.topic: policy for policy in map(self._policy_of_new, described) if policy is not None}
         if policies:
             await self._sink.prepare_topics(list(policies.values()))
