@@ -3,7 +3,7 @@
 The package needs PySpark and its Kafka and Avro packages. It shares the wire contract with the daemon, but no code.
 Without PySpark, only ``pgsluice-spark --help`` works.
 
-``tests/unit/pgsluice_spark/test_cli.py`` covers it.
+``tests/unit/pgsluice_spark/test_cli.py`` covers this module.
 """
 
 from importlib.util import find_spec

@@ -2,7 +2,7 @@
 
 Used by :mod:`.query`, :mod:`.audit` and :mod:`.doctor`.
 
-``tests/spark/test_audit.py`` covers it.
+``tests/spark/test_audit.py`` covers this module.
 
 https://kafka.apache.org/documentation/#adminapi
 """

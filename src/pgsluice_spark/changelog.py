@@ -3,7 +3,7 @@
 Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once.
 :func:`.latest` accepts them.
 
-``tests/spark/test_query.py`` covers it.
+``tests/spark/test_query.py`` covers this module.
 """
 
 from dataclasses import replace

@@ -2,7 +2,7 @@
 
 The exit codes have the same meaning as those of the daemon (docs/runbook.md).
 
-``tests/unit/pgsluice_spark/test_cli.py`` and ``tests/spark/test_cli.py`` cover it.
+``tests/unit/pgsluice_spark/test_cli.py`` and ``tests/spark/test_cli.py`` cover this module.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 Used by :mod:`.audit`. A table with a key is joined with its copy by the key. For a table without a key, the module
 counts how often each row occurs on each side, and compares the counts.
 
-``tests/spark/test_audit.py`` covers it.
+``tests/spark/test_audit.py`` covers this module.
 """
 
 import time

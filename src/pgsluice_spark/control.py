@@ -3,7 +3,7 @@
 A row is added when all tables have all changes up to the end of a cut. :func:`consistent_view` reads the tables at the
 commits of one row, so a reader never sees a part of a transaction.
 
-``tests/spark/test_mirror.py`` covers it.
+``tests/spark/test_mirror.py`` covers this module.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

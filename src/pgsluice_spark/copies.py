@@ -2,7 +2,7 @@
 
 Used by :mod:`.query` and :mod:`.job`.
 
-``tests/spark/test_query.py`` covers it.
+``tests/spark/test_query.py`` covers this module.
 """
 
 from collections import deque

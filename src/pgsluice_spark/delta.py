@@ -2,7 +2,7 @@
 
 A commit has an application id and a version. Delta skips a commit whose version the table already has.
 
-``tests/spark/test_mirror.py`` covers it.
+``tests/spark/test_mirror.py`` covers this module.
 
 https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreachbatch
 """

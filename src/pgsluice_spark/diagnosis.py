@@ -1,6 +1,6 @@
 """The findings of :mod:`.doctor`, as text and as JSON. Pure.
 
-``tests/spark/test_cli.py`` covers it.
+``tests/spark/test_cli.py`` covers this module.
 """
 
 import json

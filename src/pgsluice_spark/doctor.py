@@ -3,7 +3,7 @@
 Used by :mod:`.pipeline`. The order of the checks is: versions, jars, settings, Kafka, the registry, the target,
 PostgreSQL. If a jar is missing, the checks after the settings are left out, because they need it.
 
-``tests/spark/test_cli.py`` covers it.
+``tests/spark/test_cli.py`` covers this module.
 """
 
 import platform

@@ -11,7 +11,7 @@ Each error says what happened, what follows from it, and what to do. No part of 
     |-- ForeignWrite        another program has written to a target
     `-- NoSuchView          a target has no state for the requested moment
 
-``tests/spark/test_query.py`` covers it.
+``tests/spark/test_query.py`` covers this module.
 """
 
 from typing import Final

@@ -6,7 +6,7 @@ the target may have the value. If a row came from another key, and not all of it
 from the row of that key. So the keys of such moves are followed separately, together with the rows that the target has
 under these keys.
 
-``tests/spark/test_latest.py`` covers it.
+``tests/spark/test_latest.py`` covers this module.
 """
 
 from collections.abc import Mapping, Sequence

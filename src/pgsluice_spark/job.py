@@ -3,7 +3,7 @@
 Used by :mod:`.query`. Cut records declare the number of events in a whole topic, so the changes of all tables of a
 topic are counted before the first table is committed.
 
-``tests/spark/test_query.py`` covers it.
+``tests/spark/test_query.py`` covers this module.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The lag of a mirror or a change log behind the topics. Used by :mod:`.pipeline`.
 
-``tests/spark/test_audit.py`` covers it.
+``tests/spark/test_audit.py`` covers this module.
 """
 
 import json

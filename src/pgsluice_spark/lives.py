@@ -4,7 +4,7 @@ Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, s
 The present row of a key has the values of the key's last life, each from the last change that sent the value. If a row
 moves to another key, it continues in a life of that key.
 
-``tests/spark/test_latest.py`` covers it.
+``tests/spark/test_latest.py`` covers this module.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Describes where a pipeline's records and schemas are. Used by :mod:`.pipeline` and by the modules that it uses.
 
-``tests/spark/test_daemon.py`` covers it.
+``tests/spark/test_daemon.py`` covers this module.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A pipeline of pgsluice in Spark: its cuts, the changes of its tables, and copies of the tables in a lake.
 
-``tests/spark/test_mirror.py`` covers it.
+``tests/spark/test_mirror.py`` covers this module.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,7 +3,7 @@
 Used by :mod:`.audit`. All sessions use PostgreSQL's JDBC driver, because the executors need it in any case. So a
 cluster needs no other driver, and the settings for passwords and TLS have the same effect in all sessions.
 
-``tests/spark/test_audit.py`` covers it.
+``tests/spark/test_audit.py`` covers this module.
 
 https://www.postgresql.org/docs/current/functions-admin.html#FUNCTIONS-SNAPSHOT-SYNCHRONIZATION
 https://jdbc.postgresql.org/documentation/use/

@@ -2,7 +2,7 @@
 
 Used by :mod:`.changes` and :mod:`.query`.
 
-``tests/spark/test_changes.py`` covers it.
+``tests/spark/test_changes.py`` covers this module.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Used by :mod:`.mirror`.
 
-``tests/spark/test_mirror.py`` covers it.
+``tests/spark/test_mirror.py`` covers this module.
 """
 
 from collections.abc import Sequence

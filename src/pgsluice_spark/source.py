@@ -2,7 +2,7 @@
 
 Used by :mod:`.changes`, :mod:`.marks` and :mod:`.query`. Only records of committed cuts are read.
 
-``tests/spark/test_changes.py`` covers it.
+``tests/spark/test_changes.py`` covers this module.
 
 https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html
 """

@@ -1,6 +1,6 @@
 """Builds the spark-submit command that runs a command of ``pgsluice-spark`` on a cluster. Used by :mod:`.commands`.
 
-``tests/unit/pgsluice_spark/test_cli.py`` covers it.
+``tests/unit/pgsluice_spark/test_cli.py`` covers this module.
 
 https://spark.apache.org/docs/latest/submitting-applications.html
 """

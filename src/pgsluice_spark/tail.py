@@ -2,7 +2,7 @@
 
 Used by :mod:`.audit`, which explains why the result equals the table at the snapshot.
 
-``tests/spark/test_audit.py`` covers it.
+``tests/spark/test_audit.py`` covers this module.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@
 All modules that write to a target or read views of it use this interface, so they do not depend on the format of a
 table.
 
-``tests/spark/test_mirror.py`` covers it.
+``tests/spark/test_mirror.py`` covers this module.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ cast to text gives another result for some types. For example, it removes the bl
 this text to the mirror's type, so that values are compared, and not texts. docs/types.md describes the conversion of
 each type.
 
-``tests/spark/test_audit.py`` covers it.
+``tests/spark/test_audit.py`` covers this module.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,7 +2,7 @@
 
 Used by :mod:`.job`, and by :mod:`.mirror` and :mod:`.changelog`, which do this work.
 
-``tests/spark/test_query.py`` covers it.
+``tests/spark/test_query.py`` covers this module.
 """
 
 from collections.abc import Callable, Mapping, Sequence

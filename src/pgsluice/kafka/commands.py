@@ -3,7 +3,7 @@
 The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
 commands, so that retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every answer forever.
 
-``tests/integration/test_snapshot_commands.py`` covers it.
+``tests/integration/test_snapshot_commands.py`` covers this module.
 """
 
 import asyncio

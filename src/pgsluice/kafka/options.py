@@ -1,6 +1,6 @@
 """The options of a sink, and the format of its cut records. ``app.wiring`` and ``app.daemon`` create them.
 
-``tests/unit/kafka/test_sink.py`` covers it.
+``tests/unit/kafka/test_sink.py`` covers this module.
 """
 
 from collections.abc import Callable, Mapping

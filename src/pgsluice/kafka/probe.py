@@ -5,7 +5,7 @@ session relied on such an answer, it would continue from an old checkpoint. All 
 probe, so it is in the partition, and an answer without the probe is outdated. The probe's transaction is aborted, so
 readers never see the probe.
 
-``tests/integration/test_kafka_outdated.py`` covers it.
+``tests/integration/test_kafka_outdated.py`` covers this module.
 
 https://kafka.apache.org/documentation/#semantics
 """

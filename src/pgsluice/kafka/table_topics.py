@@ -2,7 +2,7 @@
 
 A topic that cannot be used is an error of its table (TableRefused), so that all other tables can continue.
 
-``tests/integration/test_kafka_sink.py`` covers it.
+``tests/integration/test_kafka_sink.py`` covers this module.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,7 +3,7 @@
 A session uses it to read checkpoints and the last cuts, in order to find out where to continue. An ordinary
 read_committed reader would not be enough, because another producer's open transaction hides all records after it.
 
-``tests/integration/test_kafka_checkpoint.py`` covers it.
+``tests/integration/test_kafka_checkpoint.py`` covers this module.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """The producer of ``delivery.mode = "exactly_once"``: a Kafka transaction for each cut. Used by ``sink``.
 
-``tests/integration/test_kafka_sink.py`` covers it.
+``tests/integration/test_kafka_sink.py`` covers this module.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """

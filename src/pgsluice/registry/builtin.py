@@ -3,7 +3,7 @@
 The pipeline gets ids from it, and the daemon answers REST requests from its store. Ids are hashes, so several writers
 agree without a lock. The order of the records in the topic decides the version numbers.
 
-``tests/integration/test_registry.py`` covers it.
+``tests/integration/test_registry.py`` covers this module.
 
 https://kafka.apache.org/documentation/#compaction
 """

@@ -4,7 +4,7 @@ The server assigns the ids. ``<prefix>.schemas`` keeps every schema with its id 
 table, because pgsluice needs them after a restart, even if the server has lost its schemas. The pipeline uses this
 module.
 
-``tests/integration/test_registry_server.py`` covers it.
+``tests/integration/test_registry_server.py`` covers this module.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html
 """

@@ -3,7 +3,7 @@
 :mod:`.builtin` uses it for the daemon's own topic, and ``pgsluice registry`` for any number of topics. A follower is
 one consumer without a group. So followers are independent of each other, and any number of them can run.
 
-``tests/integration/test_registry.py`` covers it.
+``tests/integration/test_registry.py`` covers this module.
 
 https://kafka.apache.org/documentation/#compaction
 """

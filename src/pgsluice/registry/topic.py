@@ -2,7 +2,7 @@
 
 :mod:`.builtin`, which creates the topic, and :mod:`.follower`, which reads it, use this module.
 
-``tests/integration/test_registry.py`` covers it.
+``tests/integration/test_registry.py`` covers this module.
 
 https://kafka.apache.org/documentation/#topicconfigs_cleanup.policy
 """
