@@ -155,7 +155,7 @@ class TestBetweenSessions:
         cut["topics"][0]["offsets"][1]["next"] += 100
         await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", json.dumps(cut).encode())
         end = written_to + 100
-        sentence = rf"Partition 1 of topic {orders.topic} ends at offset {written_to + 1}, before .* up to {end}"
+        sentence = rf"Partition 1 of topic {orders.topic} ends at offset {written_to + 1}, although .* up to {end}"
         await refuses_to_start(kafka, prefix, sentence + REMEDY)
 
     async def test_what_retention_deletes_is_nothing_to_speak_of(
@@ -361,7 +361,7 @@ class TestDuringASession:
             if not predicted:
                 session.prediction.failed()
             session.sink._ledger._known.ends[orders.topic, 0] += 100
-            sentence = rf"Partition 0 of topic {orders.topic} ends at offset \d+, before"
+            sentence = rf"Partition 0 of topic {orders.topic} ends at offset \d+, although"
             with pytest.raises(SinkUnavailable, match=sentence + LOOKS_AGAIN):
                 await session.deliver(insert(orders, 2))
 

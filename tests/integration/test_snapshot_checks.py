@@ -107,7 +107,7 @@ async def test_tables_of_untrusted_owners_until_they_are_named(
         admin.execute(f"ALTER TABLE good OWNER TO {role}")
         finding = (await found(database, role))["snapshot owners"]
         assert finding.verdict is Verdict.WARN
-        assert finding.detail.endswith("or their schema: public.good")
+        assert finding.detail.endswith("nor the owner of the database: public.good")
         admin.execute(f"DROP PUBLICATION {PUBLICATION}")
         admin.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE good")
     assert "snapshot owners" not in await found(database, role)
