@@ -151,6 +151,7 @@ class Scene:
 
     def accept(self) -> None:
         """Do what the runbook calls "accept topics as they are", and wait until the pipeline streams."""
+        self.daemon.end()  # a session that fails is retried first, so the process may still run
         variables = self.daemon.variables
         self.daemon.variables = {**variables, "PGSLUICE_KAFKA__TOPICS__CHANGED": "accept"}
         self.daemon.start()
