@@ -92,7 +92,7 @@ class LoadResult:
     rows: int
     bytes_per_row: float
     opened: bool
-    """Whether only the part after the opening is measured."""
+    """Whether the measurement leaves out the opening."""
     series: str
     moment: Moment
     runs: dict[str, list[Run]]

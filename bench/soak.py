@@ -34,8 +34,8 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
     "descriptors": (1.0, 8),
     "tasks": (1.0, 3),
 }
-"""How much the median may grow: it may be multiplied by the first number and then increased by the second. Sessions
-begin and end, so no resource is quite constant."""
+"""The growth that a median may have: a factor, and an amount that is added to the product. Some growth is allowed
+because sessions begin and end."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
 """The number of rounds of work between two disturbances of a kind. CUT: the daemon's connection is terminated. RESTART:

@@ -15,7 +15,7 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 100
 BEFORE_S, AFTER_S = 2, 6
-"""How long rows are written before the kill and after it."""
+"""For how many seconds rows are written before the kill, and for how many after the kill."""
 
 
 def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs: int) -> Starts:

@@ -116,7 +116,7 @@ class Broker:
 
     @property
     def running(self) -> bool:
-        """Whether the process was started, and has not been stopped or killed since then."""
+        """Whether the process was started, and nobody has stopped or killed it since."""
         return self._server is not None
 
     @property

@@ -27,7 +27,7 @@ class Daemon(Program):
     """One pipeline. Its directory is removed when the context ends. Its slot and its topics are kept."""
 
     forks: ClassVar = False
-    """Whether ``fork_server.py`` forks the daemons, except those that set ``program``, ``interpreter`` or
+    """Whether ``fork_server.py`` forks the daemons. It never forks those that set ``program``, ``interpreter`` or
     ``variables``."""
 
     def __init__(

@@ -46,15 +46,19 @@ def role(database: Database) -> Iterator[str]:
             admin.execute(f'DROP ROLE "{name}"'.encode())
 
 
-@pytest.fixture
-def file(tmp_path: Path, database: Database, kafka: Kafka, role: str) -> str:
-    path = tmp_path / "pgsluice.toml"
-    dsn = database.conninfo(user=role).replace("\\", "\\\\").replace('"', '\\"')
+def configuration(path: Path, dsn: str, kafka: Kafka) -> str:
+    """Write the file of a pipeline that has no publication yet, and return its path."""
+    dsn = dsn.replace("\\", "\\\\").replace('"', '\\"')
     path.write_text(
         f'version = 1\nname = "shop"\npostgres.dsn = "{dsn}"\npostgres.publications = ["its changes"]\n'
         f'kafka.bootstrap_servers = "{kafka.bootstrap_servers}"\nkafka.topic_prefix = "shop"\n'
     )
     return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path, database: Database, kafka: Kafka, role: str) -> str:
+    return configuration(tmp_path / "pgsluice.toml", database.conninfo(user=role), kafka)
 
 
 def sql(file: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -117,16 +121,12 @@ def test_before_version_13_the_publication_names_the_partitions(
             CREATE TABLE parts_1_1 PARTITION OF parts_1 FOR VALUES FROM (1) TO (2);
             CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20);
         """)
-        path = tmp_path / "pgsluice.toml"
-        path.write_text(
-            f'version = 1\nname = "shop"\npostgres.dsn = "{database.conninfo()}"\npostgres.publications = ["changes"]\n'
-            f'kafka.bootstrap_servers = "{kafka.bootstrap_servers}"\nkafka.topic_prefix = "shop"\n'
-        )
-        assert cli.main(["setup-sql", "-c", str(path), "public.parts"]) == 0
+        file = configuration(tmp_path / "pgsluice.toml", database.conninfo(), kafka)
+        assert cli.main(["setup-sql", "-c", file, "public.parts"]) == 0
         printed = capsys.readouterr().out
-        assert 'CREATE PUBLICATION "changes" FOR TABLE "public"."parts_1_1", "public"."parts_2";' in printed
+        assert 'CREATE PUBLICATION "its changes" FOR TABLE "public"."parts_1_1", "public"."parts_2";' in printed
         admin.execute(printed.encode())
-        assert cli.main(["setup-sql", "-c", str(path), "public.parts"]) == 0
+        assert cli.main(["setup-sql", "-c", file, "public.parts"]) == 0
         assert capsys.readouterr().out == "-- Nothing is missing.\n"
 
 

@@ -286,8 +286,9 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_snapshot_rounds_total",
-                "Rounds, each of which reads a chunk of rows, by `result`: `placed` in the stream, `no_place` if the "
-                "stream had no position for the chunk (it is read again, with half as many rows), `failed`.",
+                "Rounds by `result`. Each round reads a chunk of rows. `placed`: the rows are in the stream. "
+                "`no_place`: the stream had no position for the rows, so they are read again, in smaller chunks. "
+                "`failed`: the chunk could not be read.",
                 "Many `no_place`: transactions become visible in another order than they commit, which happens often "
                 "with synchronous replication. `failed`: the log has the reason.",
             ),
@@ -343,7 +344,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_oldest_prepared_seconds",
-                "Age of the oldest prepared transaction with changes, in seconds; 0 if there is none.",
+                "Age of the oldest prepared transaction with changes, in seconds, or 0 if there is none.",
                 "PgsluicePreparedTransactionOld: the transaction keeps the slot from advancing. End it with COMMIT "
                 "PREPARED or ROLLBACK PREPARED.",
             ),
