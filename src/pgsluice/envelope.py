@@ -36,6 +36,8 @@ _BEFORE_ALL = -1
 _UPDATE, _DELETE, _TRUNCATE = (encode_bytes(op) for op in (b"u", b"d", b"t"))
 _NO_IMAGE, KEY_IMAGE, FULL_IMAGE = (encode_bytes(image) for image in (b"none", b"key", b"full"))
 NO_BEFORE = NULL + _NO_IMAGE
+_NO_MARKS = END + END
+"""The fields ``unchanged`` and ``raw`` of a row without unchanged values and without values that Avro cannot hold."""
 
 
 def _array(texts: Iterable[bytes]) -> bytes:
@@ -368,7 +370,9 @@ class ChangeEncoder:
         unchanged: list[bytes] = []
         raw: list[tuple[bytes, bytes]] = []
         row = self.row.encode(new, unchanged, raw)
-        return b"".join((head, VALUE, row, _array(unchanged), _map(raw + raw_before), stamp.encode(), flags))
+        # Nearly all rows have no such values, so the empty array and the empty map are one constant.
+        marks = _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _NO_MARKS
+        return b"".join((head, VALUE, row, marks, stamp.encode(), flags))
 
     def _before(self, key: TupleData | None, old: TupleData | None, raw: list[tuple[bytes, bytes]]) -> bytes:
         """Return ``before`` and ``before_image``. Values that Avro cannot hold are appended to ``raw``."""

@@ -47,7 +47,7 @@ def encode_long(number: int) -> bytes:
     zigzag = number << 1 if number >= 0 else ~(number << 1)
     if zigzag < _MORE:
         return _ONE_BYTE[zigzag]
-    varint = bytearray()
+    varint = []
     while zigzag >= _MORE:
         varint.append(zigzag & 0x7F | _MORE)
         zigzag >>= 7
