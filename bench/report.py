@@ -179,9 +179,9 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
         costs = [cost for load in loads if (name := fastest(load, kind)) and (cost := load.cpu_us(name, "client"))]
         if len(costs) > 1:
             yield (
-                f"CPU of the daemon for an event, from the fewest tables to the most: {kind}",
-                "10 % apart",
-                f"{(max(costs) / min(costs) - 1) * 100:.0f} % apart",
+                f"CPU of the daemon for an event, highest compared with lowest over all numbers of tables: {kind}",
+                "at most 10 % more",
+                f"{(max(costs) / min(costs) - 1) * 100:.0f} % more",
             )
 
 

@@ -1,13 +1,15 @@
 """The supervisor of a server. It starts the server, and kills it when the process that owns the server has ended.
 
-``process.py`` runs the supervisor as a separate script, which uses only the standard library. ``fork_server.py`` forks
-it. The supervisor is the server's parent and adopts orphaned children of the server, so it can kill every process that
-the server has forked. If the supervisor itself is killed, the kernel signals the server.
+There are two ways to start a supervisor. ``process.py`` runs this file as a script, so it uses only the standard
+library. ``fork_server.py`` forks a process that becomes the supervisor. The supervisor is the server's parent and
+adopts orphaned children of the server, so it can kill every process that the server has forked. If the supervisor
+itself is killed, the kernel signals the server.
 
 When the owner has ended, the supervisor also removes the server's directory, because nobody will read its data.
 
 The supervisor writes the server's pid to its standard output, and later the server's exit status. It waits for
-``DISMISS`` on its standard input. If the input or the owner's process ends instead, the owner has ended.
+``DISMISS`` on its standard input. If the input is closed without ``DISMISS``, or the owner's process ends, the
+supervisor takes the owner as ended.
 
 https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
 https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
@@ -29,7 +31,7 @@ from pathlib import Path
 DISMISS = b"d"
 
 LINE_BYTES = 16
-"""The length of the pid and of the exit status in the output, so that the owner can separate them."""
+"""The pid and the exit status are padded to this length in the output, so that the owner can separate them."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -133,7 +135,7 @@ def _wait_until_dismissed(server: int, owner: int) -> bool:
 def _dismissed() -> bool:
     try:
         return os.read(sys.stdin.fileno(), 1) == DISMISS
-    except ConnectionResetError:  # the owner ended before it read all answers
+    except ConnectionResetError:  # the owner ended without reading all of our output
         return False
 
 

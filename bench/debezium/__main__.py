@@ -82,7 +82,7 @@ def _describe(postgres: Postgres) -> dict[str, str]:
         **machine.describe(postgres, None),
         "Java": machine.java_version(),
         "pgsluice": f"{__version__}, exactly once, compiled, default settings",
-        "Debezium": f"{connector.pop('Debezium')}, in Kafka Connect of the version of Kafka, exactly once, {worker}",
+        "Debezium": f"{connector.pop('Debezium')}, in Kafka Connect of the broker's version, exactly once, {worker}",
         **connector,
     }
 

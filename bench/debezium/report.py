@@ -44,11 +44,10 @@ def _backlog(backlog: Backlog) -> Iterator[str]:
         [(name, *_drained(runs)) for name, runs in backlog.runs.items()],
     )
     rows = sum(digest.rows for digest in backlog.tables.values())
-    tables = "its table" if len(backlog.tables) == 1 else f"each of the {len(backlog.tables)} tables"
     runs = sum(map(len, backlog.runs.values()))
     yield (
-        f"{backlog.rows:,} rows. In all {runs} runs, the topics had the count ({rows:,} in all) and the checksum of "
-        f"{tables}. {said(backlog.moment)}"
+        f"{backlog.rows:,} rows. In each of the {runs} runs, the row count ({rows:,} in total) and the checksum of "
+        f"each topic equalled those of its table. {said(backlog.moment)}"
     )
 
 

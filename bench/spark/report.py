@@ -29,7 +29,7 @@ def markdown(results: Results) -> str:
 
 def _machine(results: Results) -> Iterator[str]:
     scales = ", ".join(f"{name} {scale:g}" for name, scale in results.scales.items())
-    yield table(("Measured with", ""), [*results.machine.items(), ("scale, times the usual rows", scales)])
+    yield table(("Measured with", ""), [*results.machine.items(), ("scale (1: the usual number of rows)", scales)])
 
 
 def _races(results: Results) -> Iterator[str]:

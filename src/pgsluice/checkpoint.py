@@ -51,8 +51,8 @@ class Checkpoint:
     """The position since which ``selection`` has its present value. In an epoch that began with ``--adopt-slot``, it is
     0/0 until the selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
-    """Why a start or a session found that the server has another history, or empty if none did. If it is not empty,
-    every later start stops."""
+    """Why pgsluice found that the server has another history. The text is empty if this never happened. If it is not
+    empty, every later start stops."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, with the progress of their loads."""
     load_position: LoadPosition = field(default_factory=LoadPosition)
@@ -185,7 +185,7 @@ def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the latest of the checkpoints that ``kafka.checkpoint`` has ``found``, or None if there is none.
 
     This is the last one in the topic, and not the one with the highest position. Otherwise a record that another
-    program has forged could hide all our later checkpoints. :func:`resume` decides whether the cut records confirm the
-    checkpoint.
+    program has forged could hide all our later checkpoints. :func:`pgsluice.history.resume` then checks whether the cut
+    records confirm the checkpoint.
     """
     return found[-1] if found else None

@@ -78,7 +78,8 @@ _RETENTION_S: Final[Mapping[str, int]] = {
     "delta.deletedFileRetentionDuration": 7 * 86_400,
     "delta.logRetentionDuration": 30 * 86_400,
 }
-"""The properties that say how long Delta's log keeps the list of an old state's files, with their default values."""
+"""The table properties that control how long Delta's log knows which files an older version of the table consisted of.
+The defaults are in seconds."""
 
 _CLOCKS: Final = 0.1
 """Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
@@ -134,7 +135,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class DeltaTable:
-    """One Delta table. A session commits to only one table at a time, because its settings describe one commit."""
+    """One Delta table.
+
+    A Spark session commits to only one table at a time, because settings of the session contain the commit's metadata.
+    """
 
     spark: SparkSession
     path: str
@@ -239,7 +243,11 @@ class DeltaTable:
         self.spark.sql(f"VACUUM {self.sql} RETAIN {hours:.6f} HOURS").collect()
 
     def _committed_at(self, number: int) -> float:
-        """Return the time of a commit. Files that its state needs cannot have been removed before that time."""
+        """Return the time of a commit.
+
+        The files of this version were part of the table at that time, so a vacuum that keeps the files removed after it
+        keeps them as well.
+        """
         java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
         file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
         files = file.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above
@@ -248,7 +256,7 @@ class DeltaTable:
     def _let_log_keep(self, needed_s: float) -> None:
         """Make Delta's log keep the lists of old states' files for ``needed_s``.
 
-        This may be months if the table does not change any more.
+        If the table no longer changes, its last version gets older and older, so ``needed_s`` may be months.
         """
         known = {name: _interval_s(self.get_property(name)) or default for name, default in _RETENTION_S.items()}
         most = max(needed_s, *_RETENTION_S.values())
@@ -281,7 +289,8 @@ class DeltaTable:
     def _committed(self, commit: Commit, transactions: str, action: Callable[[], object]) -> Committed | None:
         """Make a commit. Return our last commit after it.
 
-        ``transactions`` is the id under which Delta skips a commit that it already has.
+        ``transactions`` is the application id of the commit. Delta skips a commit if the table already has its version
+        for this id.
         """
         with self._committing(commit, transactions):
             action()

@@ -1,4 +1,4 @@
-"""The packages that Spark needs in addition to PySpark, in tested versions. Used by :mod:`.commands`. Pure.
+"""The packages that Spark needs in addition to PySpark, in tested versions. This module does no I/O.
 
 The tests run with these packages on PySpark 4.0.0 and 4.1.1. A test checks that sandbox/pom.xml has the same versions.
 """
@@ -27,7 +27,7 @@ def is_old_source_needed(spark: str) -> bool:
 def check_iceberg(spark: str) -> None:
     """Raise ConfigError if there is no tested package of Iceberg for a version of Spark."""
     if not any("iceberg" in package for package in packages(spark)):
-        raise ConfigError(f"PySpark {spark} has no package of Iceberg that is tested. Install PySpark 4.1 or use Delta")
+        raise ConfigError(f"No package of Iceberg was tested with PySpark {spark}. Install PySpark 4.1 or use Delta")
 
 
 def packages(spark: str) -> list[str]:

@@ -34,7 +34,7 @@ SCRATCH_ROWS = 1000
 """The number of rows that an unpublished transaction writes."""
 
 MARGIN_BYTES = 256 * 1024
-"""An amount of WAL that an idle server does not write in a short time."""
+"""More WAL than an idle server writes in a short time."""
 
 
 class Restoration:
@@ -89,7 +89,7 @@ class Restoration:
             self._victim.daemon.kill()
         self._lost_end = self._end_of_wal()
         server.restore_snapshot()
-        self._note(f"restored, {self._lost_end:X} is lost, the slot is at {self._position():X}")
+        self._note(f"restored: the WAL up to {self._lost_end:X} is lost, and the slot is at {self._position():X}")
 
     def _save_slot(self) -> None:
         """Make the server write the slot's position to disk. Before PostgreSQL 17, a shutdown does not always do this.
@@ -119,7 +119,8 @@ class Restoration:
         self._note("the lost WAL is overwritten")
 
     def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
-        """Start the daemon, and return whether it refuses the server. With ``death``, first let another daemon die."""
+        """Start the daemon, and return whether it refuses the server. If there is a ``death``, first start a daemon
+        that dies in this way."""
         if death is not None:
             self._victim.die(death, or_with=REFUSED)
         said_before = len(self._victim.daemon.log_text())
@@ -144,7 +145,8 @@ class Restoration:
         return True
 
     def _adopt(self, death: Death | None) -> None:
-        """Begin a new epoch. With ``death``, let the daemon die first, and start it again with --adopt-slot."""
+        """Begin a new epoch. If there is a ``death``, the first daemon with --adopt-slot dies in this way, and a second
+        one follows."""
         if death is not None:
             self._victim.die(death, "--adopt-slot")
         self._victim.start(None, "--adopt-slot")

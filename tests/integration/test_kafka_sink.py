@@ -64,7 +64,7 @@ class TestTheNumberOfTopics:
             for table in tables[:2]:
                 await session.sink.open_topic(policy(table), keyed=True)
             await session.deliver(*(insert(table, 1) for table in tables[:2]))
-            with pytest.raises(ConfigError, match=r"t2 was not created, .* has 2 topics already or .* may have 2"):
+            with pytest.raises(ConfigError, match=r"t2 was not created, .* already has 2 topics, .* may have 2"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.sink.open_topic(policy(tables[0]), keyed=True)
             await session.deliver(insert(tables[0], 2))
@@ -82,7 +82,7 @@ class TestTheNumberOfTopics:
     async def test_topics_are_reserved_for_the_tables_in_the_settings(self, kafka: Kafka, prefix: str) -> None:
         named, other = Target(f"{prefix}.public.orders", 13, 14), Target(f"{prefix}.public.other", 13, 14)
         async with Session(kafka, prefix, topics_max=1, reserved_topics=frozenset({named.topic})) as session:
-            with pytest.raises(ConfigError, match=r"other was not created, .* has 1 topics already or reserved"):
+            with pytest.raises(ConfigError, match=r"other was not created, .* already has 1 topics, including"):
                 await session.sink.open_topic(policy(other), keyed=True)
             await session.sink.open_topic(policy(named), keyed=True)
 

@@ -128,7 +128,7 @@ def test_partitions_with_different_keys_go_into_quarantine(version: int, follow:
     with follow(version, "ALTER TABLE low REPLICA IDENTITY USING INDEX code_of_low") as (connection, daemon):
         run(connection, "INSERT INTO parts VALUES (1, 1, 'x')", "UPDATE parts SET id = 3 WHERE id = 1")
         wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")
-        assert "other replica identities" in str(daemon.status()["quarantined"])
+        assert "do not all have the same replica identity" in str(daemon.status()["quarantined"])
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_check_names_them_and_warns_if_a_session_would_refuse_them(
         assert cli.main(["check", "-c", str(daemon.config_file), *stopping]) == (78 if refused else 0)
     assert found.get("identity of partitions", {}).get("detail", "").endswith(named)
     assert ("identity of partitions" in found) is bool(named)
-    assert ("have other replica identities" in found["tables"]["detail"]) is refused
+    assert ("do not all have the same replica identity" in found["tables"]["detail"]) is refused

@@ -234,7 +234,7 @@ async def test_slot_creation_that_cannot_be_explained_goes_on(
         async with replication(options_for(database)) as connection:
             creation = asyncio.create_task(connection.create_slot(SLOT, blockers=blockers if explained else None))
             with structlog.testing.capture_logs() as logs:
-                while not logs:  # noqa: ASYNC110 - the log has no event
+                while not logs:  # noqa: ASYNC110 - the captured log offers nothing to await
                     await asyncio.sleep(0.01)
             other.rollback()
             await creation

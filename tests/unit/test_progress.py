@@ -93,7 +93,8 @@ class TestWhatTheServerOwes:
             progress.on_resent(950, "transaction")
 
     def test_nothing_is_confirmed_before_it_came(self) -> None:
-        """Confirm nothing. If another server sends the changes, all of them have to come again in a new epoch."""
+        """Confirm nothing yet. If this turns out to be another server, it has to send these changes again for a new
+        epoch."""
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(700, "transaction")
         progress.on_received(800)

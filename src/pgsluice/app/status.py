@@ -23,8 +23,8 @@ PREPARED_SHOWN: Final = 10
 """How many prepared transactions the status shows, the oldest first."""
 
 LIVE_S: Final = 120.0
-"""How long a running pipeline may give no sign of life. No step takes that long, because PostgreSQL has time-outs of
-some ten seconds for connecting and for answering, and a disk that hangs ends the process after thirty seconds."""
+"""How long a running pipeline may give no sign of life. No step takes that long. PostgreSQL has 10 s to accept a
+connection and at most 30 s to answer, and a disk that hangs ends the process after 30 s."""
 
 
 class Status:
@@ -110,7 +110,10 @@ class Status:
         return lag.seconds(now), lag.bytes
 
     def is_paused(self) -> bool | None:
-        """Return whether a command has paused the pipeline. Return None if that is not known, as at a standby."""
+        """Return whether a command has paused the pipeline.
+
+        Return None if this is unknown, for example on a standby.
+        """
         session = self.pipeline.session
         return None if session is None or self.pipeline.state is State.STANDBY else session.is_paused
 

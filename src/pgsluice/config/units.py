@@ -34,7 +34,7 @@ class Within:
     ) -> core_schema.CoreSchema:
         least, most = source.parse(self.least), source.parse(self.most)
 
-        def check(value: Any) -> Any:  # noqa: ANN401 - the annotated type, which is also that of the limits
+        def check(value: Any) -> Any:  # noqa: ANN401 - the value and the limits have the annotated type
             if not least <= value <= most:
                 raise ValueError(f"is {value}, but must be from {least} to {most}")
             return value
@@ -50,7 +50,7 @@ class TextValue(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self:
-        """Return the value of ``text``. For other texts, raise ValueError with a sentence that says what to write."""
+        """Return the value of ``text``. If it is invalid, raise ValueError with a sentence that says what to write."""
 
     @classmethod
     def _validate(cls, value: object) -> Self:

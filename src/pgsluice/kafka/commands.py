@@ -1,7 +1,8 @@
 """Readers of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
 
-The sink sends the answers, together with the checkpoint to which they belong. Answers are in the same topic as
-commands, so that retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every answer forever.
+The sink (``kafka.sink``) writes the answers to commands, together with the checkpoint to which they belong. Answers are
+in the same topic as commands, so that retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every
+answer forever.
 
 ``tests/integration/test_snapshot_commands.py`` covers this module.
 """
@@ -33,7 +34,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""How long the reading thread waits for a record. Closing may have to wait as long for that thread."""
+"""How long the reading thread waits for a record. ``close`` may have to wait just as long until the thread has
+ended."""
 
 BATCH: Final = 16
 """How many records are read at once, whatever their size."""
@@ -56,7 +58,7 @@ class TopicCommandReader:
         self._consumer: Consumer | None = None
 
     async def open(self, state: CommandState) -> CommandState:
-        """Begin to read where ``state`` ends. Return the state with the position at which reading begins.
+        """Begin to read at the offset in ``state``. Return the state with the offset at which reading really begins.
 
         Begin at the end of the topic if ``state`` does not belong to this topic, for example because somebody has
         deleted the topic and created it again.
@@ -120,7 +122,7 @@ class CommandTopics:
 
 
 class CommandClient:
-    """Sends commands and reads the answers, without a pipeline. Every method blocks."""
+    """Sends commands to a pipeline in another process, and reads its answers. Every method blocks."""
 
     def __init__(self, options: ClientOptions, topics: CommandTopics) -> None:
         self._options = options
@@ -140,8 +142,8 @@ class CommandClient:
     def send(self, command: Command) -> None:
         """Send ``command``. It is durable when this returns, and its answers can be read from then on.
 
-        Raise UnavailableError if no pipeline has begun to read commands. A pipeline that begins later would start after
-        this command, and never read it.
+        Raise UnavailableError if no pipeline has begun to read commands. A pipeline that reads commands for the first
+        time begins at the end of the topic, so it would never read this command.
         """
         topic, value = self._names.commands, command.to_json()
         self._wait_until_read()
@@ -198,7 +200,7 @@ class CommandClient:
         return None
 
     def checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read at once."""
+        """Return the last checkpoint that can be read without waiting for an open transaction."""
         _described(self._topics, self._names.checkpoint)
         with self._tail(self._names.checkpoint) as tail:
             return last_checkpoint(read_checkpoints(tail, self._names.pipeline, is_atomic=self._names.is_atomic))
@@ -239,7 +241,10 @@ def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
 
 
 def _is_record(message: Message, topic: str) -> bool:
-    """Return whether this is a record. Ignore all errors except a missing right, because the client continues."""
+    """Return whether this is a record and not an error.
+
+    Raise UnavailableError if the right to read is missing. Ignore all other errors, because librdkafka tries again.
+    """
     error = message.error()
     if error is None:
         return True

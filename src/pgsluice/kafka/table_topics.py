@@ -88,9 +88,9 @@ class TableTopics:
         known = self._counted() - {spec.name}
         if len(known) >= self._options.topics_max and not self._topics.describe([spec.name]):
             raise TableRefused(
-                f"Topic {spec.name} was not created, because this pipeline has {len(known)} topics already or "
-                f"reserved, and may have {self._options.topics_max} (kafka.topics.max). If all these tables are to be "
-                "published, raise kafka.topics.max, and make sure that the brokers have room for the partitions. "
+                f"Topic {spec.name} was not created, because this pipeline already has {len(known)} topics, including "
+                f"reserved ones, and may have {self._options.topics_max} (kafka.topics.max). If all these tables are "
+                "to be published, raise kafka.topics.max, and make sure that the brokers have room for the partitions. "
                 "Otherwise leave tables out with tables.exclude, and find out who creates them."
             )
 

@@ -137,9 +137,9 @@ class Topics:
         """Raise TableRefused or ConfigError if the topic would refuse our records."""
         if not spec.compactable and "compact" in (settings.cleanup_policy or ""):
             raise TableRefused(
-                f"Topic {spec.name} has cleanup.policy=compact, but rows without key or truncates go to it, and Kafka "
-                "refuses records without key there. Give the table a key (`keys` in [[tables.rules]]), set "
-                'truncate = "skip", or change the policy.'
+                f"Topic {spec.name} has cleanup.policy=compact, but truncates or rows without a key go to it, and "
+                "Kafka refuses records without a key there. Give the table a key (`keys` in [[tables.rules]]), "
+                'set truncate = "skip", or change the policy.'
             )
         limit = settings.max_message_bytes
         if limit is not None and limit < self.batch_bytes:

@@ -55,7 +55,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Origin:
-    """``O``: the transaction came from another server (``origin_lsn`` is 0 in a stream)."""
+    """``O``: the transaction came from another server (``origin_lsn`` is 0 if the transaction is streamed)."""
 
     origin_lsn: int
     name: str

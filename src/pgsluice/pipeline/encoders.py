@@ -109,9 +109,9 @@ async def refusals(
 def differing_identities(table: str) -> TableRefused:
     """Return the error for partitions whose identities do not fit the identity of their root."""
     return TableRefused(
-        f"The partitions of table {table} have other replica identities than the table itself or than each "
-        "other, so PostgreSQL does not send the old values of the same columns for each row. Give "
-        "the table and all partitions the same one with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
+        f"Table {table} and its partitions do not all have the same replica identity, so PostgreSQL does not send "
+        "the old values of the same columns for each row. Give the table and all partitions the same replica "
+        "identity with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
     )
 
 

@@ -1,6 +1,6 @@
 """The status of a session: its positions, the waiting transactions, and the reason if it makes no progress.
 
-``tests/unit/pipeline/test_session.py`` covers this module, with whole sessions.
+``tests/unit/pipeline/test_session.py`` covers this module by running whole sessions.
 """
 
 import time
@@ -15,8 +15,9 @@ from pgsluice.transaction import Prepared, Transaction
 from pgsluice.transactions import Transactions
 
 STALL_S: Final = 10.0
-"""How long a call to Kafka may take, or the work may give no signs of life, before the session counts as stalled. A cut
-takes only milliseconds, so after this time Kafka is unavailable, or too slow for pgsluice to report itself as ready."""
+"""How long a call to Kafka may take, or the session may give no sign of life, before the session counts as stalled. A
+cut normally takes milliseconds, so if a call takes this long, Kafka is unavailable, or too slow for pgsluice to report
+itself as ready."""
 
 _MICROSECONDS: Final = 1_000_000
 _POSTGRES_EPOCH_S: Final = 946_684_800
@@ -107,7 +108,7 @@ class SessionStatus:
 
     @property
     def confirmed_lsn(self) -> int:
-        """Return the position that is confirmed, or was confirmed before the session began."""
+        """Return the confirmed position. Before the first one, return the end of the checkpoint of the last session."""
         return max(self._progress.confirmable, self._resumed_from.end_lsn)
 
     @property
@@ -134,5 +135,5 @@ class SessionStatus:
 
 
 def age_s(timestamp: int) -> float:
-    """Return how many seconds ago, by our clock, a timestamp of PostgreSQL was."""
+    """Return the age of a PostgreSQL timestamp in seconds, by our clock."""
     return max(0.0, time.time() - _POSTGRES_EPOCH_S - timestamp / _MICROSECONDS)

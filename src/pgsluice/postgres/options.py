@@ -57,7 +57,8 @@ ORIGIN_SINCE = 16_00_00
 class StreamOptions:
     """The options of pgoutput, except for the publications.
 
-    ``streaming`` is ``off``, ``on`` or ``parallel``. A server that does not support the value uses the next lower one.
+    ``streaming`` is ``off``, ``on`` or ``parallel``. If the server does not support ``parallel``, ``on`` is requested,
+    and a server that does not support streaming gets no option. Streaming is also off if ``messages`` is true.
     ``origin`` is ``any`` or ``none``. With ``none``, the server sends only the changes that were made on this server.
     """
 
@@ -90,7 +91,8 @@ class StreamOptions:
         return self._streaming(version) | found
 
     def _streaming(self, version: int) -> dict[str, str]:
-        # In a streamed transaction, it is not known whether a message belongs to a savepoint that is rolled back later.
+        # A message of pg_logical_emit_message does not say to which subtransaction it belongs. So in a streamed
+        # transaction, we could not drop it when its subtransaction is rolled back.
         if self.streaming == "off" or self.messages or version < STREAMING_SINCE:
             return {}
         return {"streaming": self.streaming if version >= PARALLEL_SINCE else "on"}

@@ -1,4 +1,4 @@
-"""Scenarios for every ALTER with which replication continues: how the schemas change, and which events arrive.
+"""Scenarios for every kind of ALTER after which replication continues: how the schemas change, and which events arrive.
 
 docs/evolution.md contains the tables of this module, and ``python -m tests.integration.scenarios.evolution`` prints
 them. Each ALTER runs in a transaction that writes rows before and after it. Servers that can stream the transaction do
@@ -133,7 +133,7 @@ COLUMNS = (
     Alteration(
         "ALTER TABLE t ADD COLUMN c float DEFAULT random(), ADD COLUMN d serial",
         "ALTER TABLE t DROP COLUMN c, DROP COLUMN d",
-        "fields more",
+        "more fields",
         "As above. PostgreSQL rewrites the table, but does not send the rewritten rows.",
         (f"{ID} {V}", f"{ID} {V} c:float8:double d:int4:int"),
         shown="ALTER TABLE t ADD COLUMN c float DEFAULT random()",
@@ -167,15 +167,15 @@ COLUMNS = (
     Alteration(
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v int",
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
-        "the field `v` less, `v__2` more",
-        "The new column of this name has another field, unless it could be the old column with another type.",
+        "field `v` is removed, field `v__2` is added",
+        "The new column gets a new field, unless its type fits the old field, or the old field can be widened to it.",
         (f"{ID} {V}", f"{ID} v__2:int4:int"),
     ),
     Alteration(
         "ALTER TABLE t RENAME COLUMN v TO w",
         "ALTER TABLE t RENAME COLUMN w TO v",
-        "the field `v` less, `w` more",
-        "A renamed column has another field, because PostgreSQL does not send that it is the same column.",
+        "field `v` is removed, field `w` is added",
+        "A renamed column gets a new field, because PostgreSQL does not say that it is the same column.",
         (f"{ID} {V}", f"{ID} w:text:string"),
     ),
     Alteration(
@@ -188,7 +188,7 @@ COLUMNS = (
     Alteration(
         'ALTER TABLE t RENAME COLUMN v TO "größer als"',
         'ALTER TABLE t RENAME COLUMN "größer als" TO v',
-        "the field `v` less, `gr_x00F6__x00DF_er_x0020_als` more",
+        "field `v` is removed, field `gr_x00F6__x00DF_er_x0020_als` is added",
         "Characters that Avro does not allow in a name are escaped. `pg.name` is the column's name.",
         (f"{ID} {V}", f"{ID} gr_x00F6__x00DF_er_x0020_als:text:string"),
     ),
@@ -253,7 +253,7 @@ IDENTITY = (
     Alteration(
         "ALTER TABLE t RENAME COLUMN id TO number",
         "ALTER TABLE t RENAME COLUMN number TO id",
-        "the field `id` less, `number` more, also in the key",
+        "field `id` is removed, field `number` is added, also in the key",
         "As above.",
         (f"{ID} {V}", f"number:int4:int {V}"),
         touch="UPDATE t SET v = v;",
@@ -263,7 +263,8 @@ IDENTITY = (
         "ALTER TABLE t ALTER COLUMN id TYPE bigint",
         "ALTER TABLE t ALTER COLUMN id TYPE int",
         "`id` changes in place, also in the key",
-        "The key of the same row has other bytes, because they contain the schema id. The field stays wide.",
+        "The same row gets a key with other bytes, because they contain the schema id. If the column becomes an int "
+        "again, the field stays a long.",
         (f"{ID} {V}", f"id:int8:long {V}", f"id:int4:long {V}"),
         keys=("id:int", "id:long"),
     ),
@@ -286,7 +287,7 @@ TYPES = (
         "ALTER DOMAIN amount ADD CHECK (value < 1000)",
         "ALTER DOMAIN amount SET DEFAULT 5",
         SAME,
-        "Domains have the type of their base type, which no ALTER can change. Checks and defaults are not sent.",
+        "A domain has the field of its base type, which no ALTER can change. Checks and defaults are not sent.",
         (f"{ID} v:int4:int",),
         setup="CREATE DOMAIN amount AS int CHECK (value > 0); CREATE TABLE t (id int PRIMARY KEY, v amount)",
         rows="INSERT INTO t VALUES (1, 1), (2, NULL);",
@@ -305,7 +306,7 @@ TYPES = (
         "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE",
         "ALTER TYPE pair DROP ATTRIBUTE c CASCADE",
         SAME,
-        "Composites are PostgreSQL's text: rows written from then on have one value more in it.",
+        "A composite value is text in PostgreSQL's format. In rows written from then on, it has one part more.",
         (f"{ID} v:pair:string",),
         setup="CREATE TYPE pair AS (a int, b text); CREATE TABLE t (id int PRIMARY KEY, v pair)",
         rows="INSERT INTO t VALUES (1, '(1,x)'), (2, NULL);",
@@ -315,7 +316,7 @@ TYPES = (
         "ALTER TYPE mood RENAME TO state",
         "ALTER TYPE state RENAME TO mood",
         "`pg.type` changes, after the next reconnect",
-        "Only this property. PostgreSQL does not send the new name before the reconnect.",
+        "Nothing else changes. PostgreSQL does not send the new name before the reconnect.",
         (f"{ID} v:mood:string", f"{ID} v:state:string"),
         setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
         rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
@@ -362,7 +363,7 @@ class Retyping:
         """A description of the change of the field."""
         before, after = self.fields
         if self in ANOTHER_FIELD:
-            return f"another one, `__2`: {after}"
+            return f"a new field with the suffix `__2`: {after}"
         return "as it was" if before == after else f"{before} becomes {after}"
 
 
@@ -609,7 +610,7 @@ MOVES_OF_PARTITIONS = f"""
     COMMIT;
 """
 ROWS_OF_PARTITIONS = "INSERT INTO t VALUES (103, 'g'); INSERT INTO low VALUES (5, 'h')"
-NOTICED = "published from PostgreSQL 13 on, and servers notice DETACH at once since 15"
+NOTICED = "PostgreSQL publishes partitioned tables from 13 on, and notices DETACH at once from 15 on"
 
 
 def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
@@ -702,8 +703,8 @@ MOVES = (
     Move(
         "DROP TABLE t; CREATE TABLE t ...",
         "the next version of the same subject",
-        "The same topic. Columns of the same name and type keep their fields, others get new fields. DROP itself is "
-        "not sent. Add the new table to a publication FOR TABLE.",
+        "The topic stays the same. Columns of the same name and type keep their fields, others get new fields. DROP "
+        "itself is not sent. If the publication lists its tables (FOR TABLE), add the new table to it.",
         [RECREATED],
     ),
     Move(
@@ -713,17 +714,19 @@ MOVES = (
         "Without this option, they are published as the partition's, and its topic is created with the first row. "
         "Partitions that are published by name do not depend on the root. Rows that a partition has when it is "
         "attached are not sent, and rows of a detached partition are not deleted. On an existing connection, "
-        "PostgreSQL 13 or 14 may not notice ATTACH or DETACH, and may leave out rows of an attached partition that it "
-        "saw unpublished before. So restart pgsluice before rows are written.",
+        "PostgreSQL 13 and 14 sometimes miss an ATTACH or DETACH. They may then leave out rows of an attached "
+        "partition that was not published before. So restart pgsluice before rows are written.",
         PARTITIONS,
     ),
 )
 
 SCENARIOS: list[Scenario] = [
     *(one.scenario() for one in (*COLUMNS, *IDENTITY, *TYPES, *SILENT)),
-    _retyped("ALTER COLUMN TYPE in place", "The field stays the same, because all readers can read it.", IN_PLACE),
+    _retyped("ALTER COLUMN TYPE in place", "The field stays the same, because it has room for both types.", IN_PLACE),
     _retyped(
-        "ALTER COLUMN TYPE, another field", "The column gets a new field, because readers would err.", ANOTHER_FIELD
+        "ALTER COLUMN TYPE, another field",
+        "The column gets a new field, because with the old field, readers would fail or read wrong values.",
+        ANOTHER_FIELD,
     ),
     *(scenario for move in MOVES for scenario in move.scenarios),
 ]

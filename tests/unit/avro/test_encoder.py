@@ -159,7 +159,8 @@ def test_a_binary_value_that_is_malformed_is_a_protocol_error() -> None:
 
 
 def test_a_text_is_read_as_strictly_as_the_value() -> None:
-    """Refuse a malformed item, even if an earlier item of the array does not fit, which ends the direct encoding."""
+    """The first item, infinity, does not fit, so the array is read as text. Even so, a malformed item after it is
+    refused."""
     relation = Relation(1, "public", "t", "n", (column("a", "_date"),))
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, []))
     array = "00000001 00000000 0000043a 00000002 00000001 00000004 7fffffff 00000003 000000"
@@ -169,7 +170,7 @@ def test_a_text_is_read_as_strictly_as_the_value() -> None:
 
 def test_a_binary_value_of_an_unknown_type_has_to_come_as_text() -> None:
     relation = Relation(
-        1, "public", "places", "n", (Column("at", PgType(16_400, "gis", "geometry"), -1, is_key=False),)
+        1, "public", "places", "n", (Column("place", PgType(16_400, "gis", "geometry"), -1, is_key=False),)
     )
     described = [TypeDescription(16_400, "gis", "geometry", "geometry_send")]
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
@@ -177,7 +178,7 @@ def test_a_binary_value_of_an_unknown_type_has_to_come_as_text() -> None:
     with pytest.raises(NotInBinary) as again:
         encoder.encode([BinaryValue(b"secret")], [], [])
     assert str(again.value) == (
-        "Table public.places: column at of type gis.geometry came in binary format, but the binary format of"
+        "Table public.places: column place of type gis.geometry came in binary format, but the binary format of"
         " gis.geometry is not known."
     )
 

@@ -53,7 +53,7 @@ def test_memory_is_that_of_each_step() -> None:
 
 
 def test_parts_keep_their_own_scales() -> None:
-    assert "| scale, times the usual rows | decode 0.1, audit 1 |" in report.markdown(results())
+    assert "| scale (1: the usual number of rows) | decode 0.1, audit 1 |" in report.markdown(results())
 
 
 def test_results_that_were_not_measured_are_left_out() -> None:

@@ -26,5 +26,5 @@ def test_another_spark() -> None:
 
 def test_iceberg_needs_a_newer_spark() -> None:
     check_iceberg(NEWEST)
-    with pytest.raises(ConfigError, match=r"PySpark 4\.0\.0 has no package of Iceberg that is tested"):
+    with pytest.raises(ConfigError, match=r"No package of Iceberg was tested with PySpark 4\.0\.0"):
         check_iceberg(FLOOR)

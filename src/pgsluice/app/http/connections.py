@@ -1,8 +1,8 @@
 """The connections of the HTTP server, with limits for their number and for the time that each may be silent.
 
 :mod:`.server` uses this module. aiohttp itself waits without limit for requests, and for clients that do not read their
-answers. So everybody who can reach the port could use up the file descriptors that the connections to PostgreSQL and
-Kafka and the health checks need.
+answers. So anybody who can reach the port could use up all file descriptors, and none would be left for health checks
+or for the connections to PostgreSQL and Kafka.
 """
 
 import asyncio
@@ -18,14 +18,16 @@ CONNECTIONS_MAX: Final = 100
 consumer caches them."""
 
 SILENT_S: Final = 20.0
-"""How long a connection may take to send the head of a request or receive an answer, or stay idle between requests."""
+"""How long a connection may stay open without a request in progress. In this time, the client has to read the last
+answer and to send the head of the next request."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
-"""The limit for all answers together that clients have not read yet. This is enough for a few lists of 100,000
-subjects. The library keeps a second copy of data that it has not written yet."""
+"""The limit for the total size of the answers that clients have not read yet. This is enough for a few lists of 100,000
+subjects. aiohttp keeps a second copy of data that it has not written yet, so the answers may take twice this memory."""
 
 NEW_S: Final = 0.5
-"""How long a connection counts as new, because it has just been served or had no time to send a request yet."""
+"""How long a connection counts as new after it was accepted, or after its last request was answered. Until then, the
+client has had no time to send a request."""
 
 _LOOK_S: Final = 1.0
 
@@ -39,7 +41,7 @@ class Connections:
     def __init__(self, server: web.Server) -> None:
         self._server = server
         self._since: dict[web.RequestHandler, float] = {}
-        """When each connection last began or ended a request."""
+        """When each connection was accepted, or when its last request was answered."""
         self._busy: set[web.RequestHandler] = set()
         """The connections whose request is being answered. An answer takes a limited time."""
 
@@ -55,8 +57,8 @@ class Connections:
     def _claim(self, connection: web.RequestHandler) -> tuple[bool, bool, float]:
         """Return the rank of a connection. The connection with the lowest rank is closed first.
 
-        New connections have the highest rank. Otherwise a client could keep all other connections busy with requests
-        that never end, and every health check would be closed first.
+        New connections have the highest rank. Otherwise a client could occupy the connections with slow requests, and
+        the connection of a health check would be the first to be closed, because its request has not arrived yet.
         """
         since = self._since[connection]
         is_new = since > time.monotonic() - NEW_S
