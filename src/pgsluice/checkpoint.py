@@ -25,9 +25,10 @@ class Checkpoint:
 
     ``end_lsn``: everything before this position is delivered, and no later position is confirmed to PostgreSQL. It is
     0/0 while the slot is being created. ``epoch``: the history that the LSNs belong to. ``last_end_lsn``, ``last_xid``
-    and ``last_commit_ts`` identify the last transaction that was delivered. ``last_message_lsn`` and
-    ``last_message_crc`` identify the last message outside transactions. These fields are 0 or empty if this epoch had
-    no transaction, or no message. Earlier versions did not record messages.
+    and ``last_commit_ts`` identify the last transaction that was delivered, and are 0 if this epoch has delivered none.
+    ``last_message_lsn`` and ``last_message_crc`` identify the last message outside transactions, and are 0 and empty if
+    this epoch has delivered none. Checkpoints that earlier versions of pgsluice wrote do not have the fields for
+    messages.
     """
 
     pipeline: str
@@ -43,16 +44,17 @@ class Checkpoint:
     last_message_lsn: int = INVALID_LSN
     last_message_crc: str = ""
     held_lsn: int = INVALID_LSN
-    """The LSN of the oldest PREPARE whose transaction had not ended. No later position is confirmed to PostgreSQL."""
+    """The LSN of the oldest PREPARE whose transaction had not ended at ``end_lsn``, or 0/0 if there was none. No later
+    position is confirmed to PostgreSQL."""
     selection: str = field(default="", compare=False)
     """A digest of the settings that decide which changes are delivered, such as the publications. If these settings
     change, the server may send other transactions than before. The field's name in the record is ``asked``."""
     selection_lsn: int = field(default=INVALID_LSN, compare=False)
-    """The position since which ``selection`` has its present value. In an epoch that began with ``--adopt-slot``, it is
+    """The position at which ``selection`` got its present value. In an epoch that began with ``--adopt-slot``, it is
     0/0 until the selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
-    """Why pgsluice found that the server has another history. The text is empty if this never happened. If it is not
-    empty, every later start stops."""
+    """The error message, if pgsluice has refused to continue because the server has another history. Otherwise it is
+    empty. If it is not empty, every later start stops."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, with the progress of their loads."""
     load_position: LoadPosition = field(default_factory=LoadPosition)
@@ -137,7 +139,7 @@ class Checkpoint:
             raise ValueError("it is not a JSON object")  # noqa: TRY004 - wrong data, not a wrong argument
         if found.pop("version", None) != _CHECKPOINT_VERSION:
             raise ValueError(f"its version is not {_CHECKPOINT_VERSION}")
-        # Earlier versions did not record messages, so the last message may have been anywhere up to the end.
+        # Earlier versions did not record messages, so the last message may have been anywhere before ``end_lsn``.
         found.setdefault("last_message_lsn", found.get("end_lsn"))
         loads, load_position, commands = found.pop("loads", []), found.pop("place", {}), found.pop("commands", {})
         plain = [one for one in fields(cls) if one.name not in ("loads", "load_position", "commands")]
@@ -159,7 +161,8 @@ class Checkpoint:
 
 
 _NAMES_IN_RECORD: Final = {"selection": "asked", "selection_lsn": "asked_lsn", "load_position": "place"}
-"""Fields that have another name in the record. The record keeps the names that earlier versions gave them."""
+"""The names in the record of fields that have another name here. The record keeps the names that earlier versions gave
+these fields."""
 
 _BOUNDS: Final = {
     "timeline": (1, 2**32 - 1),
@@ -184,8 +187,8 @@ def _check_field(name: str, value: object, kind: object) -> None:
 def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the latest of the checkpoints that ``kafka.checkpoint`` has ``found``, or None if there is none.
 
-    This is the last one in the topic, and not the one with the highest position. Otherwise a record that another
-    program has forged could hide all our later checkpoints. :func:`pgsluice.history.resume` then checks whether the cut
-    records confirm the checkpoint.
+    With transactions, this is the last one in the topic, and not the one with the highest position. Otherwise a record
+    that another program has forged could hide all our later checkpoints. :func:`pgsluice.history.resume` then checks
+    whether the cut records confirm the checkpoint.
     """
     return found[-1] if found else None

@@ -24,17 +24,17 @@ TABLES_MAX: Final = 100
 """The maximum number of table patterns in a command."""
 
 REQUESTS_BYTES_MAX: Final = 64 * 1024
-"""The largest total size of the waiting requests in a checkpoint. It is enough for several hundred tables. There is a
-limit because every checkpoint repeats all requests."""
+"""The largest total size of the waiting requests in a checkpoint. This is enough for several hundred tables. The size
+is limited because every checkpoint repeats all requests."""
 
 ID_MAX: Final = 64
-"""The maximum length of a command's id, in characters. Ids that pgsluice writes have the 32 digits of a UUID."""
+"""The maximum length of a command's id, in characters. An id that pgsluice creates has the 32 digits of a UUID."""
 
 _VERSION: Final = 1
 
 Verb = Literal["start", "cancel", "pause", "resume", "pause_pipeline", "resume_pipeline"]
-"""What a command does. ``start`` and ``cancel`` act on the loads of some tables, ``pause`` and ``resume`` on all loads,
-and the other two on the whole pipeline."""
+"""What a command does. ``start`` and ``cancel`` act on the loads of some tables. ``pause`` and ``resume`` act on all
+loads. ``pause_pipeline`` and ``resume_pipeline`` act on the whole pipeline."""
 
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
 
@@ -88,7 +88,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command's request to load a table. ``command``: its id. ``where``: an SQL condition for the rows to read."""
+    """A request to load a table.
+
+    ``command``: the id of the command that requested it. ``where``: an SQL condition for the rows to read.
+    """
 
     command: str
     schema: str

@@ -1,7 +1,8 @@
 """A cut: whole transactions that are written to Kafka together, in one Kafka transaction.
 
-The record of a cut in ``<prefix>.transactions`` has the offsets of all partitions that the cut touched. So a reader
-that reads every listed partition up to ``next`` has only whole transactions, up to one position in the WAL.
+The cut record in ``<prefix>.transactions`` lists all partitions that the cut touched. For each of them, ``next`` is the
+offset after the last record of the cut. So a reader that reads every listed partition up to ``next`` has only whole
+transactions, up to one position in the WAL.
 """
 
 import zlib
@@ -26,8 +27,8 @@ MAX_PART_BYTES = 512 * 1024
 """The largest estimated size of one part of a cut record: half of what a broker accepts by default."""
 
 _TOPIC_BYTES, _PARTITION_BYTES, _ID_BYTES = 85, 25, 5
-"""Upper limits of encoded sizes in bytes, for a topic's entry (its counts, lengths and id, without its name, partitions
-and schema ids), for a partition (an int and two longs), and for a schema id."""
+"""Upper limits of encoded sizes, in bytes. The first is for a topic's entry without its name, its partitions and its
+schema ids. The second is for a partition, which is an int and two longs. The third is for a schema id."""
 
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
 """Maps (topic, partition) to the offsets (first, next)."""
@@ -38,7 +39,8 @@ class TopicUse:
     """What a cut wrote to one topic."""
 
     schema_ids: dict[int, None] = field(default_factory=dict)
-    """Schema ids in the order of their last use. The last one is the table's schema at the end of the cut."""
+    """The ids of the schemas that were used, in the order of their last use. The last one is the table's schema at the
+    end of the cut."""
     last_schema_id: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     produced: dict[int, int] = field(default_factory=dict)
@@ -48,9 +50,9 @@ class TopicUse:
 class Recorded:
     """The information that a start takes from the cut records.
 
-    ``epoch``, ``cut`` and ``end_lsn`` describe the last cut, and are 0 if there is none. ``topics``: all topics that
-    were written so far. ``positions``: the epoch and end_lsn of the last two cuts, by cut number, as far as Kafka still
-    has their records.
+    ``epoch``, ``cut`` and ``end_lsn`` describe the last cut, and are 0 if there is none. ``topics``: all topics to
+    which cuts have written so far. ``positions``: the epoch and end_lsn of the last two cuts, by cut number, as far as
+    Kafka still has their records.
     """
 
     epoch: int = 0

@@ -1,7 +1,8 @@
 """Dead letters: the records in ``<prefix>.dead_letters`` that replace changes which cannot be delivered.
 
-The change encoder creates them for keys that Avro cannot hold, and the pipeline for records that the brokers refused. A
-dead letter names the change that it replaces, its topic and the reason. It has no row data except the key.
+The change encoder creates them for keys that Avro cannot hold. The sink creates them for records that the brokers
+refused, and the pipeline for changes of tables that cannot be published. A dead letter names the change that it
+replaces, its topic and the reason. It has no row data except the key.
 
 https://kafka.apache.org/documentation/#topicconfigs_max.message.bytes
 """
@@ -23,7 +24,7 @@ from pgsluice.lsn import format_lsn
 from pgsluice.printable import quoted
 
 OP: Final = "dead_letter"
-"""The op of dead letters, also in the ``counts`` of a cut record."""
+"""The op of dead letters. The ``counts`` of a cut record use it as well."""
 
 MAX_KEY_BYTES: Final = 256 * 1024
 """A longer key is left out, because the dead letter itself must not be too large. Kafka's default limit is 1 MiB."""
@@ -62,8 +63,9 @@ class SourceChange:
 class DeadLetter:
     """A dead letter. A value is None if it is not known.
 
-    ``topic``: the topic of the record that it replaces. ``key``: the encoded key. ``size``: the size of key and value,
-    in bytes. ``limit``: the largest size that was allowed. ``detail``: an explanation for people, without row data.
+    ``topic``: the topic of the record that the dead letter replaces. ``key``: the encoded key. ``size``: the size of
+    key and value, in bytes. ``limit``: the largest size that was allowed. ``detail``: an explanation for people,
+    without row data.
     """
 
     origin: SourceChange

@@ -141,8 +141,8 @@ class MessageEncoder:
 
 
 EXPECTED_MAX: Final = 16 * 1024 * 1024
-"""The limit of memory for dead letters of changes that are not delivered yet. This is enough for some ten thousand dead
-letters, unless their keys are large."""
+"""The limit of memory for dead letters of changes that are not delivered yet. This is enough for about ten thousand
+dead letters, unless their keys are large."""
 
 _LETTER_BYTES: Final = 1024
 """A generous estimate of the memory that one dead letter takes in addition to its key."""
@@ -166,13 +166,14 @@ class DeadLetters:
         self._say = say
         self._key_header, self._head = header(target.key_schema_id), header(target.value_schema_id)
         self._expected: dict[int, dict[tuple[int, str], DeadLetter]] = {}
-        """By commit LSN, and then by (seq, topic), the dead letter that replaces the record with these values."""
+        """Maps each commit LSN to the expected dead letters of its transaction. These are found by the (seq, topic) of
+        the record that they replace."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
         """From now on, replace the records of ``letters`` when their changes come again.
 
-        Return False if all of them were expected before, because then replacing them did not help. Also return False if
-        there are so many dead letters that they cannot be rare exceptions.
+        Return False if all ``letters`` were expected before, because then replacing the records did not help. Also
+        return False if there are so many dead letters that they cannot be rare exceptions.
         """
         fresh = False
         for letter in letters:
@@ -247,7 +248,8 @@ class ChangeEncoder:
         self._truncate = truncate
         self.dead_letters = dead_letters
         self.on_incomplete: OnIncomplete | None = None
-        """Called for each row that is new under its key, and that arrives without its unchanged values."""
+        """Called for each row that is new under its key, but lacks TOAST values that the server did not send because
+        they did not change."""
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (
@@ -316,7 +318,7 @@ class ChangeEncoder:
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as a pair (key only, complete). At most one is set, and none if no old row was sent."""
+        """Return the old row as a pair (key only, complete). One of the two is None, or both if no old row was sent."""
         if self.is_full or message.old is None:
             return message.key, message.old
         return message.old, None
@@ -370,7 +372,7 @@ class ChangeEncoder:
         unchanged: list[bytes] = []
         raw: list[tuple[bytes, bytes]] = []
         row = self.row.encode(new, unchanged, raw)
-        # Nearly all rows have no such values, so the empty array and the empty map are one constant.
+        # Nearly all rows have neither unchanged nor raw values, so the empty array and the empty map are one constant.
         marks = _array(unchanged) + _map(raw + raw_before) if unchanged or raw or raw_before else _NO_MARKS
         return b"".join((head, VALUE, row, marks, stamp.encode(), flags))
 

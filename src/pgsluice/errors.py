@@ -6,7 +6,7 @@
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
     │   │   └── PrimaryUnavailable  snapshot.primary cannot be read; streaming continues, and the read is retried
-    │   ├── SlotInUse               another process streams from the slot; this one waits as its hot standby
+    │   ├── SlotInUse               another process streams from the slot; this process waits as its standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
     │   ├── TypeChanged             a composite type has gained an attribute since the catalog described it
     │   ├── TableUnreadable         one table cannot be read now; streaming continues, and the read is retried
@@ -19,7 +19,7 @@
     │       └── Fenced              another producer took over; this process becomes a standby, or stops
     └── StopError                   the daemon stops; the message tells the operator why, and what to do
         ├── UsageError        2     the command line is not valid
-        ├── ProtocolError    65     bytes that are not pgoutput; the error has message, offset and expectation
+        ├── ProtocolError    65     bytes that are not pgoutput; the error says where, and what was expected
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
         │   └── Diverged     65     the server has another history; the refusal is recorded for all later starts
         ├── PoisonError      65     a change that Kafka refuses or Avro cannot represent
@@ -65,7 +65,7 @@ class PrimaryUnavailable(SourceUnavailable):
 
 
 class SlotInUse(RetryableError):
-    """Another process streams from the slot. PostgreSQL allows only one at a time."""
+    """Another process streams from the slot. PostgreSQL allows only one process at a time."""
 
 
 class NotInBinary(RetryableError):

@@ -126,9 +126,12 @@ def resume(facts: Facts, identity: Identity) -> Resumption:
 
     * ConfigError if the topics belong to another pipeline.
     * SourceUnavailable if the server is a standby that has not replayed what was delivered.
-    * Diverged if this is not the server that pgsluice streamed from before, and HistoryError if changes are missing,
-      or if it is unknown which changes were delivered. With ``identity.adopt``, a new epoch begins instead.
-    * HistoryError, even with ``identity.adopt``, if another program has written impossibly high numbers.
+    * Diverged if this is not the server that pgsluice streamed from before.
+    * HistoryError if changes are missing, or if it is unknown which changes were delivered.
+    * HistoryError if another program has written impossibly high numbers.
+
+    If ``identity.adopt`` is set, a new epoch begins instead of a Diverged or HistoryError. Only impossibly high numbers
+    remain an error.
     """
     last = facts.checkpoint
     if last is not None:
@@ -173,9 +176,9 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
     Its epoch and cut number are higher than any before, because readers would treat a lower number as older data.
 
     ``selection_lsn`` stays 0/0. An ordinary checkpoint implies that the server had nothing to send between the last
-    transaction and ``end_lsn``. In a new epoch, no session has streamed from the server before ``end_lsn``, so we do
-    not know this. If the server sends a change that ends before ``end_lsn``, the slot has gone back, and the change may
-    never have been delivered.
+    transaction and ``end_lsn``. In a new epoch, no session has streamed from the server before ``end_lsn``, so it is
+    unknown what the server has to send there. If the server sends a change that ends before ``end_lsn``, the slot has
+    gone back, and the change may never have been delivered.
     """
     server, recorded = facts.server, facts.recorded
     epoch, cut = (0, 0) if last is None else (last.epoch - last.is_announcement, last.cut)
@@ -418,7 +421,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
 
 
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if it covers changes after the switch.
+    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if it has later changes.
 
     A promoted standby begins a new timeline at the switch point. Everything that the former primary wrote after that
     point is missing from the new timeline. If the checkpoint is after the switch point only because of heartbeats,

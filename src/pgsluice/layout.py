@@ -1,7 +1,7 @@
-"""The layout of a table: the identity of its columns, which shows whether DDL has changed rows that were read.
+"""The layout of a table: a description of its columns, which shows whether DDL has changed rows that were read.
 
-The stream never sends what DDL does to existing rows. So pgsluice compares two layouts of the table: the layout at the
-time when the rows were read, and the present one. The former is kept in the table's record in ``<prefix>.snapshots``.
+The stream never sends what DDL does to existing rows. So pgsluice compares the present layout of the table with its
+layout at the time when the rows were read. The table's record in ``<prefix>.snapshots`` keeps that earlier layout.
 
 https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -13,7 +13,8 @@ from typing import Any, Final
 from pgsluice.printable import quoted
 
 FORMER_MAX: Final = 1600
-"""How many former names of columns are kept for a table. If a table has had more, its rows are read again."""
+"""The maximum number of former column names that are kept for a table. If a table has had more, its rows are read
+again."""
 
 _NUMERIC: Final = (1700, 1231)
 """numeric and numeric[], the types whose type modifier decides what consumers see."""
@@ -42,10 +43,10 @@ class ColumnLayout:
 class Layout:
     """The columns of a table at one moment, and the other properties that decide which values consumers see.
 
-    ``attnums``: how many columns the table has ever had. A column that is added later has a larger attnum. ``storage``
-    changes when all rows are rewritten (by ALTER TYPE or a volatile default, but also by VACUUM FULL and TRUNCATE).
-    ``filter`` changes with the row filter of the publications, and is empty if there is none. ``former``: names that
-    columns have had since the rows were read but do not have any more, with their attnums.
+    ``attnums``: how many columns the table has ever had. Each column that is added later has an attnum above this
+    number. ``storage`` changes when all rows are rewritten (by ALTER TYPE or a volatile default, but also by VACUUM
+    FULL and TRUNCATE). ``filter`` changes with the row filter of the publications, and is empty if there is none.
+    ``former``: names that columns have had since the rows were read but do not have any more, with their attnums.
     """
 
     columns: tuple[ColumnLayout, ...]

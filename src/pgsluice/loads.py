@@ -16,7 +16,8 @@ from pgsluice.pgoutput.messages import BinaryValue, ColumnValue
 from pgsluice.printable import quoted
 
 FIRST_SEQ: Final = -(2**62)
-"""The ``seq`` of the first row or mark at a position. The ``seq`` of every change that commits there is higher."""
+"""The ``seq`` of the first row or mark at a position. The ``seq`` of every change that commits at this position is
+higher."""
 
 _VERSION: Final = 1
 
@@ -40,9 +41,9 @@ class Load:
     stream, as PostgreSQL's text; empty before the first row. ``rows``: how many rows are in the stream so far.
     ``is_read``: all rows have been read once.
 
-    ``moved``: keys of rows that must be read again before the end (:func:`moved_key`). An UPDATE has changed the key of
-    such a row, and did not send its large values, because they did not change. If the row was not read under its former
-    key either, consumers have never received these values.
+    ``moved``: keys of rows that must be read again before the load ends (:func:`moved_key`). An UPDATE has changed the
+    key of such a row, and did not send its large values, because they did not change. If the row was not read under its
+    former key either, consumers have never received these values.
     """
 
     id: str
@@ -68,7 +69,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadPosition:
-    """The last LSN at which rows were inserted into the stream, and the number of rows and marks at this LSN."""
+    """The last LSN at which loads inserted rows into the stream, and the number of their rows and marks at this LSN."""
 
     lsn: int = INVALID_LSN
     count: int = 0
@@ -92,9 +93,9 @@ class LoadMark:
     """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
     ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.
-    ``id`` is then the load that read these rows. ``rows``: how many rows are in the stream so far. ``replaces``: at the
-    ``end``, consumers have to remove their copies of rows that are older than the ``begin`` and did not come again,
-    because the table does not have these rows any more.
+    ``id`` is then the id of the load that read these rows. ``rows``: how many rows are in the stream so far.
+    ``replaces``: when the mark ``end`` comes, consumers have to remove all copies of rows that are older than the mark
+    ``begin`` and did not come again, because the table does not have these rows any more.
     """
 
     topic: str
@@ -117,7 +118,7 @@ class Loaded:
     table counts as loaded because an earlier version has delivered its changes, and ``stale`` if DDL has changed the
     rows since they were read. The record is valid only if ``cut``, which the sink fills in, was committed. ``layout``:
     the layout of the table when the rows were read, or a later one if DDL has not changed the rows since. It is None if
-    it is not known.
+    the layout is not known.
     """
 
     id: str

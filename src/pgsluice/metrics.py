@@ -19,11 +19,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 
 
 TOPICS_MAX = 500
-"""How many topics have their own time series. There is a limit because each series takes memory in Prometheus, and
-there can be thousands of tables."""
+"""The maximum number of topics that have their own time series. The number is limited because each series takes memory
+in Prometheus, and there can be thousands of tables."""
 
 TOTALS_MAX = 5000
-"""How many topics have their own count of events for the status page, which shows the busiest topics."""
+"""The maximum number of topics whose events are counted separately for the status page, which shows the busiest
+topics."""
 
 OTHER_TOPICS = "(other)"
 """The label of all topics beyond ``TOPICS_MAX``. No topic has this name, because Kafka does not allow brackets."""
@@ -39,7 +40,7 @@ WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 class Known(Collector):
     """A metric that has no samples while its value is unknown, so that alerts never see a guess.
 
-    It is a gauge, or with ``counts`` a counter whose value another program maintains.
+    It is a gauge. If ``counts`` is true, it is a counter whose value another program maintains.
     """
 
     def __init__(self, name: str, text: str, label: str | None = None, *, counts: bool = False) -> None:

@@ -65,7 +65,10 @@ def _without_password(user: re.Match[str]) -> str:
 
 
 def _without_secrets(word: re.Match[str]) -> str:
-    """Return ``word`` without secrets, in time proportional to its length, because strangers may choose the word."""
+    """Return ``word`` without secrets.
+
+    The time is proportional to the length of ``word``, because strangers may choose a very long word.
+    """
     scheme, mark, rest = word[0].partition("://")
     user, at, place = rest.rpartition("@")
     public = _QUERY.sub(r"\1***", place)

@@ -123,7 +123,7 @@ class Progress:
         self._drop_released()
 
     def on_prepared(self, xid: int, prepare_lsn: int) -> None:
-        """Confirm no position after this Prepare, because the server would then not send the transaction again.
+        """Confirm no position after this Prepare. Otherwise, the server would not send the transaction again.
 
         A Prepare before the slot's position holds nothing back. It was confirmed before the slot reported prepared
         transactions, so the server sends the rows with the commit.
@@ -148,7 +148,7 @@ class Progress:
         """Return the ``held_lsn`` for a checkpoint with this ``end_lsn``."""
         held = [lsn for xid, lsn in self._prepares.items() if self._released.get(xid, end_lsn + 1) > end_lsn]
         if self.received <= self._held != INVALID_LSN:
-            held.append(self._held)  # the server has not sent the transaction that was prepared at this LSN again yet
+            held.append(self._held)  # the server has not yet resent the transaction that was prepared at this LSN
         return min(held, default=INVALID_LSN)
 
     def _drop_released(self) -> None:
@@ -175,8 +175,8 @@ class Progress:
     def undelivered(self) -> bool:
         """Whether this session has received positions or ends of prepared transactions that no checkpoint records yet.
 
-        This is false while ``received`` is before ``delivered``. The checkpoint records those positions already, and
-        the server may still send the end of a prepared transaction that lies between the two.
+        This is false while ``received`` is before ``delivered``. The checkpoint already records those positions. The
+        end of a prepared transaction between the two may still come.
         """
         if self.received != self.delivered:
             return self.received > self.delivered

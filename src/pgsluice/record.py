@@ -31,8 +31,9 @@ class Target:
 class Record(NamedTuple):
     """One Kafka record.
 
-    ``op`` is None for a tombstone, ``t`` for a truncate, which goes to every partition, and ``m`` for a message. If
-    ``timestamp_ms`` is 0, the record gets the time at which it is produced.
+    ``op``: the op of the envelope, ``m`` for a message, ``dead_letter`` for a dead letter, or None for a tombstone. A
+    truncate (``t``) goes to every partition. If ``timestamp_ms`` is 0, the record gets the time at which it is
+    produced.
     """
 
     target: Target

@@ -20,27 +20,28 @@ from pgsluice.pgoutput import messages
 from pgsluice.printable import quoted
 
 DESCRIBED_MAX: Final = 100_000
-"""How many tables the server may describe on one connection, including dropped ones."""
+"""The maximum number of tables, including dropped ones, that the server may describe on one connection. If it describes
+more, the session ends, and the next session uses a new connection."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Memory for the most recently used tables: some 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns
-(300 KiB). The others are packed. The next row of a packed table unpacks it, which takes a millisecond for 160
+"""Memory for the most recently used tables: about 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns (300
+KiB each). All other tables are packed. The next row of a packed table unpacks it, which takes a millisecond for 160
 columns."""
 
 PACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Memory for packed tables. A packed table takes 84 KB at most, so there is room for more than 12,000 of the widest.
-With PostgreSQL's default number of locks, one transaction can write to some 6,400 tables, so it cannot fill this
-memory."""
+"""Memory for packed tables. A packed table takes 84 KB at most, so there is room for more than 12,000 of the widest
+tables. With PostgreSQL's default number of locks, one transaction can write to about 6,400 tables, so it cannot fill
+this memory."""
 
 KEYS_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Memory for the replica identities of tables that may be partitions: 200,000 with keys of one column."""
+"""Memory for the replica identities of tables that may be partitions: enough for 200,000 keys of one column."""
 
 TYPES_MAX: Final = 10_000
-"""How many names of types are kept. This is enough, because a table has at most 1,600 columns, and its types are
-described right before it."""
+"""The maximum number of type names that are kept. This is enough, because a table has at most 1,600 columns, and the
+server describes the types of a table right before the table."""
 
 COLUMNS_AT_ONCE: Final = 20_000
-"""How many columns one query requests from the catalog. Such a query takes some 0.3 s."""
+"""The maximum number of columns that one query requests from the catalog. Such a query takes about 0.3 s."""
 
 CATALOG: Final = "pg_catalog"
 """The schema of built-in types; the protocol writes it as an empty string."""
@@ -134,10 +135,10 @@ def identity_of(relation: Relation) -> frozenset[str]:
 
 
 def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str]]) -> bool:
-    """Return whether the same columns of old rows are sent for all partitions of a root.
+    """Return whether the server sends the same columns of old rows for all partitions of a root.
 
-    ``root`` and ``partitions`` are the columns of their replica identities. Partitions for which all columns or none
-    are sent are left out.
+    ``root`` and ``partitions`` are the columns of their replica identities. ``partitions`` has no entry for a partition
+    for which the server sends all columns or none.
     """
     keys = set(partitions)
     return keys <= {root} or (len(keys) == 1 and not root)
@@ -223,10 +224,10 @@ BUILTIN_TYPES: Final = _builtin_types()
 class RelationCache:
     """The tables and types that the server described on one connection. The cache lives as long as the connection.
 
-    Streamed and other transactions share this cache, and each description of a table replaces the previous one, in the
-    order of arrival. The server keeps a similar cache, and does not describe a table again that is in the server's
-    cache. So no table may be dropped here. Instead, the least recently used tables are packed. If this cache is full,
-    the session ends. The next session gets further, because the changes delivered so far are not sent again.
+    All transactions, streamed or not, share this cache. Each description of a table replaces the previous one, in the
+    order of arrival. The server keeps a similar cache, and does not describe a table again while it is in the server's
+    cache. So no table may be dropped from this cache. Instead, the least recently used tables are packed. If this cache
+    is full, the session ends. The next session gets further, because the changes delivered so far are not sent again.
 
     Types may be dropped, because the server describes them again right before each Relation message that needs them.
     """
