@@ -1,9 +1,10 @@
 """One round: finds the position in the stream for rows that were read at a database snapshot.
 
-The session takes the snapshot between two transactions. From then on, the round decides about every transaction. A
-transaction passes, which means that it is delivered at once, if the snapshot sees it, because the rows that were read
-include its changes. All other transactions, and everything after the first of them, wait until the rows are in the
-stream. So the rows come after all changes that they include, and before all changes that they do not include.
+The session takes the snapshot between two transactions. From then on, the round decides for every transaction whether
+it passes, which means that it is delivered immediately, or waits until the rows are in the stream. A transaction that
+the snapshot sees passes, because the rows that were read include its changes. The first transaction with
+changes that the snapshot does not see waits, and so does everything after it. So the rows come after all changes that
+they include, and before all changes that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot
@@ -11,7 +12,7 @@ from pgsluice.transaction import Transaction
 
 
 class Round:
-    """The gate (``transactions.Gate``) for one snapshot. ``end_lsn``: a position after all changes that are visible."""
+    """The gate (``transactions.Gate``) for one snapshot. ``end_lsn``: a position after all changes that it sees."""
 
     def __init__(self, snapshot: Snapshot, end_lsn: int) -> None:
         self.is_complete = False
@@ -23,7 +24,7 @@ class Round:
         self._waiting_lsn: int | None = None
 
     def admits(self, transaction: Transaction) -> bool:
-        """Return whether ``transaction``, which begins or has just committed, may pass at once."""
+        """Return whether ``transaction``, which begins or has just committed, may pass."""
         self.reach(transaction.commit_lsn)
         return self._waiting_lsn is None and self.sees(transaction)
 

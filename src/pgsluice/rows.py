@@ -15,9 +15,9 @@ This module and the modules that it uses are the specification of this path. Rea
 All decisions about a table were made before its first row: its columns, schema, key and topic, and the writer of each
 column. For a row, only the functions that were chosen then are called.
 
-The session passes the frames that it has read, and the index of the first one. The run continues as long as rows of one
-transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the run, and
-then starts a new run.
+The session passes the frames that it has read, and the index at which a run begins. The run continues as long as rows
+of one transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the
+run, and then starts a new run.
 
 ``native.rows`` is the compiled twin of this module. It writes the common forms of rows itself, and leaves all others to
 this module. ``native.speedups`` chooses between the two. Both twins produce the same records, byte for byte.
@@ -85,8 +85,8 @@ def add_run(
 ) -> int:
     """Add the rows from ``frames[at]`` on to ``pending``. Return the index of the first frame that was not added.
 
-    ``relations`` has the present version of each table, as the server described it last. ``ready`` has the tables whose
-    encoders have been made. All rows belong to the transaction of ``stamp``, and none is streamed.
+    ``relations`` has the present version of each table, as the server described it last. ``ready`` has the tables that
+    have an encoder already. All rows belong to the transaction of ``stamp``, and none is streamed.
 
     The run ends
 

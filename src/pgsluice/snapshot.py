@@ -65,7 +65,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot, its time (µs since 2000-01-01), and a position after all changes that the snapshot sees."""
+    """A snapshot that was taken at ``timestamp`` (µs since 2000-01-01).
+
+    ``end_lsn``: a position after all changes that the snapshot sees.
+    """
 
     snapshot: Snapshot
     end_lsn: int
@@ -92,10 +95,10 @@ class Shape:
     ``relation``: its columns are those that the publications send. ``is_root``: it is the root of a partitioned table,
     and is read with all partitions. ``key``: the columns that order the rows and identify each of them; empty if there
     are none. ``filter``: the SQL condition of the publications; empty if there is none. ``replaces``: all deletes and
-    truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: either all
-    functions that may run when the table is read belong to superusers or to the database's owner, or the table is named
-    in the settings or in a publication. ``digest`` changes when any of the above changes. ``where``: a further
-    condition, if a command or a rule selects only some of the rows.
+    truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: the functions that
+    may run when the table is read are trusted, because all of them belong to superusers or to the database's owner, or
+    because the settings or a publication name the table. ``digest`` changes when any of the above changes. ``where``: a
+    further condition, if a command or a rule selects only some of the rows.
     """
 
     relation: Relation

@@ -27,7 +27,8 @@ _SHORTENED = "-_xFFFFFF_"
 character has this number. The hyphen separates it from an escape that the shortening has cut in two."""
 
 _HASH_CHARACTERS = 32
-"""How many hexadecimal digits of the hash are used. They have 128 bits, so nobody can find two tables with one hash."""
+"""How many hexadecimal digits of the hash are used. They have 128 bits, so nobody can find two tables with the same
+hash."""
 
 _PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
 _PATTERN = re.compile(rf"{_PART}\.{_PART}")
@@ -138,11 +139,11 @@ class TableRule:
 class TablePolicy:
     """How one table is published.
 
-    ``keys``: the columns of the key; None means the replica identity or primary key. ``shared``: the rule's topic does
-    not distinguish all tables that the rule matches, or has no table name, so several tables may go to this topic.
-    ``named``: the settings name the table without wildcards, so nobody can get this policy by creating a table that
-    matches a pattern. ``is_loaded``: the rows that the table already has are read, if snapshots are on. ``where``: an
-    SQL condition for these rows; empty means all rows.
+    ``keys``: the columns of the key; None means the replica identity or primary key. ``shared``: several tables may go
+    to this topic, because it has no table name, or because the rule's topic does not distinguish all tables that the
+    rule matches. ``named``: the settings name the table without wildcards, so nobody can get this policy by creating a
+    table that matches a pattern. ``is_loaded``: the rows that the table already has are read, if snapshots are on.
+    ``where``: an SQL condition for these rows; empty means all rows.
     """
 
     topic: str
@@ -308,10 +309,10 @@ class Tables:
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
 
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
-        """Return whether another rule gives ``topic`` to tables that the rule names, or that share the topic.
+        """Return whether another rule gives ``topic`` to the table that it names, or to several tables.
 
-        If this were allowed, somebody who may create tables could write to this topic with a table whose usual topic
-        has this name.
+        If a table could use such a topic, somebody who may create tables could write to the topic, with a table whose
+        usual topic has this name.
         """
         for rule in self.rules:
             if rule.topic is None or rule is own or rule.topic == own.topic:

@@ -73,7 +73,7 @@ class Committed:
 
 @dataclass(slots=True)
 class Resent:
-    """The server sent a delivered transaction again. Its changes were left out."""
+    """The server sent a delivered transaction again. The changes of the transaction are left out."""
 
     transaction: Transaction
     end_lsn: int

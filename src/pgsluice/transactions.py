@@ -37,16 +37,16 @@ from pgsluice.waiting import NO_RELATION, Spool, Waiting, changes
 
 
 class Gate(Protocol):
-    """Decides, while rows are read, which transactions pass at once and which have to wait.
+    """Decides, while rows of tables are read, which transactions pass and which have to wait.
 
     A transaction that passes is delivered before the rows, and one that waits is delivered after them.
     """
 
     def admits(self, transaction: Transaction) -> bool:
-        """Return whether ``transaction``, which begins or has just committed, may pass at once."""
+        """Return whether ``transaction``, which begins or has just committed, may pass."""
 
     def admits_message(self, lsn: int) -> bool:
-        """Return whether a message outside transactions, whose record ends at ``lsn``, may pass at once."""
+        """Return whether a message outside transactions, whose record ends at ``lsn``, may pass."""
 
     def hold(self, transaction: Transaction) -> None:
         """Note that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
@@ -63,7 +63,8 @@ _unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 class Transactions:
     """The transactions of one replication connection.
 
-    The server may send transactions again that are ``delivered``. These become :class:`Resent` events without changes.
+    ``delivered``: what earlier sessions have delivered. If the server sends such a transaction again, it becomes a
+    :class:`Resent` event without changes.
     """
 
     def __init__(self, delivered: Delivered, spool: Spool) -> None:
@@ -71,10 +72,11 @@ class Transactions:
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
         self.passing: Transaction | None = None
-        """The current transaction, if its rows become events at once because they need not wait and were not delivered
-        before."""
+        """The current transaction, if its rows become events as they arrive. This is the case if they need not wait and
+        were not delivered before."""
         self.prepared: dict[int, Prepared] = {}
-        """The transactions that are prepared, by xid. A gid cannot be the key, because it may be used again at once."""
+        """The transactions that are prepared, by xid. A gid cannot be the key, because another transaction may use the
+        same gid as soon as this one ends."""
         self.gate: Gate | None = None
         """The gate while rows are read, or None. The caller sets and resets it only while no transaction passes, and
         resets it right before it calls :meth:`release`."""
@@ -113,7 +115,7 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """An LSN: each ordinary transaction that commits there or later passes at once, whatever it contains.
+        """An LSN. Every ordinary transaction that commits at this LSN or later passes, whatever it contains.
 
         None means that the stream is not between transactions, or that transactions may have to wait.
         """
@@ -280,7 +282,7 @@ class Transactions:
         waiting.has_rows = True
 
     def _complete(self, waiting: Waiting, transaction: Transaction, end_lsn: int) -> Iterable[Event]:
-        """Return the events of a transaction whose commit has arrived, unless the gate keeps it waiting."""
+        """Return the events of a transaction whose commit has arrived. If the gate does not admit it, return Held."""
         is_new = transaction.commit_lsn >= self._delivered.lsn
         if is_new and waiting.has_rows and self.gate is not None and not self.gate.admits(transaction):
             self.gate.hold(transaction)

@@ -36,7 +36,7 @@ class Spool(Protocol):
 
 
 class _Xids:
-    """A set of transaction ids in few bytes, because a loop with an EXCEPTION clause can roll back millions."""
+    """A set of subtransaction ids in few bytes, because a loop with an EXCEPTION clause can roll back millions."""
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
@@ -71,12 +71,13 @@ class Waiting:
     bytes: int = 0
     """The memory that the versions in ``relations`` take."""
     relations: list[Relation] = field(default_factory=list)
-    """The first versions of tables that its rows use: at most VERSIONS_MAX, and at most VERSIONS_BYTES_MAX in all
-    transactions together."""
+    """The versions of tables that the rows used first, at most VERSIONS_MAX. The versions that all transactions keep
+    take at most VERSIONS_BYTES_MAX together."""
     numbers: dict[Relation, int] = field(default_factory=dict)
     """The index of each version in ``relations``, plus one."""
     last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
-    """By OID, the version of the table's last row and its number, if the version is in ``relations``."""
+    """The version of each table's last row, and its number, by the table's OID. A version that is not in ``relations``
+    is left out."""
     written: Relation | None = None
     """The last version that was written between the rows."""
     aborted: _Xids = field(default_factory=_Xids)

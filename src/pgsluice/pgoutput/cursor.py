@@ -22,7 +22,7 @@ class Malformed(Exception):
         self.expected = expected
 
     def within(self, message: str) -> ProtocolError:
-        """Return the documented error with the message's name, the offset in it, and what was expected there."""
+        """Return the error for users, with the message's name, the offset in it, and what was expected there."""
         return ProtocolError(f"{message} at offset {self.at}: expected {self.expected}")
 
 

@@ -22,7 +22,7 @@ Never confirm the LSNs in the head, because they are 0/0 or lie inside a transac
 
 @dataclass(slots=True)
 class Keepalive:
-    """``k``: the server is alive, and its WAL ends at ``wal_end``. If ``reply_requested``, answer at once."""
+    """``k``: the server is alive, and its WAL ends at ``wal_end``. If ``reply_requested``, answer immediately."""
 
     wal_end: int
     send_time: int
@@ -39,7 +39,7 @@ Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
 
 @dataclass(slots=True)
 class StandbyStatusUpdate:
-    """``r``: the positions of the client. Each LSN is the last byte + 1. 0/0 does not change the slot's position."""
+    """``r``: the positions of the client. Each LSN is the one after the last byte. 0/0 leaves the slot as it is."""
 
     write: int
     flush: int
@@ -100,7 +100,7 @@ def standby_status_update(write: int, flush: int, apply: int, client_time: int, 
 
 
 def parse_standby_status_update(data: bytes | memoryview) -> StandbyStatusUpdate:
-    """Return the client's positions from a CopyData, as a server reads it."""
+    """Return the positions that a client reports in a CopyData. Test servers call it."""
     cursor = Cursor(bytes(data), 0)
     try:
         cursor.choice("kind", b"r")

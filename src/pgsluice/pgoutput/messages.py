@@ -2,7 +2,8 @@
 
 :mod:`pgsluice.pgoutput.decoder` creates them. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are unsigned
 32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. The ``xid`` of a change is the id of
-the (sub)transaction that made it. It is None for changes outside of stream segments, because they do not contain it.
+the (sub)transaction that made it. It is None for changes outside of stream segments, because their messages do not
+contain it.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """

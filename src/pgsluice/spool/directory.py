@@ -27,7 +27,7 @@ from pgsluice.spool.disk import Disk
 log = structlog.get_logger(__name__)
 
 EXIT_S = 5.0
-"""How long a process that ends waits for its directory to be removed. The next process removes what is left."""
+"""The time that a process that ends allows for the removal of its directory. The next process removes what is left."""
 
 _SETTING = "buffer.spill_dir"
 _PREFIX = ".pgsluice-spill-"
@@ -99,7 +99,7 @@ class SpillDirectory:
 
     def _remove_leftovers(self) -> None:
         for path in self._parent.glob(f"{_PREFIX}*"):
-            # An OSError means that the directory has no lock file, so it is not ours, or that another process is
+            # An OSError means either that the directory has no lock file, so it is not ours, or that another process is
             # removing it.
             with suppress(OSError):
                 found = _taken(path)
@@ -211,7 +211,10 @@ def _look_at(parent: str) -> Finding:
 
 
 def _is_open_to_others(directory: Path) -> bool:
-    """Return whether other users can rename entries. A group that may write is trusted, because volumes need this."""
+    """Return whether other users can rename entries of ``directory``.
+
+    A group that may write is trusted, because the volumes of containers usually allow this.
+    """
     found = directory.stat()
     if found.st_uid not in (0, os.geteuid()):
         return True

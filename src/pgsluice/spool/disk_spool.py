@@ -1,8 +1,8 @@
 """Keeps rows whose transaction has not committed yet, in memory up to a limit, and then in files.
 
-Each transaction has a buffer and, once memory is short, a file that is only appended to. The files are a cache, because
-PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at the end.
-Checksums make sure that the rows are read back as they were written.
+Each transaction has a buffer. Once memory is short, it also has a file, to which data is only appended. The files are a
+cache, because PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at
+the end. Checksums make sure that the rows are read back as they were written.
 
 All file access happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not block the
 event loop.
@@ -39,8 +39,8 @@ SPILL_BYTES = 4 * 1024 * 1024
 ``disk.DISK_LIMIT_S``, the disk hangs."""
 
 _FILE_NUMBERS = count(1)
-"""Numbers of files. No name is used twice, because all sessions of a process share its directory, and a write of the
-former session may still be in progress when the next session begins."""
+"""The numbers that name the files. No name is used twice, because all sessions of a process share its directory, and a
+write of the former session may still be in progress when the next session begins."""
 
 _PIECE = struct.Struct(">II")
 
