@@ -1,7 +1,8 @@
 """Encodes rows and keys as Avro. Encoders are made once per version of a relation, and run once per row.
 
-``envelope`` uses them. They take values as the server sent them, and return the body of the record Value or Key. A
-value that the row cannot hold is reported in ``unchanged`` or ``raw``, and never replaced by another value.
+``envelope`` uses them. They take values as the server sent them, and return the body of the record Value or Key. In a
+row, a value that was not sent, or that its Avro type cannot hold, becomes null, and is reported in ``unchanged`` or
+``raw``.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
@@ -25,7 +26,7 @@ from pgsluice.relation import Relation
 class RowEncoder:
     """Encodes the record Value of one version of a relation.
 
-    ``sent`` has a function for each column that converts values from binary format to text. If ``sent`` is None, no
+    For each column, ``sent`` has a function that converts values from binary format to text. If ``sent`` is None, no
     values may be binary.
     """
 
@@ -35,7 +36,8 @@ class RowEncoder:
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
         self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
-        """The conversions for which ``binary_writers`` were made, or None if values must be text."""
+        """For each of the ``binary_writers``, the conversion to text for which it was made, or None if values must be
+        text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 
@@ -128,7 +130,7 @@ class KeyEncoder:
 
 
 class _Table:
-    """The part that both encoders share: conversions of values in binary format, and errors about the table."""
+    """What both encoders share: conversions of values in binary format, and errors about the table."""
 
     def __init__(self, relation: Relation, sent: Sequence[ToText] | None) -> None:
         self._name = str(relation)

@@ -1,7 +1,7 @@
 """Turns values in binary format directly into Avro, without converting them to text, for the most common types.
 
-``encoder`` gets the writer of each column from here, once per version of a relation. Values of types without a short
-cut are converted to text first, and so are values that do not fit their Avro type.
+``encoder`` gets the writer of each column from here, once per version of a relation. If a type has no short cut, or if
+a value does not fit its Avro type, the value is converted to text first.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -39,7 +39,7 @@ _FLOAT8: Final = fixed("d")
 
 
 def binary_writer(kind: ColumnType, to_text: ToText) -> Writer:
-    """Return the writer of values in the binary format that ``to_text`` reads. Its Avro equals ``kind.write``'s."""
+    """Return a writer for the binary format that ``to_text`` reads. It writes the same Avro as ``kind.write``."""
     if kind.element is not None and isinstance(to_text, containers.ArrayText):
         return _array(binary_writer(kind.element, to_text.element))
     make = _SHORT_CUTS.get((kind.opcode, to_text))
@@ -208,7 +208,7 @@ def _vector() -> Writer:
     return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
 
 
-# The short cuts, by opcode and by the function that reads the value. Each is called with the parameters of the type.
+# The short cuts, by opcode and by the function that reads the value. Each makes a writer from the type's parameters.
 # The compiled twin, ``native.rows``, has short cuts for the scalars in this list, and for other common types.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,

@@ -300,7 +300,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key. It has only names and types, because any addition would change the id in all keys."""
+    """Return the record Key. It has only names and types, because anything else would change the id in all keys."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 

@@ -184,7 +184,7 @@ _MINUTE_US: Final = 60_000_000
 
 
 def interval_micros(text: bytes) -> bytes:
-    """Return the microseconds of an interval with days of 24 hours. Months and years do not fit."""
+    """Return the microseconds of an interval. A day has 24 hours. Raise Misfit if there are months or years."""
     match = _INTERVAL.fullmatch(text)
     if match is None:
         raise Misfit

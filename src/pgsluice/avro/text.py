@@ -71,8 +71,8 @@ def _is_integer(text: bytes) -> bool:
 def decimal(precision: int, scale: int) -> Writer:
     """Return the writer of ``decimal(precision, scale)``. It writes the unscaled value, and never rounds."""
     limit = 10**precision
-    # The length of a sign, a zero before the point, and the digits. Longer texts are not passed to int(), which refuses
-    # thousands of digits.
+    # A sign, a zero before the point, and the digits. A longer text is not passed to int(), which refuses thousands of
+    # digits.
     longest = precision + 2
 
     def write(text: bytes) -> bytes:
@@ -238,7 +238,7 @@ _HSTORE_PAIR: Final = re.compile(_QUOTED + rb"=>(?:" + _QUOTED + rb"|NULL)", re.
 
 
 def array(element: Writer, delimiter: bytes = b",") -> Writer:
-    """Return the writer of one-dimensional arrays that start at 1. Other arrays do not fit."""
+    """Return the writer of one-dimensional arrays with the lower bound 1. All other arrays raise Misfit."""
     item = re.compile(_QUOTED + rb"|" + _BARE % delimiter, re.DOTALL)
 
     def write_bare(text: bytes) -> bytes:

@@ -1,7 +1,7 @@
 """The Avro type of each PostgreSQL type, and the conversion of its text.
 
-This is decided once per column of a version of a relation, for ``schema``, which declares the type, and ``encoder``,
-which runs the conversion. The table of types is part of the wire contract.
+Both are decided once for each column of a version of a relation. ``schema`` declares the type, and ``encoder`` runs the
+conversion. The table of types is part of the wire contract.
 
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
@@ -234,7 +234,7 @@ def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
 def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
     if pg_type.namespace != CATALOG:
         return options.elements.get(pg_type.oid)
-    # A name with two leading underscores is not an array, so that a name cannot mean arrays nested without limit.
+    # A name with two leading underscores does not count as an array. Otherwise a name could mean any depth of nesting.
     if not pg_type.name.startswith("_") or pg_type.name.startswith("__"):
         return None
     name = pg_type.name[1:]
@@ -392,7 +392,7 @@ _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the wider of two types, in which every reader can read values of both, or None if neither is wider."""
+    """Return the wider of two types, as which every reader can read values of both. Return None if neither is wider."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None
@@ -410,7 +410,7 @@ def _precision(schema: Schema) -> tuple[int, int] | None:
     if not isinstance(schema, dict) or schema.get("logicalType") != "decimal":
         return None
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    # Another program may have registered a precision of billions, and then 10 would be raised to this power.
+    # Another program may have registered a precision of billions, and 10 to this power could not be computed.
     if not isinstance(precision, int) or not isinstance(scale, int):
         return None
     return (precision, scale) if 0 <= scale <= precision <= MAX_PRECISION else None

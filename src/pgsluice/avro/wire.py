@@ -1,7 +1,7 @@
 """Confluent's wire format: the text and the id of a schema, and the header with the id in front of a message.
 
-The registries use this module for ids. The envelope uses it to frame keys and values, and so does all code that reads
-these back.
+The registries use this module for ids. The envelope uses it to frame keys and values, and their readers use it to
+remove the frame.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """
@@ -17,8 +17,9 @@ Schema: TypeAlias = str | dict[str, Any] | list[Any]
 """A schema as parsed JSON: a name, a record, array, map or annotated type, or a union."""
 
 NESTING_MAX: Final = 128
-"""How many levels of arrays and objects JSON in service topics may have. Our own JSON has fewer than a hundred. Each
-level of a nested PostgreSQL array needs two levels of JSON, and ``pgbinary.conversions`` limits the array's levels."""
+"""How deeply arrays and objects may be nested in the JSON of service topics. Our own JSON has fewer than a hundred
+levels. A schema has two levels for each level of a nested PostgreSQL array, and ``pgbinary.conversions`` limits the
+array's levels."""
 
 _HEADER: Final = struct.Struct(">bI")
 _MAX_ID: Final = 2**31 - 1  # ids are Java ints
@@ -36,7 +37,8 @@ def read_json(text: str) -> object:
     """
     try:
         found = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-        # Half of a surrogate pair cannot be written in UTF-8. The text was UTF-8, so only an escape can contain one.
+        # Half of a surrogate pair cannot be written in UTF-8. The text was UTF-8, so only an escape can contain such a
+        # half.
         if "\\u" in text:
             normalise(found).encode()
     except RecursionError:

@@ -5,7 +5,7 @@ cdef const char* HEX = b"0123456789abcdef"
 cdef enum:
     NUMERIC_NEGATIVE = 0x4000
     NUMERIC_DSCALE_MAX = 0x3FFF
-    NUMERIC_PLACES = 64  # the common form's limit of groups of four digits before the point, and of digits after it
+    NUMERIC_PLACES = 64  # the common form has at most 64 groups of four digits before the point, and 64 digits after it
 
 cdef uint32_t FLOAT4_MAGNITUDE = 0x7FFF_FFFF, FLOAT4_INFINITY = 0x7F80_0000
 cdef uint64_t FLOAT8_MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF, FLOAT8_INFINITY = 0x7FF0_0000_0000_0000

@@ -16,7 +16,7 @@ cdef enum Kind:
     CHECKED_STRING
     UUID
     BYTEA
-    SENT_BOOLEAN  # from here on, the kinds of values in binary format
+    SENT_BOOLEAN  # this kind and all kinds below are those of values in binary format
     SENT_INT2
     SENT_INT4
     SENT_INT8

@@ -12,7 +12,7 @@ from pgsluice.kafka import runs as pure
 
 cdef object TRUNCATE = pure.TRUNCATE
 cdef Py_ssize_t LONGEST = pure.LONGEST
-cdef Py_ssize_t TURN = 2000  # after so many records, other threads may run
+cdef Py_ssize_t TURN = 2000  # the run releases the GIL after this many records, so that other threads can run
 
 
 cdef uint32_t murmur2(const uint8_t* data, Py_ssize_t size) noexcept:
@@ -126,7 +126,7 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
                     murmur2(<const uint8_t*>PyBytes_AS_STRING(<bytes>key), size_of_key) & 0x7FFFFFFF
                 ) % tally.partitions
             try:
-                # Positional arguments are faster. Two of them are for the callback, because it has two names.
+                # Positional arguments are faster. The callback is None twice, because it has two parameters.
                 produce(tally.topic, value, key, partition, None, None, timestamp_ms)
             except Exception:
                 break  # the sink sends this record by itself, gets the same error again, and handles it

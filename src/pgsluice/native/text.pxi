@@ -166,7 +166,7 @@ cdef int read_day(const uint8_t* text, int64_t* day) noexcept:
         return FALLBACK
     if month == 2 and day_of_month == 29 and (year % 4 != 0 or (year % 100 == 0 and year % 400 != 0)):
         return FALLBACK
-    # Let years begin in March, so that the additional day of a leap year is the last one.
+    # Let years begin in March, so that the additional day of a leap year is the last day of its year.
     shifted = year - (month < 3)
     cycle, year_of_cycle = shifted // 400, shifted % 400
     day[0] = (

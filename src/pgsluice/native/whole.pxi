@@ -1,6 +1,6 @@
 # --- whole transactions, from Begin to Commit
 
-cdef Py_ssize_t ROWS_MAX = 64  # with more rows, the cost of Begin and Commit hardly matters
+cdef Py_ssize_t ROWS_MAX = 64  # in a transaction with more rows, the cost of Begin and Commit hardly matters
 cdef uint64_t BOUND = <uint64_t>1 << 62  # as in transactions
 
 
@@ -90,7 +90,8 @@ def add_transactions(
 ):
     """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    See ``rows``. A transaction is added only if all its rows have the common form, so adding it only appends records.
+    ``rows.add_transactions`` explains the parameters. A transaction is added only if all its rows have the common form,
+    so adding it only appends records.
     """
     cdef Py_ssize_t count = len(frames), commit_at, kept, transactions = 0
     cdef uint64_t end_lsn = 0

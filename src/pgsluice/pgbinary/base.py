@@ -1,4 +1,4 @@
-"""The functions that all families of types share, for values of a fixed width, and errors for unreadable values.
+"""What all families of types share: functions for values of a fixed width, and errors for unreadable values.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """

@@ -25,7 +25,7 @@ _NULL_LENGTH: Final = -1
 
 
 def _part(cursor: Cursor) -> bytes | None:
-    """Read one value with its length, or None if it is null."""
+    """Read a length and the value of that length. Return None if the value is null."""
     (length,) = cursor.fields(_LENGTH)
     if length == _NULL_LENGTH:
         return None
@@ -96,7 +96,7 @@ class ArrayText:
     def __call__(self, value: bytes) -> bytes:
         """Return the text of an array."""
         shape, items = read_array(value)
-        if not items:  # although it is empty, an array of int2vector has a dimension
+        if not items:  # an empty array can have a dimension, if it was an int2vector
             return b"{}"
         texts = _limited(self._item_text(item) for item in items)
         for length, _ in reversed(shape):
@@ -120,7 +120,7 @@ def _bounds(shape: list[tuple[int, int]]) -> bytes:
 
 
 def old_vector(element: ToText) -> ToText:
-    """Return the conversion of int2vector and oidvector. They are sent as arrays, and written as items and spaces."""
+    """Return the conversion of int2vector and oidvector, which are sent as arrays. Spaces separate the items."""
 
     def to_text(value: bytes) -> bytes:
         items = read_array(value).items

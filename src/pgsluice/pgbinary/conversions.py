@@ -15,7 +15,7 @@ from pgsluice.printable import quoted
 from pgsluice.relation import BUILTIN_TYPES, CATALOG, PgType, Relation
 
 LEVELS_MAX: Final = 32
-"""How many levels deep types may be nested. For example, an array of a domain over a composite has three levels.
+"""How deeply types may be nested. For example, an array of a domain over a composite has three levels.
 
 PostgreSQL has no such limit. Our limit bounds the nested calls for one value, the queries of the catalog, and the depth
 of the Avro schema.
@@ -162,7 +162,7 @@ def unknown_arrays(relation: Relation) -> list[int]:
 
 
 def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element | None]:
-    """Return the elements of the array types of the columns, and of arrays in them, by the array's OID.
+    """Return the element of each array type that the columns use, directly or nested, by the array's OID.
 
     The value is None if the type is gone from the catalog, because then it is unknown whether the type is an array, and
     which delimiter it has. Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay text.
@@ -227,8 +227,8 @@ def _of_column(pg_type: PgType, made: Mapping[int, ToText]) -> ToText:
 def _made(described: Mapping[int, TypeDescription]) -> dict[int, ToText]:
     """Return the conversions of all types. A type's conversion is made after the conversions of its parts.
 
-    Each conversion is made once, however many types refer to it. A type that is left after ``LEVELS_MAX`` passes is
-    nested too deeply, or contains itself.
+    Each conversion is made only once, even if many types refer to it. A type that is left after ``LEVELS_MAX`` passes
+    is nested too deeply, or contains itself.
     """
     made: dict[int, ToText] = {}
     left = dict(described)

@@ -113,7 +113,7 @@ def _special(number: float) -> bytes:
 
 
 def _neighbour(number: float, step: int) -> float:
-    """Return the float4 next to ``number``, towards 0 (-1) or away from it (1)."""
+    """Return the float4 next to ``number``: towards 0 if ``step`` is -1, away from 0 if it is 1."""
     bits: int = _SINGLE_BITS.unpack(_SINGLE.pack(abs(number)))[0] + step
     size: float = _SINGLE.unpack(_SINGLE_BITS.pack(bits))[0] if bits < _INFINITE_SINGLE else 2.0**128
     return math.copysign(size, number)
@@ -136,7 +136,7 @@ def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
 
 
 def _float_text(number: Decimal, exponents: int) -> bytes:
-    """Return the number as printf's %g does, with an exponent if it is below -4 or at least ``exponents``."""
+    """Return the text as printf's %g writes it. An exponent is written if it is below -4 or at least ``exponents``."""
     sign, all_digits, last = number.as_tuple()
     written = "".join(map(str, all_digits))
     digits = written.rstrip("0")

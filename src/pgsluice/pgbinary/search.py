@@ -17,8 +17,8 @@ _WEIGHTS: Final = (b"", b"C", b"B", b"A")
 """The letters of a position's weight. D is not written."""
 
 _COUNT_WIDTH: Final = 2
-"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if so many of them need more bytes
-than the value has."""
+"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if the value is too short for that
+many of them."""
 
 
 def tsvector(value: bytes) -> bytes:
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
     is_phrase: bool = False
 
     def within(self, priority: int, *, right_of_phrase: bool = False) -> bytes:
-        """Return the text as an operand of an operator of this priority."""
+        """Return the text as an operand of an operator of this priority, in parentheses if it needs them."""
         if self.priority < priority or (self.is_phrase and right_of_phrase):
             return b"( %b )" % self.text
         return self.text
