@@ -99,7 +99,7 @@ class Checkpoint:
 
     @property
     def delivered(self) -> Delivered:
-        """The delivered positions, which decide whether a change from the server was delivered before."""
+        """The positions that show whether a change from the server was already delivered."""
         return Delivered(
             self.end_lsn,
             transaction_lsn=max(self.last_end_lsn, self.selection_lsn),
@@ -161,8 +161,8 @@ class Checkpoint:
 
 
 _NAMES_IN_RECORD: Final = {"selection": "asked", "selection_lsn": "asked_lsn", "load_position": "place"}
-"""The names in the record of fields that have another name here. The record keeps the names that earlier versions gave
-these fields."""
+"""Maps a field to its name in the record, if the two names differ. The record keeps the names that earlier versions
+used."""
 
 _BOUNDS: Final = {
     "timeline": (1, 2**32 - 1),

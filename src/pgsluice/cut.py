@@ -112,7 +112,7 @@ class Cut:
         self.last = (transaction, end_lsn)
 
     def add_whole(self, whole: WholeTransactions) -> None:
-        """Add committed transactions, one after the other."""
+        """Add the committed transactions of ``whole``, which have records."""
         assert whole.first is not None, "some of them have records"
         assert whole.last is not None, "some of them have records"
         self.transactions += whole.count

@@ -25,7 +25,7 @@
         ├── PoisonError      65     a change that Kafka refuses or Avro cannot represent
         ├── IncompatibleSchema 65   the schema registry refuses a schema that an ALTER TABLE has changed
         ├── CommandRefused   65     a running pipeline has refused a command, or did not finish loading a table
-        ├── UnavailableError 69     something that is needed is missing, and retrying would not help
+        ├── UnavailableError 69     something that pgsluice needs is missing, and retrying would not help
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or denies a privilege
         └── ConfigError      78     settings, slot or publication are wrong
@@ -162,7 +162,7 @@ class CommandRefused(StopError):
 
 
 class UnavailableError(StopError):
-    """Something that is needed is missing, and retrying would not help."""
+    """Something that pgsluice needs is missing, and retrying would not help."""
 
     exit_code = 69
 

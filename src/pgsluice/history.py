@@ -247,8 +247,8 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     the process dies, Kafka aborts its transaction. But a transaction marker that arrives late can make the checkpoint
     of the aborted cut visible. Such a checkpoint has no cut record, because both are committed together.
 
-    The slot shows whether the cut of a checkpoint without a cut record was committed, because a position is confirmed
-    to PostgreSQL only after its cut was committed. If the slot is not beyond the previous checkpoint, the cut was not
+    If a checkpoint has no cut record, the slot shows whether its cut was committed, because a position is confirmed to
+    PostgreSQL only after its cut was committed. If the slot is not beyond the previous checkpoint, the cut was not
     committed, and the previous checkpoint is returned. If the slot is beyond it, the cut was committed, and Kafka lost
     its record.
 

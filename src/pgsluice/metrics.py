@@ -188,7 +188,7 @@ class Metrics:
         self.topic_events = TopicEvents(
             self._counter(
                 "topic_events",
-                f'Change events committed to Kafka, of the first {TOPICS_MAX} topics; all others are "{OTHER_TOPICS}".',
+                f'Change events committed to Kafka by topic; topics after the first {TOPICS_MAX} are "{OTHER_TOPICS}".',
                 "topic",
                 "op",
             )
@@ -211,7 +211,7 @@ class Metrics:
         )
         self.loop_delay_seconds = Histogram(
             "pgsluice_event_loop_delay_seconds",
-            "How much later than scheduled the event loop ran a task, measured once a second.",
+            "Delay of a scheduled task on the event loop, measured once a second.",
             registry=self.registry,
             buckets=_SECONDS,
         )
@@ -230,7 +230,7 @@ class Metrics:
     def _add_positions(self) -> None:
         self.active = self._gauge("active", "1 while this process streams from the slot, 0 while it waits.")
         self.paused = self._known(
-            "paused", "1 while `pgsluice pause` keeps the pipeline from delivering, 0 otherwise; absent at a standby."
+            "paused", "1 while `pgsluice pause` keeps the pipeline from delivering, 0 otherwise; absent on a standby."
         )
         self.info = self._gauge(
             "info", "Always 1; the labels describe the process.", "version", "pipeline", "encoder", "mode"
@@ -252,7 +252,7 @@ class Metrics:
             "Time since the commit of the last delivered transaction, 0 when everything is delivered.",
         )
         self.lag_seconds = self._known(
-            "lag_seconds", "How long there has been something to deliver, 0 when everything is delivered."
+            "lag_seconds", "Time for which there have been changes to deliver, 0 when everything is delivered."
         )
 
     def _add_slot(self) -> None:
@@ -294,7 +294,7 @@ class Metrics:
     def _add_certificates(self) -> None:
         self.certificate_expiry = self._known(
             "tls_certificate_expiry_timestamp_seconds",
-            "Unix time at which the certificates in the file of a setting expire.",
+            "Unix time at which a certificate file expires: the first certificate of a chain, the last of a CA file.",
             "setting",
         )
 
@@ -320,7 +320,9 @@ class Metrics:
 
     def _add_snapshots(self) -> None:
         self.snapshot_tables = self._known("snapshot_tables", "Published tables, by the state of their load.", "state")
-        self.snapshot_rows = self._known("snapshot_rows", "Rows read so far of tables that are or will be loaded.")
+        self.snapshot_rows = self._known(
+            "snapshot_rows", "Rows read so far from tables that are loaded or will be loaded."
+        )
         self.snapshot_estimated_rows = self._known(
             "snapshot_estimated_rows",
             "Estimate of snapshot_rows at the end of all loads, from PostgreSQL's statistics.",

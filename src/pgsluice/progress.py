@@ -46,7 +46,7 @@ class Progress:
         self._settled = INVALID_LSN
         """The highest position that this session has received and before which everything is delivered."""
         self._prepares: dict[int, int] = {}
-        """The PREPARE of each prepared transaction that holds the confirmed position back, by xid."""
+        """The LSN of the PREPARE of each transaction that holds the confirmed position back, by xid."""
         self._released: dict[int, int] = {}
         """The end LSN of each transaction in ``_prepares`` that was committed but not delivered yet, by xid."""
         self._ceiling = MAX_LSN

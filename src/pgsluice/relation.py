@@ -99,8 +99,8 @@ class Column:
 class Relation:
     """One version of a table. The columns are in the order of the values in a row.
 
-    ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). With ``f``, the server flags
-    every column as part of the key, so the protocol does not show the primary key.
+    ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). If it is ``f``, the server
+    flags every column as part of the key, so the protocol does not show the primary key.
 
     ``partition_keys``: the columns of the partitions' replica identities, if the table is the root of partitions and
     one of them has another replica identity than the root. See :func:`with_identity_of_partitions`.
@@ -240,7 +240,7 @@ class RelationCache:
         """The memory that each version in ``by_oid`` takes."""
         self._kept_bytes = 0
         self._packed: dict[int, bytes | None] = {}
-        """All tables that were described. The value is None if the current version was never packed."""
+        """The packed version of each table that was described, or None if the current version was never packed."""
         self._packed_bytes = 0
         self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
         """The versions that are in use elsewhere, packed or not. They stay the same objects, because an encoder is
@@ -414,7 +414,7 @@ def _names(relation: Relation) -> frozenset[str]:
 
 
 def _sharing(relation: Relation, former: Relation) -> Relation:
-    """Return ``relation`` with equal columns replaced by those of ``former``, because many versions may be kept."""
+    """Return ``relation`` with equal columns taken from ``former``, to save memory if many versions are kept."""
     known = {column: column for column in former.columns}
     return replace(relation, columns=tuple(known.get(column, column) for column in relation.columns))
 

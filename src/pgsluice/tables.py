@@ -367,7 +367,7 @@ def _shortened(topic: str) -> str:
 
 
 def _as_kafka_compares(topic: str) -> str:
-    """Return the form in which Kafka compares topic names. Kafka's metrics cannot distinguish dots and underscores."""
+    """Return ``topic`` as Kafka compares it. Dots and underscores are equal, because Kafka's metrics mix them up."""
     return topic.replace(".", "_")
 
 

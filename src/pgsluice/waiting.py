@@ -114,10 +114,11 @@ class Waiting:
 
 
 VERSIONS_MAX: Final = 4000
-"""How many versions of tables one transaction keeps in memory. Most transactions touch fewer tables."""
+"""The maximum number of table versions that one transaction keeps in memory. Most transactions touch fewer tables."""
 
 VERSIONS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Estimated memory for the versions that all transactions keep: 10,000 with 20 columns, or 100 with 1,600 columns."""
+"""The limit of the estimated memory of the versions that all transactions keep. This is enough for 10,000 versions with
+20 columns, or 100 with 1,600 columns."""
 
 NO_RELATION: Final = 0
 """The number of a message of pg_logical_emit_message, which has no table."""
@@ -129,7 +130,7 @@ _WRITTEN: Final = 2**32 - 2
 _unpack_xid = struct.Struct(">xI").unpack_from
 
 SKIPPED_AT_ONCE: Final = 10_000
-"""How many rows of rolled-back subtransactions are skipped before other tasks run."""
+"""The number of rows of rolled-back subtransactions that are skipped before other tasks get a turn."""
 
 
 def changes(waiting: Waiting, transaction: Transaction) -> Iterator[Change | Emitted | Paused]:

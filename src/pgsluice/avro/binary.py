@@ -39,7 +39,7 @@ _FLOAT: Final = struct.Struct("<f").pack
 
 
 def encode_long(number: int) -> bytes:
-    """Return ``number``, within 64 signed bits, as an Avro int or long.
+    """Return ``number``, which has to fit into 64 signed bits, as an Avro int or long.
 
     Zigzag maps numbers of small magnitude to small unsigned numbers: 0, -1, 1, -2 become 0, 1, 2, 3. Each byte of the
     varint has 7 bits, and the lowest bits come first. The highest bit is set in all bytes except the last one.

@@ -392,7 +392,7 @@ _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the wider of two types, as which every reader can read values of both. Return None if neither is wider."""
+    """Return the wider of two types, or None if neither is wider. Readers of this type can read values of both."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None

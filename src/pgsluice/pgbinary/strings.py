@@ -109,7 +109,7 @@ def _ipv6(address: bytes) -> bytes:
 
 
 def _longest_zeros(words: tuple[int, ...]) -> tuple[int, int]:
-    """Return start and length of the first longest run of at least two zeros."""
+    """Return start and length of the longest run of at least two zeros. Of equally long runs, the first one counts."""
     best, start = (0, 0), 0
     for index, word in enumerate((*words, 1)):
         if word:

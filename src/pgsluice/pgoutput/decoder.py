@@ -1,8 +1,8 @@
 """Decodes pgoutput: turns the bytes of one message into one object of :mod:`pgsluice.pgoutput.messages`.
 
-The pipeline uses one decoder per connection. All messages of protocol versions 1 to 4 are decoded, even if they were
-not requested, because servers send two-phase messages if the slot has the option two_phase, and some servers send a
-stray Stream Abort.
+The pipeline uses one decoder per connection. The decoder knows all messages of protocol versions 1 to 4, even those
+that were not requested. A server sends two-phase messages whenever the slot has the option two_phase, and some servers
+send a stray Stream Abort.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """

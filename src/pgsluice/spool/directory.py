@@ -27,7 +27,8 @@ from pgsluice.spool.disk import Disk
 log = structlog.get_logger(__name__)
 
 EXIT_S = 5.0
-"""The time that a process that ends allows for the removal of its directory. The next process removes what is left."""
+"""When a process ends, it waits at most this long for the removal of its directory. The next process removes what is
+left."""
 
 _SETTING = "buffer.spill_dir"
 _PREFIX = ".pgsluice-spill-"
@@ -184,8 +185,8 @@ def _is_ours(descriptor: int) -> bool:
 
 
 _CLOSE = (
-    "Give the directory to the user of pgsluice, and take the right to write from all others (chmod o-w), or set the "
-    "sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be done."
+    "Give the directory to the user of pgsluice. Then take the right to write from all other users (chmod o-w), or set "
+    "the sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be done."
 )
 
 
@@ -205,7 +206,9 @@ def _look_at(parent: str) -> Finding:
         remedy = "Make the directory, or choose another."
         return Finding(_SETTING, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
     if _is_open_to_others(found):
-        detail = f"other users can rename or remove files in {found}, but not read them. This would stop pgsluice"
+        detail = (
+            f"other users can rename or remove files in {found}, which would stop pgsluice. They cannot read the files"
+        )
         return Finding(_SETTING, Verdict.WARN, detail, _CLOSE)
     return Finding(_SETTING, Verdict.OK, f"{parent}, {shutil.disk_usage(found).free // 1024**2} MiB free")
 
