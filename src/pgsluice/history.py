@@ -128,10 +128,8 @@ def resume(facts: Facts, identity: Identity) -> Resumption:
     * SourceUnavailable if the server is a standby that has not replayed what was delivered.
     * Diverged if this is not the server that pgsluice streamed from before.
     * HistoryError if changes are missing, or if it is unknown which changes were delivered.
-    * HistoryError if another program has written impossibly high numbers.
-
-    If ``identity.adopt`` is set, a new epoch begins instead of a Diverged or HistoryError. Only impossibly high numbers
-    remain an error.
+      If ``identity.adopt`` is set, a new epoch begins instead of this error or Diverged.
+    * HistoryError in any case if another program has written impossibly high numbers.
     """
     last = facts.checkpoint
     if last is not None:
