@@ -2,20 +2,20 @@
 
 Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last cut in
 its control table. From the topics, the audit adds those changes after C that S sees. Both sides then have the same
-state of the database, so any difference between them is an error. The reasons are:
+state of the database, so any difference between them is an error. They have the same state for these reasons:
 
 *S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Snapshots
 see the transaction only later, when it has left the list of running transactions. With a synchronous standby, this can
-take long. So the audit reads C first. At that time, every transaction up to C has written its commit
-record. Either all later snapshots see the transaction, or it still holds the lock on its own id. The audit reads these
-locks (``pg_locks``), and takes S when all transactions that it found have released them. It does not wait for
-transactions that cannot be in the middle of their commit. These are the transactions of sessions that are idle in a
-transaction, and prepared transactions while no session runs a COMMIT PREPARED. They have not written their commit
-record yet, so C does not contain them.
+take long. So the audit reads C first. At that time, every transaction up to C has written its commit record. Either all
+later snapshots see the transaction, or it still holds the lock on its own id. The audit reads these locks
+(``pg_locks``), and takes S when every transaction that held such a lock has released it. The audit does not wait for
+two kinds of transactions, because these cannot be in the middle of their commit. The first kind are transactions of
+sessions that are idle in a transaction. The second kind are prepared transactions while no session runs a COMMIT
+PREPARED. Neither kind has written its commit record yet, so C does not contain these transactions.
 
 *The topics contain everything that S sees.* A transaction that S sees wrote its commit record before S was taken. So
 the record is before the WAL position that the audit reads after it has taken S. The audit waits for a cut whose
-``end_lsn`` has reached this position. The audit reads the insert position. The write position
+``end_lsn`` has reached this position. The position that it reads is the insert position. The write position
 (``pg_current_wal_lsn``) would be too low, because snapshots see an asynchronous commit before it is flushed. On an idle
 server, the insert position may be just after the header of a page. The server never reports such a position, so the
 audit subtracts the header.
@@ -28,12 +28,12 @@ these lower bits, the audit uses the one nearest to S's ``xmax``. This is correc
 at the same time never differ by more than 2^31, and the changes between C and S are not older than that.
 
 *Changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all
-earlier transactions that changed this row or a row with its key. These had to end first, because they held the lock of
-the row.
+earlier transactions that changed this row or a row with its key. The earlier transactions had to end first, because
+they held the lock of the row.
 
-*Rows that a load has read (``r``) after C are left out.* They belong to no transaction. For a table that is ``loaded``
-at C, they are not necessary, because all changes after C are in the topics. Tables that are not loaded at C, or that
-become ``stale`` after C, are not compared, and the report gives the reason.
+*Rows that a load has read (``r``) after C are left out.* They belong to no transaction. A table that is ``loaded`` at C
+does not need them, because all changes after C are in the topics. Tables that are not loaded at C, or that become
+``stale`` after C, are not compared, and the report gives the reason.
 
 *Nobody truncates or alters the tables during the audit.* Snapshots do not hide the effects of TRUNCATE and of some
 forms of ALTER TABLE. So the audit locks the tables (ACCESS SHARE, as SELECT does) before it takes S, and keeps the
@@ -74,7 +74,7 @@ from pgsluice_spark.work import Work
 
 _POLL_S: Final = 1.0
 _PARALLELISM: Final = 4
-"""How many tables are compared at the same time."""
+"""The number of tables that are compared at the same time."""
 
 _UNFINISHED: Final[Mapping[str, str]] = {
     "unloaded": "no load of the table has begun since the mirror began",
@@ -122,7 +122,7 @@ def _last_entry(spark: SparkSession, target: Target) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The cuts after the mirror's last cut, and the topics of tables that cut records name."""
+    """The cuts after the mirror's last cut, and the tables' topics that the cut records name."""
 
     cuts: Sequence[Cut]
     topics: Sequence[str]
@@ -130,7 +130,7 @@ class _Tail:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """The cut records around the mirror's cut."""
+    """Reads the cuts that follow the mirror's last cut."""
 
     origin: Origin
     entry: Entry

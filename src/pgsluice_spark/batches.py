@@ -1,4 +1,4 @@
-"""Divides a batch into pieces of whole cuts with a limited number of events, and finds the offsets of their records.
+"""Divides a batch into pieces, which are whole cuts with a limited number of events, and finds their records.
 
 Used by :mod:`.query`. Pure.
 """
@@ -9,7 +9,7 @@ from pgsluice_spark.cuts import Cut, Ranges
 
 
 def pieces(cuts: Iterable[Cut], max_events: int) -> Iterator[list[Cut]]:
-    """Yield ``cuts`` in pieces of one epoch and at most ``max_events``. A cut with more events is a separate piece."""
+    """Yield ``cuts`` in pieces of one epoch and at most ``max_events``. A larger cut is a piece of its own."""
     piece: list[Cut] = []
     events = 0
     for cut in cuts:

@@ -1,4 +1,4 @@
-"""Keeps all changes of a table. The changes of a piece of a batch are appended in one commit.
+"""Keeps all changes of a table. Each piece of a batch (some whole cuts) is appended in one commit.
 
 Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once.
 :func:`.latest` accepts them.
@@ -16,7 +16,7 @@ from pgsluice_spark.targets import Commit, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 _IS_FIRST: str = "op != 't' OR partition = 0"
-"""The condition for the changes to keep. A truncate has a record in every partition, but the log keeps only one."""
+"""Selects the changes to keep. A truncate has a record in every partition, of which the log keeps only one."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:

@@ -28,13 +28,13 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
 
     The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's ``topic``,
     ``partition``, ``offset`` and ``timestamp``. ``fields`` has the names of the row's fields in the schema that wrote
-    the record. All other fields are null, because they did not exist.
+    the record. All other fields are null, because that schema does not have them.
 
     The function uses the schemas that ``registry`` has when it is called. A record with a later schema ends the query
     with an error that names this schema. To continue, call the function again and start from the same checkpoint.
 
-    With ``table``, return only the changes of this table, if several tables share the topic. The name has the form of
-    the schemas' namespace, such as ``public.orders``.
+    If several tables share the topic, ``table`` selects the changes of one table. The name has the form of the schemas'
+    namespace, such as ``public.orders``.
     """
     versions = tuple(registry.versions((f"{topic}-value", f"{topic}-key")))
     reading = topic_reading(versions, topic, table)

@@ -35,10 +35,10 @@ def parser() -> argparse.ArgumentParser:
         if name == "submit":
             _add_placement(command)
         if name == "view":
-            command.add_argument("--at", metavar="CUT|LSN", help="the last state that is not after this")
+            command.add_argument("--at", metavar="CUT|LSN", help="read the last state that is not after this")
         if name == "audit":
-            command.add_argument("--differences", type=int, default=20, help="rows to name for each table (20)")
-            command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="wait for the stream (120)")
+            command.add_argument("--differences", type=int, default=20, help="differing rows to list per table (20)")
+            command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="limit of each wait (120)")
     return found
 
 
@@ -46,4 +46,4 @@ def _add_placement(command: argparse.ArgumentParser) -> None:
     command.add_argument("--master", help="local[*], yarn, k8s://https://..., spark://... (spark.master of the file)")
     command.add_argument("--deploy-mode", choices=("client", "cluster"), help="where the driver runs (client)")
     command.add_argument("--write", metavar="DIRECTORY", help="write the files to submit, and print the command")
-    command.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="such as: mirror")
+    command.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="a command, such as: mirror")

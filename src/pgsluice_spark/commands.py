@@ -103,7 +103,7 @@ def _settings(config: Config) -> dict[str, str]:
 def _target_settings(config: Config) -> Mapping[str, str]:
     """Return the settings that the session needs for the target.
 
-    For Iceberg, the file has the other settings of the catalog, such as its location.
+    An Iceberg catalog needs further settings, such as its location. The user gives them in the file.
     """
     catalog = config.find("target.catalog")
     return SETTINGS if catalog is None else {f"spark.sql.catalog.{catalog}": CATALOG_CLASS}
@@ -114,7 +114,7 @@ def _submit(config: Config, options: argparse.Namespace) -> int:
     settings = {**_settings(config), **{name: value for name, value in placed.items() if value is not None}}
     words = parser().parse_args([*options.words, "-c", config.file])
     if words.command in ("jars", "submit"):
-        raise ConfigError(f"{words.command} is not for a cluster. Submit one of {', '.join(COMMANDS)}")
+        raise ConfigError(f"{words.command} cannot run on a cluster. Submit one of {', '.join(COMMANDS)}")
     if options.write is None:
         return submitted(config, settings, options.words)
     directory = Path(options.write)

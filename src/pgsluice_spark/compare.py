@@ -145,7 +145,7 @@ def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
 
 
 def _cell(value: Column, text: Column, pair: Pair) -> Column:
-    """Return a value to group by. If the type cannot hold the value, its text distinguishes it from others."""
+    """Return a value to group by. If the type cannot hold the value, the value's text is used as well."""
     return F.struct(comparable(value, pair.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
 

@@ -89,7 +89,7 @@ def consistent_view(spark: SparkSession, target: Target, at: int | str | datetim
     """Return all tables of a mirror in their state at the end of one cut.
 
     ``at`` is the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone). The view shows the last state
-    that is not after ``at``, or the last state of all if ``at`` is None. Raise NoSuchView if there is no such state.
+    that is not after ``at``. If ``at`` is None, it shows the newest state. Raise NoSuchView if there is no such state.
     """
     control = ControlTable(target.table(spark, NAME))
     entry = control.last(_condition(at))

@@ -1,4 +1,4 @@
-"""The copies of tables in a target: the state of each copy, and the entries of the control table.
+"""Tracks the copies of tables in a target: the state of each copy, and the rows of the control table.
 
 Used by :mod:`.query` and :mod:`.job`.
 
@@ -25,7 +25,7 @@ from pgsluice_spark.targets import Commit, Target, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 PARALLELISM: Final = 8
-"""How many topics are applied at the same time."""
+"""The number of topics that are applied at the same time."""
 
 Prepare = Callable[[Work, TargetTable], Prepared]
 
@@ -38,7 +38,8 @@ class Copies:
     ) -> None:
         """Choose the tables by ``patterns``.
 
-        With ``keeps_all``, rows that the end of a load makes obsolete are kept, as in change logs.
+        The end of a load makes rows obsolete that the load did not read again. ``keeps_all`` says that these rows are
+        kept, as change logs require.
         """
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
@@ -124,7 +125,7 @@ class Copies:
             self.applied_to(table, replace(self.state(table), status=PARTIAL), None)
         last = cuts[-1]
         if any(table.state.offset > last.offset for table in self._tables.values()):
-            return  # after a crash, some tables are ahead of these cuts
+            return  # after a crash, some tables are ahead of these cuts, so the tables do not have one common state
         self.entry = Entry(last.number, last.epoch, last.end_lsn, last.ts_us, last.offset, self.app, dict(self._tables))
         self.control.add(self.entry)
 

@@ -170,9 +170,9 @@ def check_order(cuts: Sequence[Cut], applied: int | None, topic: str) -> None:
     for cut in cuts:
         if applied is not None and cut.number > applied + 1:
             raise RetentionGap(
-                f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, so it "
-                "is not known which changes are missing, and the tables cannot be followed any further. Begin a new "
-                "target with a new checkpoint, and load its tables with `pgsluice snapshot start`. Let the topic keep "
-                "its records for longer than this query may be stopped."
+                f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, so "
+                "nobody can tell which changes are missing, and this target cannot be continued. Begin a new target "
+                "with a new checkpoint, and load its tables with `pgsluice snapshot start`. Let the topic keep its "
+                "records for longer than this query may be stopped."
             )
         applied = cut.number

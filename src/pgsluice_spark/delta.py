@@ -78,8 +78,8 @@ _RETENTION_S: Final[Mapping[str, int]] = {
     "delta.deletedFileRetentionDuration": 7 * 86_400,
     "delta.logRetentionDuration": 30 * 86_400,
 }
-"""The table properties that control how long Delta's log knows which files an older version of the table consisted of.
-The defaults are in seconds."""
+"""The table properties that say how long Delta's log knows which files belonged to an older version of the table. The
+defaults are in seconds."""
 
 _CLOCKS: Final = 0.1
 """Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
@@ -245,8 +245,8 @@ class DeltaTable:
     def _committed_at(self, number: int) -> float:
         """Return the time of a commit.
 
-        The files of this version were part of the table at that time, so a vacuum that keeps the files removed after it
-        keeps them as well.
+        At that time, all files of the committed version were part of the table. So a vacuum keeps them if it keeps all
+        files that were removed later.
         """
         java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
         file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
@@ -254,7 +254,7 @@ class DeltaTable:
         return float(files.getFileStatus(file).getModificationTime()) / 1000
 
     def _let_log_keep(self, needed_s: float) -> None:
-        """Make Delta's log keep the lists of old states' files for ``needed_s``.
+        """Make Delta's log keep the file lists of old versions for ``needed_s`` seconds.
 
         If the table no longer changes, its last version gets older and older, so ``needed_s`` may be months.
         """
@@ -363,7 +363,7 @@ def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | N
 def _foreign(path: str, row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
     return (
         f"{path}: something other than this pipeline has written to the table: version {row['version']} is a "
-        f"{row['operation']}. The table may differ from PostgreSQL from there on, and nothing was added to it. Restore "
+        f"{row['operation']}. Since then, the table may differ from PostgreSQL. Nothing was added to it. Restore "
         f"the version before (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
         "into a new target. Only the pipeline may write to its tables"
     )

@@ -45,7 +45,7 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """The parts of a mirror to check. ``target`` and ``postgres`` may be None."""
+    """The parts of a mirror to check. If ``target`` or ``postgres`` is None, it is not checked."""
 
     origin: Origin
     target: Target | None
@@ -105,7 +105,7 @@ def versions(spark: SparkSession) -> Iterator[Symptom]:
     elif ".".join(own.split(".")[:2]) not in SPARK_VERSIONS:
         yield Symptom(FAILED, text, f"Use a version of Spark that is tested: {', '.join(SPARK_VERSIONS)}")
     elif int(re.match(r"\d+", java)[0]) not in _JAVAS:  # type: ignore[index]  # Java's versions begin with a number
-        yield Symptom(WARNING, text, f"Spark supports Java {' and '.join(map(str, _JAVAS))}. Set JAVA_HOME to one")
+        yield Symptom(WARNING, text, f"Spark supports Java {' and '.join(map(str, _JAVAS))}. Set JAVA_HOME")
     else:
         yield Symptom(OK, text)
 
@@ -130,7 +130,7 @@ def _jars(patient: Patient) -> Iterator[Symptom]:
         return
     version = patient.spark.version
     if other := [jar for package, jar in found.items() if package.startswith("spark-") and version not in str(jar)]:
-        yield Symptom(FAILED, f"{', '.join(map(str, other))}: not of Spark {version}", "Use the version of your Spark")
+        yield Symptom(FAILED, f"{', '.join(map(str, other))}: not for Spark {version}", "Use the jars for this version")
     else:
         yield Symptom(OK, f"jars: {', '.join(sorted(map(str, found.values())))}")
 
@@ -171,7 +171,7 @@ def _has(spark: SparkSession, name: str, value: str) -> bool:
 
 
 def _topics(patient: Patient) -> Iterator[Symptom]:
-    """Check the topics. A decoded cut record also shows that the registry has its schema."""
+    """Check the topics, and the schemas in the registry. To decode a cut record, its schema is necessary."""
     origin, brokers = patient.origin, patient.brokers
     end = brokers.end(origin.transactions)
     yield Symptom(OK, f"Kafka has {origin.transactions}, which ends at offset {end}")
@@ -209,7 +209,7 @@ def _kept(settings: Mapping[str, Mapping[str, str]]) -> Iterator[Symptom]:
         name, shortest = min(limited.items(), key=lambda item: item[1])
         yield Symptom(
             OK,
-            f"{name} keeps records for {shortest / _DAY_MS:.3g} days: if a mirror does not run for longer, it ends "
+            f"{name} keeps records for {shortest / _DAY_MS:.3g} days: a mirror that is stopped for longer ends "
             "with RetentionGap",
         )
 

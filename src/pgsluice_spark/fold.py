@@ -1,10 +1,10 @@
 """Reduces the changes of one table in a batch to their net effect, with one record for each key.
 
 Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If this change did not send the
-value of a column, the record has the last value that was sent since the row began. If the row is older than the batch,
-the target may have the value. If a row came from another key, and not all of its values were sent, the values are taken
-from the row of that key. So the keys of such moves are followed separately, together with the rows that the target has
-under these keys.
+value of a column, the record has the last value that was sent since the row was inserted. If the row is older than the
+batch, the target may have the value. If a row moved here from another key, and not all of its values were sent, they
+are taken from the row under its former key. So both keys of such a move are followed separately, together with the rows
+that the target has under these keys.
 
 ``tests/spark/test_latest.py`` covers this module.
 """
@@ -61,11 +61,11 @@ def folded(
     """Return one record for each key, with the columns of ``NET`` and some others.
 
     For the fields in ``followed``, all changes of a key are searched for the last value that was sent. All other fields
-    have the value of the key's last change. This is much cheaper, and correct if that change sent the value.
+    have the value of the key's last change. This is much cheaper, and correct if the last change sent the value.
 
     ``named`` has the fields that the last change did not send. ``counts`` has the number of events of each op, and
     ``rows`` the number of ``r`` events in each of ``intervals``. ``is_moving`` says that a row moved from or to this
-    key. ``has_gap`` says that values are missing which the row had under another key.
+    key. ``has_gap`` says that a row moved here, and that some of its values were sent only under its former key.
     """
     live = events.withColumn("at", F.when(F.col("is_live"), F.col("position")))
     begin = F.max(F.when(F.col("op").isin(*BEGIN), F.col("at")))
@@ -171,12 +171,12 @@ def _raw_of_last(followed: Sequence[str]) -> Column:
 
 
 def _current(cell: Column) -> Column:
-    """Return a cell if it belongs to the row's present life, or null if it is older."""
+    """Return a cell, or null if its value was sent before the present row was inserted."""
     return F.when(F.col("begin").isNull() | (cell.getField("at") >= F.col("begin")), cell)
 
 
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the net effect for ``keys`` that rows moved from or to, with the values that the rows had before the move.
+    """Return the net effect for ``keys`` from or to which rows moved, with the values from before the move.
 
     ``target`` has the rows of the target as if they were ``r`` events, with the columns of ``OF_LIVES``.
     """

@@ -1,9 +1,9 @@
 """Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
 Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit is first
-made on its own branch. Then ``main`` is moved to the branch. The catalog refuses this if ``main`` has moved since the
-branch was created. So no other commit can come between reading the last commit and our next one, and a batch that fails
-halfway leaves ``main`` unchanged.
+made on its own branch. Then ``main`` is moved to the branch. The catalog refuses to move ``main`` if it has changed
+since the branch was created. So no foreign commit can come between the commit that we read and the one that we make. A
+batch that fails halfway leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -61,7 +61,7 @@ _REWRITTEN: Final = "replace"
 """The operation of snapshots that have the same rows as the snapshot before, in other files."""
 
 _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
-"""The types that Iceberg can widen. Decimals can also get more digits."""
+"""The changes of a type that Iceberg supports. Decimals can also get more digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Iceberg:
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "IcebergTable":
         """Return a table of the target, which need not exist yet.
 
-        ``since`` is the id of our last snapshot, if it is known. The schema of PostgreSQL is a namespace below this
+        ``since`` is the id of our last snapshot, if it is known. Each schema of PostgreSQL is a namespace below this
         one.
         """
         return IcebergTable(spark, f"{self.namespace}.{name}", since)
@@ -215,7 +215,7 @@ class IcebergTable:
             table.refresh()
         kept = upkeep.kept | ({last.number} if last is not None else set())
         if expired := _expiring(table, kept, upkeep.before):
-            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # so no snapshot expires by its age
+            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # no snapshot may expire by its age
             for number in expired:
                 expire = expire.expireSnapshotId(number)
             expire.execute()
@@ -334,7 +334,7 @@ def _carried(last: Committed | None) -> dict[str, str]:
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots made before a time that are neither in ``kept`` nor named by a branch or a tag."""
+    """Return the snapshots from before a time, except those in ``kept`` and those that a branch or a tag names."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]
@@ -351,15 +351,15 @@ def _foreign(name: str, snapshot: Any) -> str:  # noqa: ANN401 - an object of Ja
     catalog, table = name.split(".", 1)
     return (
         f"{name}: something other than this pipeline has written to the table: snapshot {snapshot.snapshotId()} is of "
-        f"the operation {snapshot.operation()}. The table may differ from PostgreSQL from there on, and nothing was "
-        f"added to it. Go back to the snapshot before (CALL {catalog}.system.rollback_to_snapshot('{table}', "
+        f"the operation {snapshot.operation()}. Since then, the table may differ from PostgreSQL. Nothing was added "
+        f"to it. Go back to the snapshot before (CALL {catalog}.system.rollback_to_snapshot('{table}', "
         f"{snapshot.parentId()})), or load the table into a new target. Only the pipeline may write to its tables"
     )
 
 
 def _rolled_back(name: str, since: int) -> str:
     return (
-        f"{name}: the table does not have snapshot {since} any more, which this pipeline made. Somebody has gone back "
+        f"{name}: the table has lost snapshot {since}, which this pipeline made. Somebody has gone back "
         "to an earlier state, or has created the table again. Nothing was added to it. Go back to that snapshot "
         "(set_current_snapshot), or load the table into a new target"
     )
@@ -367,7 +367,7 @@ def _rolled_back(name: str, since: int) -> str:
 
 def _expired(name: str, parent: int) -> str:
     return (
-        f"{name}: snapshot {parent} has expired, so it is not known which cuts the table contains. Nothing was added "
+        f"{name}: snapshot {parent} has expired, so nobody can tell which cuts the table contains. Nothing was added "
         "to the table. Load the table into a new target, and let maintenance keep the last snapshot of this "
         "pipeline, for example with a greater `retain_last`"
     )

@@ -1,7 +1,7 @@
-"""Applies the changes of some cuts in one topic to all tables of this topic.
+"""Applies the changes that some cuts made in one topic to the copies of this topic's tables.
 
-Used by :mod:`.query`. Cut records declare the number of events in a whole topic, so the changes of all tables of a
-topic are counted before the first table is committed.
+Used by :mod:`.query`. A cut record declares the number of events in a whole topic, not in each table. So the changes of
+all tables of a topic are counted before the first table is committed.
 
 ``tests/spark/test_query.py`` covers this module.
 """
@@ -25,7 +25,7 @@ from pgsluice_spark.work import Prepared, Work
 
 
 class TopicJob:
-    """Applies the changes of some cuts in one topic to all of its tables."""
+    """Applies the changes that some cuts made in one topic to the copies of this topic's tables."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class TopicJob:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The content of a topic for some cuts: the prepared changes of each table, and the number of events of each op."""
+    """What some cuts wrote to a topic: the prepared changes of each table, and the number of events of each op."""
 
     tables: Mapping[str, Prepared]
     counts: Mapping[str, int]

@@ -35,9 +35,9 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     value is unknown, even if an earlier change sent one.
 
     ``changes`` may have duplicates and any order. They are read more than once, and must stay the same during this
-    time. They have to contain everything since the snapshot or the table's first row. If retention has deleted changes,
-    the result lacks them. The key has to be unique at every moment, which a deferrable constraint does not ensure. If
-    the columns of the key change, an error is raised.
+    time. They have to contain everything since the beginning of a load, or since the table's first row. If retention
+    has deleted changes, the result lacks them. The key has to be unique at every moment, which a deferrable constraint
+    does not ensure. If the columns of the key change, an error is raised.
     """
     if "key" not in changes.columns:
         raise ValueError("these changes have no key column: without a key, rows cannot be identified")
@@ -94,7 +94,7 @@ def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
 
 
 def _tables(placed: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Return the position of the last truncate of each table as ``truncated``.
+    """Return one record for each table. ``truncated`` is the position of its last truncate.
 
     ``seen`` has, for each column of the key, the last position at which a key had this column.
     """
@@ -111,7 +111,7 @@ def _identity(key: StructType) -> Column:
     missing = reduce(or_, lacking, reduce(and_, (part.isNull() for part in parts)))
     sentence = F.format_string(
         "topic %s, partition %d, offset %d: the key lacks columns (%s). During these changes, the table got another "
-        "key or lost its key, so its rows cannot be followed: use the changes since a later snapshot",
+        "key or lost its key, so its rows cannot be followed: use the changes since a later load",
         "topic",
         "partition",
         "offset",

@@ -1,4 +1,4 @@
-"""The history of rows: finds out from the changes of a key which rows had this key, one after the other.
+"""Finds out from the changes of a key which rows had this key, one after the other.
 
 Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, snapshot row or delete begins a new life.
 The present row of a key has the values of the key's last life, each from the last change that sent the value. If a row
@@ -42,7 +42,7 @@ def comparable(value: Column, kind: DataType) -> Column:
 
 
 def lives_of(events: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the lives of all keys. ``life`` is the position at which a life began. ``cells`` has its last values."""
+    """Return the lives of all keys. ``life`` is the position at which a life began. ``cells`` has its values."""
     start = F.when(F.col("op").isin(*BEGIN), F.col("position"))
     before_all = F.struct(
         F.lit(0).alias("epoch"), F.lit(0).cast("long").alias("lsn"), F.lit(-2).cast("long").alias("seq")
@@ -77,10 +77,10 @@ def last_cell(name: str) -> Column:
 
 
 def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return ``lives`` with each null cell filled from the life that the row came from.
+    """Return ``lives``. Each null cell is filled from the life that the row had under its former key.
 
     The loop continues with the lives that still have null cells. Each iteration goes back twice as many moves as the
-    one before.
+    iteration before.
     """
     lives = _with_origin(lives).localCheckpoint()
     is_open = _has_gap(fields) & F.col("origin").isNotNull()

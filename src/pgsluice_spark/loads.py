@@ -1,4 +1,4 @@
-"""The progress of a table's copy: the cuts that it contains, and the progress of the table's loads.
+"""Tracks the progress of a table's copy: which cuts it contains, and how far the table's loads are.
 
 Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records. The ``r`` events of a load are between its
 marks ``begin`` and ``end``.
@@ -17,7 +17,7 @@ LOADING: Final = "loading"
 LOADED: Final = "loaded"
 """The copy equals PostgreSQL's table at every cut."""
 PARTIAL: Final = "partial"
-"""A load has ended, but does not replace the earlier rows, or some rows or changes are missing."""
+"""Some rows or changes are missing, or the load that ended has not replaced the earlier rows of the copy."""
 STALE: Final = "stale"
 """The table was altered in such a way that its rows have values that were not sent."""
 GAP: Final = "gap"
@@ -61,7 +61,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The positions of a load's ``r`` events in a piece of a batch. If ``end`` is None, more follow after the piece."""
+    """The positions of a load's ``r`` events in a piece of a batch. If ``end`` is None, the load goes on after it."""
 
     id: str
     begin: Position
@@ -80,10 +80,11 @@ def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
 def advanced(
     state: TableState, cuts: Sequence[Cut], marks: Sequence[Mark], rows: Mapping[str, int]
 ) -> tuple[TableState, Position | None]:
-    """Return the state after a piece, and a position. Rows whose last change is before it do not exist any more.
+    """Return the state after a piece, and the position before which rows are obsolete.
 
-    The position is None if no load has ended that replaces earlier rows. ``rows`` has the number of distinct ``r``
-    events in the piece, by load.
+    Rows whose last change is before this position do not exist in PostgreSQL any more, because a load has ended that
+    did not read them. The position is None if no load that replaces earlier rows has ended. ``rows`` has the number of
+    distinct ``r`` events in the piece, by load.
     """
     last = cuts[-1]
     if state.epoch and last.epoch != state.epoch and state.status == LOADED:

@@ -98,7 +98,7 @@ class Keeper:
             action()
         except (PipelineError, PySparkException, Py4JError) as error:
             _LOG.warning(
-                "maintenance of %s failed, and is attempted again in %d s. The query continues, and no data that is "
+                "maintenance of %s failed, and is attempted again in %d s. The query continues. No data that is "
                 "needed was deleted: %s",
                 what,
                 self._every_s,

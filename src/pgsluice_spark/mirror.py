@@ -1,4 +1,4 @@
-"""Keeps a table up to date: reduces the changes of a batch to their net effect, and commits it once.
+"""Keeps a copy of a table up to date: reduces the changes of a batch to their net effect, and commits it once.
 
 Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the caller has compared
 the counts with those that the cut records declare.
@@ -42,7 +42,7 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
 
 
 def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
-    """Return the position of the last truncate, and how many there are.
+    """Return the position of the last truncate, and the number of truncates.
 
     A truncate has a record in every partition, but is counted once.
     """
@@ -110,7 +110,7 @@ def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Colum
 
 def _other_key(table: str, key: Sequence[str]) -> str:
     return (
-        f"table {table} has got another key than ({', '.join(key)}), so the mirror cannot identify its rows any more. "
+        f"table {table} no longer has the key ({', '.join(key)}), so the mirror cannot identify its rows any more. "
         "Nothing of this batch was applied. Leave the table out of `tables`, or begin a new target for it and load it "
         "with `pgsluice snapshot start`"
     )

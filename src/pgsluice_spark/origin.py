@@ -21,12 +21,12 @@ from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
-"""How many cut records before an offset are searched for topics. At least one record per minute lists all topics."""
+"""The number of cut records that are searched for topics. At least one record per minute lists all topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the records of a pipeline are."""
+    """The Kafka cluster, the topics and the registry that have the records and schemas of a pipeline."""
 
     spark: SparkSession
     prefix: str
@@ -66,12 +66,12 @@ class Origin:
             return set()
         reading = record_reading(self.registry.versions((f"{topic}-value",)))
         letters = self.read(self.spark, topic, offsets).select(decoded("value", reading).alias("letter"))
-        # Rows that a load has read are counted at the end of the load, so their dead letters are not needed here.
+        # Dead letters of rows that a load read do not matter here: the rows are counted when the load ends.
         tables = letters.where("letter.op != 'r'").select("letter.schema", "letter.table").distinct()
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def topics_of_tables(self, offset: int) -> list[str]:
-        """Return the topics of tables that cut records name, from shortly before an offset to the end."""
+        """Return the tables' topics that are named by the cut records from shortly before an offset to the end."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
         begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
         found = collected(self.cuts_from(max(begin, offset - _BACK)))

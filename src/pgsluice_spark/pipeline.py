@@ -26,7 +26,7 @@ from pgsluice_spark.targets import Target, refusal
 AVAILABLE_NOW: Final = "available now"
 
 _RECORDS_MAX: Final = 10_000
-"""The maximum number of cut records and markers in one batch. It is limited because the driver has them in memory."""
+"""The maximum number of cut records and markers in one batch, which the driver keeps in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Pipeline:
 
         ``tables`` has names or patterns, such as ``public.*``. ``trigger`` is the time between batches, or ``"available
         now"`` to stop at the present end of the topics. ``max_events`` is the maximum number of changes that are
-        applied at once. A larger cut is applied alone. ``maintenance`` says how the target is maintained between
+        applied together. A larger cut is applied alone. ``maintenance`` says how the target is maintained between
         batches. None means that it is not maintained.
 
         The target records the applied cuts, so the checkpoint may be deleted at any time. Only one query may write to a
@@ -114,10 +114,10 @@ class Pipeline:
         """Compare the tables of a mirror with PostgreSQL's tables, value by value, and return a report.
 
         ``postgres`` is the connection string of the primary, in libpq's form (``host=... dbname=... user=...``) or as a
-        JDBC URL. ``differences`` is the maximum number of rows that the report names for each table. ``wait_s`` is the
-        time for which the audit waits for transactions to end their commit, and again for the stream to reach
-        PostgreSQL's position. Both sides may change during the audit. A TRUNCATE or ALTER TABLE of these tables has to
-        wait until the audit has ended.
+        JDBC URL. ``differences`` is the maximum number of rows that the report names for each table. ``wait_s`` limits
+        two waits: until transactions have ended their commit, and until the stream has reached PostgreSQL's position.
+        Both sides may change during the audit. A TRUNCATE or ALTER TABLE of these tables has to wait until the audit
+        has ended.
         """
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 

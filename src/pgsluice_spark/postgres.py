@@ -1,4 +1,4 @@
-"""PostgreSQL for an audit: one session that exports a snapshot, and the settings of the sessions that import it.
+"""Reads PostgreSQL for an audit: one session exports a snapshot, and the sessions of Spark's tasks import it.
 
 Used by :mod:`.audit`. All sessions use PostgreSQL's JDBC driver, because the executors need it in any case. So a
 cluster needs no other driver, and the settings for passwords and TLS have the same effect in all sessions.
@@ -190,7 +190,8 @@ class SourceTable:
 
 
 def _ranges(pages: int) -> list[str]:
-    """Return conditions that divide a table by its pages. The last one has no upper bound, because tables grow."""
+    """Return conditions that divide a table by its pages. The last condition has no upper bound, because tables
+    grow."""
     bounds = list(range(_PAGES_READ, pages - _PAGES_READ // 2, _PAGES_READ))
     begins = ["true", *(f"place >= '({page},0)'::tid" for page in bounds)]
     ends = [*(f"place < '({page},0)'::tid" for page in bounds), "true"]
@@ -227,7 +228,7 @@ class Session:
         except Py4JJavaError as error:
             raise PipelineError(
                 f"PostgreSQL refused what the audit needs: {error.java_exception.getMessage()}. Nothing was compared. "
-                "The role needs SELECT on the tables and USAGE on their schemas, or another session locks a table"
+                "Either the role lacks SELECT on a table or USAGE on its schema, or another session locks a table"
             ) from None
         finally:
             statement.close()
@@ -253,10 +254,10 @@ class Session:
             if pending and time.monotonic() > end:
                 who = ", ".join(f"{xid} (pid {found[xid]})" for xid in sorted(filter(None, pending))[:5])
                 raise PipelineError(
-                    f"transactions have been running for {wait_s:g} s, and they may be in the middle of their commit: "
-                    f"{who}. Nothing was compared. Repeat the audit when they have ended. If they wait for a "
-                    "synchronous standby, repair it. If the role may not see what other roles do, grant it "
-                    "pg_read_all_stats. Or give a longer wait"
+                    f"transactions that may be in the middle of their commit have not ended within {wait_s:g} s: "
+                    f"{who}. Nothing was compared. Repeat the audit when they have ended, or with a longer wait. If "
+                    "they wait for a synchronous standby, repair the standby. If the role may not see what other "
+                    "roles do, grant it pg_read_all_stats"
                 )
             time.sleep(_POLL_S if pending else 0)
 

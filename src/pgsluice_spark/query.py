@@ -114,7 +114,7 @@ class Applier:
         return joined(parts)
 
     def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
-        """Return the schemas of each topic of tables, including all schemas with which the cuts were written."""
+        """Return the schemas of each table's topic, including all schemas with which the cuts' changes were written."""
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
         found = self._origin.registry.versions(subjects) if subjects else []

@@ -32,7 +32,7 @@ def target_schema(row: StructType) -> StructType:
 
 
 def remaining(net: DataFrame, gone: Position | None) -> DataFrame:
-    """Return the rows that a table has after a truncate."""
+    """Return the rows of a table that was truncated: those in ``net``, except rows before ``gone``."""
     there = net.where("op != 'd'")
     if gone is not None:
         there = there.where(f"NOT {is_before('', gone)}")

@@ -23,7 +23,7 @@ _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "doub
 _CONTAINERS: Final = {"array": "items", "map": "values"}
 _LOGICAL: Final[Sequence[str]] = ("logicalType", "precision", "scale")
 
-# The only types to which a field may change in place. Decimals may also get more digits.
+# The only changes of a field's type that are allowed. Decimals may also get more digits.
 _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 _PARSED_MAX: Final = 4096
@@ -128,7 +128,7 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
 def _advice(versions: Sequence[SchemaVersion]) -> str:
     """Return the remedy for schemas that cannot be combined, or "" if they all belong to one table."""
     tables = sorted({table_of(version) for version in versions})
-    return f". They are of several tables ({', '.join(tables)}): read one at a time" if len(tables) > 1 else ""
+    return f". They belong to several tables ({', '.join(tables)}): read one at a time" if len(tables) > 1 else ""
 
 
 def _row_names(record: Record) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ def _unqualified(name: str) -> str:
 def _merged(records: Sequence[Record]) -> Record:
     """Return a record that can read all of ``records``.
 
-    It has the fields of the first record, then those that the first record lacks.
+    It has the fields of the first record, then the fields of the others that the first record lacks.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:

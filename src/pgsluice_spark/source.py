@@ -24,9 +24,9 @@ _OWN_OPTIONS: Final = frozenset(
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
 """The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
-"""If there are no more gaps than this, each gap gets its own condition."""
+"""The maximum number of gaps that each get a condition. If there are more, a join leaves out the narrow gaps."""
 _NARROW: Final = 16
-"""The maximum number of offsets in a narrow gap. Most gaps contain only a transaction's marker."""
+"""The maximum number of offsets in a narrow gap. Most gaps are narrow: they contain only a transaction's marker."""
 
 
 def read_topic(
@@ -36,7 +36,7 @@ def read_topic(
     check_options(options)
     reader = spark.readStream if streaming else spark.read
     # By default, Spark begins a stream at the end of the topic. Such a stream would lack all rows that do not change
-    # after that.
+    # afterwards.
     defaults = {"startingOffsets": "earliest"}
     own = {
         "subscribe": topic,

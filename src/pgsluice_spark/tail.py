@@ -38,7 +38,7 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
 
 
 def _with_inserts(rows: DataFrame, seen: DataFrame, work: Work) -> DataFrame:
-    """Return the rows of a table without a key, with the new rows. Such a table has only inserts."""
+    """Return ``rows`` and the inserted rows. A mirrored table without a key has only inserts."""
     events = seen.where("op != 't'")
     new = events.select("after.*", _system())
     return rows.select(*work.row_type.fieldNames(), F.col(SYSTEM)).unionByName(new, allowMissingColumns=True)

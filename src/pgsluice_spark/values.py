@@ -34,7 +34,7 @@ _REFERENCES: Final = frozenset(
         *("config", "dictionary", "namespace", "role", "collation"),
     )
 )
-_REFERENCE: Final = "with postgres.binary, it is a number in place of a name (docs/types.md)"
+_REFERENCE: Final = "if postgres.binary is on, the mirror has a number in place of the name (docs/types.md)"
 _CHAR: Final = 'servers before 16 send the bare byte of a "char" beyond ASCII (docs/types.md)'
 _FIRST_OCTAL: Final = 16
 _LAST_UNSIGNED: Final = 9999
@@ -43,7 +43,7 @@ _MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text
 _MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
 _FINITE: Final = f"CASE WHEN isfinite({{0}}) THEN {_MICROS.replace('{}', '{0}')} END"
 _CODES: Final = {("time", "bigint"): _MICROS, ("time", "int"): _MILLIS, ("interval", "bigint"): _FINITE}
-"""The SQL for values that are numbers in a mirror. A key has PostgreSQL's type and the mirror's type."""
+"""The SQL for values that are numbers in a mirror, by PostgreSQL's type and the mirror's type."""
 
 
 @dataclass(frozen=True, slots=True)

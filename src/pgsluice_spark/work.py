@@ -35,7 +35,7 @@ class Work:
     """How many events of each op the cuts declare for the whole topic, which several tables may share."""
     records: Callable[[], DataFrame]
     distinct: bool = False
-    """Whether to drop duplicates, because records may be in the topic twice after a crash in the mode at least once."""
+    """Whether to drop duplicates. In the mode at least once, records may be in the topic twice after a crash."""
 
     @cached_property
     def events(self) -> DataFrame:
