@@ -136,7 +136,8 @@ class RecvLogical:
             sender, started = walsender(course.connection, slot)
             meter = Meter({"client": process.pid, "walsender": sender})
             cpu = meter.read()
-            # The client and the walsender both end by themselves. WNOWAIT leaves the client in /proc after its end.
+            # The client and the walsender both end by themselves. With WNOWAIT, the client stays in /proc after its
+            # end, so that its CPU time can still be read.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 with suppress(FileNotFoundError):
                     cpu = meter.read()
@@ -196,7 +197,7 @@ class Pgsluice:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The daemon with a new slot, which begins after all rows, so that the daemon reads the rows from the tables."""
+    """The daemon with a new slot, which begins after all rows. So the daemon reads the rows from the tables."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -235,7 +236,8 @@ class Loading:
         if found > course.rows + course.extra_rows:
             raise RuntimeError(f"the tables have {course.rows + course.extra_rows} rows, and the daemon counts {found}")
         cpu = meter.read()
-        # All CPU time of the other backends counts, because they started with the daemon.
+        # The backends that read the tables are counted as walsenders. They started with the daemon, so all of their CPU
+        # time belongs to this run.
         used = sum(map(cpu_seconds, backends(course.connection)))
         cpu["walsender"] += used
         cpu["others"] -= used

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest of the ``values`` such that at least ``share`` percent of them are not greater.
+    """Return the smallest value that is not less than ``share`` percent of the ``values``.
 
     There must be at least one value.
     """

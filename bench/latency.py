@@ -35,7 +35,7 @@ LOADED_PER_S = 200_000
 """A rate that the daemon does not reach. The table gets enough rows for this rate, so its load outlasts the
 measurement."""
 START_S = 3
-"""How long the load runs before the first row is written."""
+"""The seconds for which the load runs before the first measured row is written."""
 
 
 def measure(

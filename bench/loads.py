@@ -36,9 +36,9 @@ OPENING_ID, MARK_ID = -1, -2
 class Load:
     """``rows`` row changes in transactions of ``per_transaction`` rows, spread over the ``tables`` in turn.
 
-    ``columns`` are names, types and values as in VALUES. With ``updates``, each row exists beforehand and is updated.
-    With ``opened``, the measurement begins when the first row of each table has been delivered. With ``loaded``, one
-    more contender loads the same rows from the tables.
+    ``columns`` are names, types and values as in VALUES. If ``updates`` is true, each row exists beforehand and is
+    updated. If ``opened`` is true, the measurement begins when the first row of each table has been delivered. If
+    ``loaded`` is true, one more contender loads the same rows from the tables.
     """
 
     key: str

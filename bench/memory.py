@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 GIGABYTES = 5.0
 """The size of the large transaction."""
 TRANSACTIONS, MEGABYTES = 200, 20.0
-"""How many transactions are open at once, and the size of each."""
+"""The number of transactions that are open at the same time, and the size of each."""
 
 ROW_BYTES = 1000
 SAMPLE_S = 0.1
@@ -70,7 +70,7 @@ def one_large(postgres: Postgres, gigabytes: float) -> None:
 
 
 def many_open(postgres: Postgres, transactions: int, megabytes: float) -> None:
-    """Write transactions of this size in turn, so that all are open at once, and then commit all of them."""
+    """Write transactions of this size in turn, so that all are open at the same time, and then commit all of them."""
     rows = int(megabytes * MIB / ROW_BYTES)
     pieces = 10
     with ExitStack() as stack:

@@ -68,7 +68,7 @@ def measure(on: Course, publications: Sequence[str]) -> tuple[float, dict[str, f
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="One pipeline of two tables, and two of one each.")
+    parser = argparse.ArgumentParser(description="Compare one pipeline of two tables with two of one table.")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rows", type=int, default=400_000)
     options = parser.parse_args()

@@ -54,7 +54,7 @@ class Meter:
         self._before = self._now()
 
     def read(self) -> dict[str, float]:
-        """Return the CPU seconds used since the start, by role. The rest has the keys ``others`` and ``stolen``.
+        """Return the CPU seconds used since the start, by role, and those of ``others`` and ``stolen``.
 
         Raise FileNotFoundError if one of the processes no longer exists.
         """

@@ -279,7 +279,7 @@ def _starts(results: Results) -> Iterator[str]:
     starts = {
         "first start, which creates the topics, to the first event": found.starts.first,
         "later start to the first event": found.starts.again,
-        "`kill -9` to streaming again, restarted at once": found.starts.killed,
+        "`kill -9` to streaming again, restarted immediately": found.starts.killed,
     }
     spreads = {name: Spread.of(taken) for name, taken in starts.items()}
     yield table(

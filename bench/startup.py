@@ -15,7 +15,7 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 100
 BEFORE_S, AFTER_S = 2, 6
-"""For how many seconds rows are written before the kill, and for how many after the kill."""
+"""The seconds for which rows are written before the kill and after it."""
 
 
 def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs: int) -> Starts:
@@ -44,7 +44,7 @@ def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *argument
 
 
 def _kill(kafka: Kafka, database: Database, daemon: Daemon, first: int) -> float:
-    """Kill the daemon and start it again at once.
+    """Kill the daemon and immediately start it again.
 
     Return the seconds until a row that was committed after the kill is seen.
     """

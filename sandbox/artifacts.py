@@ -86,7 +86,7 @@ def cache_root() -> Path:
 
 @cache
 def server_root(account: Account) -> Path:
-    """Return a cache that ``account`` can read. It cannot read one in root's home directory, for example."""
+    """Return a cache that ``account`` can read. Only root can read a cache in root's home directory."""
     return cache_root() if can_enter(account, cache_root()) else _shared_root()
 
 

@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, summary in (
         ("up", _up, "start PostgreSQL and Kafka, and print their addresses"),
-        ("serve", _serve, "the same, in the foreground, until SIGTERM"),
+        ("serve", _serve, "the same as up, but stay in the foreground until SIGTERM"),
     ):
         starting = commands.add_parser(name, help=summary)
         starting.set_defaults(command=command)

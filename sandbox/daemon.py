@@ -42,10 +42,10 @@ class Daemon(Program):
     ) -> None:
         """Prepare a pipeline. ``name`` is also the prefix of its topics.
 
-        ``settings``, by section, override the settings of this class. Those do not load existing rows, so that a test
-        receives exactly the rows that it writes. A key whose value is None is omitted, so the product's default
-        applies. If ``wait_for`` is None, ``start`` does not wait, for example because the daemon is expected to fail.
-        If ``at_once`` is true, entering the context starts the daemon.
+        ``settings``, by section, override the settings of this class. With the settings of this class, the daemon does
+        not load existing rows, so that a test receives exactly the rows that it writes. A key whose value is None is
+        omitted, so the product's default applies. If ``wait_for`` is None, ``start`` does not wait, for example because
+        the daemon is expected to fail. If ``at_once`` is true, entering the context starts the daemon.
         """
         self.name = name
         self._wait_for = wait_for

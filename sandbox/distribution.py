@@ -43,7 +43,7 @@ class Python:
 
 
 def interpreters() -> Iterator[tuple[str, Python | None]]:
-    """Yield each version that pyproject.toml claims to support with its interpreter on PATH, or with None."""
+    """Yield each version that pyproject.toml lists as supported, with its interpreter. None means not on PATH."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for version in [name.rpartition(" ")[2] for name in project["classifiers"] if name.startswith(_PYTHON)]:
         yield version, _interpreter(version)

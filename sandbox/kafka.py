@@ -65,9 +65,9 @@ class Kafka:
         """Prepare a cluster of ``brokers`` brokers.
 
         ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are added to the plain listener.
-        ``format_options`` are passed to ``StorageTool format``, and ``java_options`` to Java. With ``forward``, the
-        brokers reach one another only by links, which ``forward`` serves until its context ends. ``forward`` can
-        therefore disconnect a broker from the others while the broker's clients stay connected.
+        ``format_options`` are passed to ``StorageTool format``, and ``java_options`` to Java. If ``forward`` is given,
+        the brokers reach one another only by links, which ``forward`` serves until its context ends. So ``forward`` can
+        disconnect a broker from the others while the broker's clients stay connected.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}

@@ -60,7 +60,7 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 QUOTE = "'"
 
 STATE_LINE = 7
-"""The index of the line of postmaster.pid that has the state of the start. Line 0 has the pid."""
+"""The index of the line of postmaster.pid that says whether the server has started. Line 0 has the pid."""
 
 
 class Postgres:
@@ -78,8 +78,8 @@ class Postgres:
     ) -> None:
         """Prepare a server of the major version ``version``. ``settings`` add to ``SETTINGS`` or override them.
 
-        By default, the data directory is a copy, so all servers of a version have the same system identifier. With
-        ``own_identifier``, the server gets a new identifier.
+        By default, the data directory is a copy, so all servers of a version have the same system identifier. If
+        ``own_identifier`` is true, the server gets a new identifier.
         """
         self.version = version
         self.settings = {**SETTINGS, **(settings or {})}

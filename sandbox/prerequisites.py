@@ -39,7 +39,7 @@ PYTHON_MODULES = {
 def require(*, fetching: bool) -> None:
     """Raise MissingPrerequisites with a list of all missing prerequisites, if there are any.
 
-    If only Maven is missing, this is an error only with ``fetching``.
+    If nothing but Maven is missing, this is an error only if ``fetching`` is true.
     """
     found = [*_platform_problems(), *_python_problems(), *_java_problems(), *_account_problems()]
     only_for_fetching = _maven_problems()

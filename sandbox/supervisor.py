@@ -9,7 +9,7 @@ When the owner has ended, the supervisor also removes the server's directory, be
 
 The supervisor writes the server's pid to its standard output, and later the server's exit status. It waits for
 ``DISMISS`` on its standard input. If the input is closed without ``DISMISS``, or the owner's process ends, the
-supervisor takes the owner as ended.
+supervisor concludes that the owner has ended.
 
 https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
 https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html

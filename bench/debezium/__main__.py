@@ -92,7 +92,7 @@ def _say(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.debezium", description="pgsluice beside Debezium.")
+    parser = argparse.ArgumentParser(prog="python -m bench.debezium", description="Compare pgsluice with Debezium.")
     what = ", ".join(SUBJECTS)
     parser.add_argument(
         "--only", nargs="+", choices=SUBJECTS, default=SUBJECTS, metavar="WHAT", help=f"what to measure: {what}"

@@ -48,8 +48,8 @@ class Delay:
 class Restart:
     """Seconds until a row is visible.
 
-    ``again`` begins with a start after an orderly end, and ``killed`` with ``kill -9``, which an immediate start
-    follows.
+    ``again`` is counted from a start after an orderly end. ``killed`` is counted from ``kill -9``, after which the
+    process is immediately started again.
     """
 
     again: float

@@ -102,9 +102,10 @@ class Topics:
 
 
 def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
-    """Yield the samples so far when the offsets allow for enough records and have stopped moving.
+    """Yield the samples so far when the topics may have all records: the offsets are high enough, and do not move.
 
-    The caller then counts the records. If there are too few, it resumes the iterator, which continues to sample.
+    The caller then counts the records, because not every offset has a record. If there are too few, it resumes the
+    iterator, which continues to sample.
     """
     samples: list[Sample] = []
     deadline = time.monotonic() + TIMEOUT_S

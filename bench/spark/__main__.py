@@ -110,13 +110,13 @@ def _say(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.spark", description="The Spark side and jobs written by hand."
+        prog="python -m bench.spark", description="Compare the Spark side with jobs written by hand."
     )
     what = ", ".join(SUBJECTS)
     parser.add_argument(
         "--only", nargs="+", choices=SUBJECTS, default=SUBJECTS, metavar="WHAT", help=f"what to measure: {what}"
     )
-    parser.add_argument("--runs", type=int, default=3, help="how often each of the two runs (default: 3)")
+    parser.add_argument("--runs", type=int, default=3, help="number of runs of each contender (default: 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="factor for the usual numbers (default: 1)")
     parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser

@@ -40,7 +40,7 @@ def _races(results: Results) -> Iterator[str]:
     }
     found = {title: (race, goal) for title, (race, goal) in races.items() if race is not None}
     if found:
-        yield "#### Beside a job written by hand\n"
+        yield "#### Compared with a job written by hand\n"
         head = ("", "events", "pgsluice, events/s (least to greatest)", "by hand", "ratio", "goal")
         yield table(head, [(title, *_race(race), goal) for title, (race, goal) in found.items()])
         for title, (race, _) in found.items():

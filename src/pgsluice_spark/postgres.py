@@ -190,8 +190,7 @@ class SourceTable:
 
 
 def _ranges(pages: int) -> list[str]:
-    """Return conditions that divide a table by its pages. The last condition has no upper bound, because tables
-    grow."""
+    """Return conditions that divide a table by its pages. The last has no upper bound, because tables grow."""
     bounds = list(range(_PAGES_READ, pages - _PAGES_READ // 2, _PAGES_READ))
     begins = ["true", *(f"place >= '({page},0)'::tid" for page in bounds)]
     ends = [*(f"place < '({page},0)'::tid" for page in bounds), "true"]

@@ -22,7 +22,7 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""How long to wait for the commit of the other table. It may never come, because some batches change only one table."""
+"""The seconds to wait for the other table's commit, which may never come: some batches change only one table."""
 
 CONTROL: Final = "_pgsluice_cuts"
 

@@ -1,4 +1,4 @@
-"""Wraps a target, so that the driver dies when it commits to one of the tables. The product has no failpoints."""
+"""Wraps a target, because the product has no failpoints. The driver dies when it commits to one of the tables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class DyingTable:
-    """A table that ends the driver at the next commit. If ``made`` is false, the driver ends before the commit."""
+    """A table that ends the driver at the next commit: after the commit if ``made`` is true, and otherwise before
+    it."""
 
     table: TargetTable
     made: bool

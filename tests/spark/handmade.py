@@ -105,7 +105,7 @@ class Handmade:
         return list(found.values())
 
     def write_cut(self, entries: list[Json], *, number: int | None = None, parts: int = 1, **fields: Any) -> None:  # noqa: ANN401 - as above
-        """Write a cut record. Its number is ``number``, or the next one."""
+        """Write a cut record. Its number is ``number``, or by default the next number."""
         self.number = self.number + 1 if number is None else number
         record = {"pipeline": "shop", "cut": self.number, "epoch": 1, "end_lsn": 0, "parts": parts, **fields}
         for part in range(parts):

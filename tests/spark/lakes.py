@@ -104,4 +104,4 @@ HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
 
 USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
-"""The targets for tests that hardly depend on the target. Usually there is only one, as each takes a minute."""
+"""The targets for tests that hardly depend on the target. Usually only one is used, because each takes a minute."""

@@ -1,4 +1,4 @@
-"""A ledger in two tables. Drivers mirror them and are killed. The mirror is then compared with the source.
+"""A ledger in two tables. Drivers mirror the tables and are killed. The mirror is then compared with the source.
 
 At every entry of the control table, all tables have to equal the tables of the witness (``tests/faults/witness.py``) at
 the entry's position. ``deltalake`` reads the Delta tables, without Spark.
@@ -150,7 +150,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 
 @contextmanager
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
-    """Change the source around a driver's run: alter a table, begin an epoch after lost changes, or load tables."""
+    """Alter a table or begin an epoch after lost changes before a driver runs, or load tables while it runs."""
     later = number - len(SCHEMA_CHANGES)
     if later < 0:
         shop.run(SCHEMA_CHANGES[number])
@@ -226,7 +226,7 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return the entries as if each had been written before the commit of ``table``, with that table's old version."""
+    """Return the entries with the version of ``table`` from the entry before, as if its last commit were missing."""
     found = []
     before: int | None = None
     for row in rows:

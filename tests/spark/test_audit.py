@@ -263,7 +263,7 @@ def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path
         audited(shop, Delta(str(tmp_path / "lake")), database)
     target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
     shop.run("ALTER TABLE parted ADD COLUMN price int DEFAULT 7", "UPDATE parted SET note = 'later' WHERE id = 1")
-    # Both partitions are loaded again. When this is done, the cut records have reported them as stale.
+    # Both partitions are loaded again. When they are loaded, the cut records have already reported them as stale.
     shop.wait_until_loaded(LOADED + 2)
     with database.connect() as connection, connection.transaction(force_rollback=True):
         # The audit does not wait for a transaction that is idle.

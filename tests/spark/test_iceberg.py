@@ -109,12 +109,13 @@ def test_our_own_maintenance(orders: Orders) -> None:
 def test_expired_properties_of_the_last_commit_are_an_error(orders: Orders) -> None:
     orders.call("rewrite_data_files(table => 'TABLE', options => map('rewrite-all', 'true'))")
     orders.call("expire_snapshots(table => 'TABLE', older_than => TIMESTAMP '2999-01-01', retain_last => 1)")
-    with pytest.raises(PipelineError, match=r"snapshot \d+ has expired, so it is not known"):
+    with pytest.raises(PipelineError, match=r"snapshot \d+ has expired, so nobody can tell"):
         orders.table.last()
 
 
 def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
-    """Write as another program after the batch's branch was created. The write does not conflict with the batch."""
+    """Write as another program after the batch's branch was created. The batch is refused, although nothing
+    conflicts."""
     table, before = orders.table, orders.snapshots()[-1]
 
     class Meddling(IcebergTable):
@@ -136,7 +137,7 @@ def test_another_query_and_a_table_that_went_back(orders: Orders) -> None:
     with pytest.raises(PipelineError, match="Two queries write to it"):
         table.append(orders.rows(), orders.commit())
     orders.call(f"rollback_to_snapshot('TABLE', {before})")
-    with pytest.raises(ForeignWrite, match=r"does not have snapshot \d+ any more"):
+    with pytest.raises(ForeignWrite, match=r"the table has lost snapshot \d+"):
         orders.table.last()
 
 

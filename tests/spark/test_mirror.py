@@ -134,7 +134,7 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
-    """Let the driver die between the commits of two tables and before that of the control table. Continue each time.
+    """Let the driver die between the commits of two tables, then before the control table's. Continue each time.
 
     The drivers in ``test_ledger.py`` write to Delta. So the drivers of this test write to Iceberg if it is installed.
     """

@@ -249,7 +249,7 @@ def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """Let a driver die after the commit of a table and before that of the control table, and lose the checkpoint."""
+    """Let a driver die between the commits of a table and of the control table, and lose the checkpoint."""
     made = make("orders")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
@@ -353,7 +353,7 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
 def test_a_foreign_write_during_a_batch(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Write as another program before a batch is applied. RESTORE undoes both, so the batch has to be applied again."""
+    """Write as another program before a batch is merged. RESTORE undoes both commits, so the batch is applied again."""
     made = make("orders")
     spark = made.pipeline.spark
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))

@@ -1,7 +1,7 @@
-"""Tests that every rule of a mirror is needed. If one of them is switched off, a test of ``test_query.py`` fails.
+"""Tests that every rule of a mirror is needed. If a rule is switched off, a test of ``test_query.py`` must fail.
 
-The rule that changes are not applied twice is missing here. In these tests, the rows of a mirror are right even without
-this rule. Change logs need it (``test_parquet.py``).
+The rule that changes are not applied twice is missing here. In the tests of ``test_query.py``, the rows of a mirror are
+right even without this rule. Only change logs need it (``test_parquet.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence

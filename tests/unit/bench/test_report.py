@@ -123,7 +123,7 @@ def test_the_report_has_everything() -> None:
         "| 5,000 (4,900) | exactly once | 80.0 | 90.0 | 95.0 | 99.0 | 0.10 | 0.20 | 0.30 | 0.40 |",
         "| 0.04 | 5.50 |",
         "| 100 | 80,000 | 30.0 | 99.6 | 120.0 | 150.0 | 0.10 | 0.20 | 0.30 | 0.40 |",
-        "| `kill -9` to streaming again, restarted at once | 1.30 | 1.20 | 1.90 |",
+        "| `kill -9` to streaming again, restarted immediately | 1.30 | 1.20 | 1.90 |",
         "| one | 50 | 120 | 130 | 5,000 |",
     ):
         assert line in text.splitlines()
