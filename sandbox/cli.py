@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     psql.set_defaults(command=_psql)
     psql.add_argument("--dbname", default="postgres")
     psql.add_argument("statement", nargs="?", help="the statement; without it, a prompt")
-    fetching = commands.add_parser("fetch", help="download what the other commands need, or only some of it")
+    fetching = commands.add_parser("fetch", help="download what the other commands need, or only these targets")
     fetching.set_defaults(command=_fetch)
     fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(targets())}; default: all")
     making = commands.add_parser(

@@ -155,7 +155,7 @@ def marks_of(cuts: Iterable[Cut], table: str) -> list[Mark]:
 def last_of_each_number(cuts: Iterable[Cut]) -> list[Cut]:
     """Return the last cut with each number.
 
-    In the mode at least once, several cuts may have the same number. The last of them has all changes of the others.
+    In at-least-once mode, several cuts may have the same number. The last of them has all changes of the earlier ones.
     """
     counting: list[Cut] = []
     for cut in cuts:

@@ -1,10 +1,10 @@
 """Reduces the changes of one table in a batch to their net effect, with one record for each key.
 
 Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If this change did not send the
-value of a column, the record has the last value that was sent since the row was inserted. If the row is older than the
-batch, the target may have the value. If a row moved here from another key, and not all of its values were sent, they
-are taken from the row under its former key. So both keys of such a move are followed separately, together with the rows
-that the target has under these keys.
+value of a column, the record has the last value that was sent since the row was inserted or loaded. If the row is older
+than the batch, the target may have the value. If a row moved here from another key, and not all of its values were
+sent, they are taken from the row under its former key. So both keys of such a move are followed separately, together
+with the rows that the target has under these keys.
 
 ``tests/spark/test_latest.py`` covers this module.
 """
@@ -171,7 +171,7 @@ def _raw_of_last(followed: Sequence[str]) -> Column:
 
 
 def _current(cell: Column) -> Column:
-    """Return a cell, or null if its value was sent before the present row was inserted."""
+    """Return a cell, or null if its value was sent before the present row was inserted or loaded."""
     return F.when(F.col("begin").isNull() | (cell.getField("at") >= F.col("begin")), cell)
 
 

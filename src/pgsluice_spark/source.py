@@ -71,7 +71,7 @@ def read_ranges(
 
 
 def _without_gaps(records: DataFrame, ranges: Ranges) -> DataFrame:
-    """Leave out the offsets between ranges: transaction markers, and, in the mode at least once, records of no cut."""
+    """Leave out the offsets between ranges: transaction markers, and, in at-least-once mode, records of no cut."""
     gaps = [
         (partition, before[1], after[0]) for partition, known in ranges.items() for before, after in pairwise(known)
     ]

@@ -32,10 +32,10 @@ class Work:
     state: TableState
     reading: TopicReading
     declared: Mapping[str, int]
-    """How many events of each op the cuts declare for the whole topic, which several tables may share."""
+    """The number of events of each op that the cuts declare for the whole topic, which several tables may share."""
     records: Callable[[], DataFrame]
     distinct: bool = False
-    """Whether to drop duplicates. In the mode at least once, records may be in the topic twice after a crash."""
+    """Whether to drop duplicates. In at-least-once mode, records may be in the topic twice after a crash."""
 
     @cached_property
     def events(self) -> DataFrame:
@@ -56,7 +56,7 @@ class Work:
     def repeated(self) -> Position | None:
         """The position up to which these cuts repeat changes that were applied before, or None if they repeat none.
 
-        Cuts are repeated only in the mode at least once.
+        Cuts are repeated only in at-least-once mode.
         """
         if not self.cuts or self.cuts[0].number > self.state.cut:
             return None
