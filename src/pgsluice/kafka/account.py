@@ -37,7 +37,7 @@ class Account:
     """How many leaders each partition has had, if brokers report it. The newest leader's answer is the right one."""
 
     def is_newer(self, other: "Account") -> bool:
-        """Return whether newer leaders have answered here than in ``other``."""
+        """Return whether this account comes from newer leaders than ``other``."""
         both = self.leader_epochs.keys() & other.leader_epochs.keys()
         return sum(self.leader_epochs[partition] - other.leader_epochs[partition] for partition in both) > 0
 
@@ -51,7 +51,8 @@ class LastCuts:
         self.number = self.epoch = self.end_lsn = 0
         """Number, epoch and end_lsn of the highest cut, or 0 if there is none."""
         self.positions: dict[int, tuple[int, int]] = {}
-        """Epoch and end_lsn of the last record of a cut, by cut number, for the highest cut and the one before it."""
+        """Epoch and end_lsn of the highest cut and of the cut before it, by cut number. If a cut has several records,
+        the last one counts."""
         self.is_complete = False
         """Whether a full cut was read. Otherwise, topics that only earlier cuts list may be missing in the account."""
         self._ids: dict[str, str] = {}
@@ -128,7 +129,7 @@ _Short = Mapping[str, list[tuple[int, int, int]]]
 
 
 def _short(known: Account, found: Account) -> _Short:
-    """Return the partitions that have lost records. Retention only moves the beginning of a partition."""
+    """Return the partitions that have lost records at their end. Retention deletes records only at the beginning."""
     short: dict[str, list[tuple[int, int, int]]] = {}
     for (topic, partition), end in known.ends.items():
         is_at = found.ends.get((topic, partition), end)

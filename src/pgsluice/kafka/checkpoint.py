@@ -39,8 +39,8 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     With transactions (``is_atomic``), the checkpoints are in the order in which they were written, which is the order
     of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka accepts
     nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. That
-    checkpoint comes before everything that later sessions write. Its cut number can be higher than theirs if it belongs
-    to an epoch that never began.
+    checkpoint comes before everything that later sessions write. But its cut number can be higher than the numbers of
+    later checkpoints, if it belongs to an epoch that never began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
     sorted by epoch and cut. A checkpoint with a refusal says that a session has refused the server. It ends its epoch,
@@ -74,7 +74,7 @@ def read_loaded(tail: Tail) -> dict[tuple[str, str], Loaded]:
 
 @dataclass(slots=True)
 class _Others:
-    """The records under other keys. There may be any number of them."""
+    """The records under other keys. There may be any number of them, so only the last one is kept."""
 
     count: int = 0
     key: bytes = b""

@@ -1,4 +1,4 @@
-"""The checks of ``pgsluice check`` for Kafka: connection, rights and the state of topics. It changes nothing."""
+"""The checks of ``pgsluice check`` for Kafka: connection, rights and the state of topics. They change nothing."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +103,10 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
     allowed_ms = topics.max_transaction_timeout_ms()
     wanted = options.producer.timeout_s
     if allowed_ms is None:
-        remedy = "Allow DESCRIBE_CONFIGS on the cluster, or make sure that it is at least delivery.transaction_timeout."
+        remedy = (
+            "Allow DESCRIBE_CONFIGS on the cluster, or make sure that this setting is at least "
+            "delivery.transaction_timeout."
+        )
         return Finding(name, Verdict.WARN, "transaction.max.timeout.ms cannot be read", remedy)
     if allowed_ms < wanted * 1000:
         remedy = "Raise transaction.max.timeout.ms on the brokers if you expect larger transactions."
@@ -137,7 +140,9 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
         )
         return Finding(name, Verdict.FAIL, f"has {state.partitions} partitions", remedy)
     if not state.has_leaders:
-        return Finding(name, Verdict.FAIL, "its partition has no leader", "See why the brokers that hold it are down.")
+        return Finding(
+            name, Verdict.FAIL, "its partition has no leader", "See why the brokers that hold the partition are down."
+        )
     if spec.config.get("cleanup.policy") == "compact":
         check_compacted(topic, *topics.settings_of(topic))
     return _rights(topics, topic) or Finding(name, Verdict.OK, "exists")

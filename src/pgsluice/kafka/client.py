@@ -1,7 +1,7 @@
-"""The common part of all Kafka clients: their construction, and the meaning of the errors that librdkafka reports.
+"""Creates all Kafka clients, and translates the errors that librdkafka reports.
 
-``kafka/`` and ``registry/`` use this module. librdkafka retries in the background, and reports the reasons only to its
-error callback. We add the last reason to errors that only say "timed out".
+``kafka/`` and ``registry/`` use this module. librdkafka retries in the background, and reports the reason of each
+failure only to its error callback. So we add the last reported reason to errors that only say "timed out".
 
 https://docs.confluent.io/platform/current/clients/librdkafka/html/md_INTRODUCTION.html
 """
@@ -26,16 +26,17 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 MAX_RECORD_BYTES: Final = 1_000_000_000
-"""The highest ``message.max.bytes`` that librdkafka allows. With it, only the limits of topics and brokers apply."""
+"""The highest ``message.max.bytes`` that librdkafka allows. With this value, only the limits of topics and brokers
+apply."""
 
 STALE_S: Final = 5.0
-"""How long after an answer from Kafka other clients may still report older errors. Each report waits until its client
-is polled."""
+"""For this time after an answer from Kafka, the log does not say that Kafka cannot be reached. A client reports an
+error only when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
-"""How many reports without a reason we ignore, because idle connections cause them. librdkafka reports a broker that
-closes an idle connection like a broker that went down, but only once per client. A pipeline has no more clients than
-this."""
+"""We ignore this many reports without a reason, because idle connections may have caused them. librdkafka reports a
+broker that closes an idle connection in the same way as a broker that went down, but only once per client. A pipeline
+has no more clients than this."""
 
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
@@ -48,7 +49,7 @@ PURGED: Final = frozenset(
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
     )
 )
-"""The errors of records whose transaction failed."""
+"""The errors that librdkafka gives to records that it drops because their transaction failed."""
 _UNEXPLAINED: Final = PURGED | frozenset(
     (
         KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
@@ -142,7 +143,8 @@ _TLS: Final[Mapping[str, str]] = {
         "Check the files under kafka.client: whether they exist, belong together, and may be read."
     ),
 }
-"""What to do about failures of TLS, by a pattern for their text, because librdkafka has only one error code for them.
+"""What to do about failures of TLS, by a pattern that matches the error's text. librdkafka has only one code for all of
+them.
 
 A new session tries again, with new clients, which read the certificate files again.
 """
@@ -157,7 +159,7 @@ def _tls_advice(words: str) -> str:
 
 
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
-"""librdkafka's message quotes the value of this secret property, beginning with the first unknown word."""
+"""If librdkafka refuses this property, its message quotes the secret value from the first unknown word on."""
 
 
 def _without_secret(error: KafkaError) -> KafkaError:
@@ -166,7 +168,10 @@ def _without_secret(error: KafkaError) -> KafkaError:
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
-    """Log librdkafka's own log lines at level debug. ClientErrors reports the important ones."""
+    """Lower a log line of librdkafka to level debug.
+
+    Return whether it is logged. ClientErrors reports important errors.
+    """
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return _chatter.isEnabledFor(logging.DEBUG)
 
@@ -177,21 +182,24 @@ _chatter.addFilter(_to_debug)
 
 @dataclass(slots=True)
 class ClientErrors:
-    """The errors that the clients of one cluster report in the background. Their calls often say only "timed out".
+    """The errors that the clients of one cluster report in the background. They explain calls that "timed out".
 
-    All clients of a cluster share one instance, so the log says once that Kafka is away, and once that it is back.
+    All clients of a cluster share one instance, so the log says only once that Kafka cannot be reached, and only once
+    that it answers again.
     """
 
     credentials_change: bool = False
-    """Whether new clients may have other credentials. If so, a new session follows when credentials are refused."""
+    """Whether new clients may get other credentials. If so, refused credentials end only the session, and not the
+    process."""
     last: KafkaError | None = None
     """The last report since Kafka answered."""
     counts: Counter[str] = field(default_factory=Counter)
     """The reports since the start, by the name of the error."""
     is_away: bool = False
-    """Whether the log has said that Kafka is away, and not yet that it is back."""
+    """Whether the log has said that Kafka cannot be reached, and has not yet said that Kafka answers again."""
     _advice: str = ""
-    """The advice that was logged last. A broker may come back with another certificate, which needs other advice."""
+    """The advice that was logged last. Different advice is logged again, for example if a broker comes back with
+    another certificate."""
     _reports: int = 0
     """The number of reports since Kafka answered."""
     _all_down: bool = False
@@ -248,7 +256,7 @@ class ClientErrors:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """``properties`` are librdkafka's, with ``bootstrap.servers`` and everything under kafka.client."""
+    """What every client needs. ``properties`` has ``bootstrap.servers`` and everything under kafka.client."""
 
     properties: Mapping[str, str]
     client_id: str
@@ -259,7 +267,7 @@ class ClientOptions:
     def make(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T:
         """Return a client of this kind. ``own`` are its additional properties. This may block.
 
-        Raise ConfigError if a property is wrong. Errors of ``credentials`` are passed on.
+        Raise ConfigError if a property is wrong. Errors that ``credentials`` raises are passed on.
         """
         common = {"client.id": self.client_id, "error_cb": self.errors, "logger": _chatter}
         try:
@@ -273,10 +281,11 @@ class ClientOptions:
 
 
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
-    """Connect ``client``, and return at the latest when the time is up. Later calls show whether it is connected.
+    """Connect ``client`` before it is used. This takes at most twice ``timeout_s``.
 
-    Without this, a producer that needs a connection and has none tries again only after half a second, and a consumer
-    after a second. ``topic`` has to exist, and we need the right to describe it.
+    This raises nothing if the client cannot connect, because later calls will show that. Without a connection, a
+    producer would try again only after half a second, and a consumer after a second. ``topic`` has to exist, and we
+    need the right to describe it.
     """
     with suppress(KafkaException):
         client.list_topics(topic, timeout_s)  # uses an address of bootstrap.servers, and a temporary connection
@@ -284,7 +293,7 @@ def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:
-    """Return the pgsluice error for ``error``, with a sentence that begins with the operation.
+    """Return the pgsluice error for ``error``, with a message that begins with the operation (``doing``).
 
     If the error does not say why, the last report in ``errors`` explains it.
     """

@@ -1,4 +1,4 @@
-"""Readers of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
+"""The clients of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
 
 The sink (``kafka.sink``) writes the answers to commands, together with the checkpoint to which they belong. Answers are
 in the same topic as commands, so that retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every
@@ -34,21 +34,23 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""How long the reading thread waits for a record. ``close`` may have to wait just as long until the thread has
-ended."""
+"""One read waits this long for a record. So ``close`` may have to wait just as long for the reading thread."""
 
 BATCH: Final = 16
-"""How many records are read at once, whatever their size."""
+"""The most records that one read returns."""
 
 SEND_S: Final = 30.0
-"""How long Kafka may take to accept a command, or to show the checkpoint."""
+"""How long the command line waits for Kafka to accept a command, and for a pipeline that reads commands."""
 
 _FETCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 _QUEUED_KIB: Final = 1024
 
 
 class TopicCommandReader:
-    """Reads the commands to one pipeline in its own thread. Every method except ``close`` may raise PgsluiceErrors."""
+    """Reads the commands to one pipeline in a separate thread.
+
+    Methods other than ``close`` may raise PgsluiceErrors.
+    """
 
     def __init__(self, options: ClientOptions, topic: str) -> None:
         self._options = options
@@ -228,7 +230,10 @@ def _described(topics: Topics, topic: str) -> list[TopicState]:
 
 
 def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
-    """Return the properties of a consumer. Open transactions do not delay a consumer that reads uncommitted records."""
+    """Return the properties of a consumer.
+
+    With the isolation level read_uncommitted, open transactions do not delay it.
+    """
     return {
         "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
         "isolation.level": isolation,
@@ -243,7 +248,7 @@ def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
 def _is_record(message: Message, topic: str) -> bool:
     """Return whether this is a record and not an error.
 
-    Raise UnavailableError if the right to read is missing. Ignore all other errors, because librdkafka tries again.
+    Raise PermissionDenied if the right to read is missing. Ignore all other errors, because librdkafka tries again.
     """
     error = message.error()
     if error is None:

@@ -16,14 +16,17 @@ FILES: Final = (
     "ssl.keystore.location",
     "ssl.crl.location",
 )
-"""The properties that name files which a client reads once."""
+"""The properties that name these files."""
 
 _State = tuple[int, int, int]
 """The attributes that identify a version of a file: inode, size, and time of the last change in nanoseconds."""
 
 
 class ClientFiles:
-    """The present versions of the files that ``properties`` name. Create this object before the client."""
+    """The present versions of the files that ``properties`` name.
+
+    Create this object before the client, so that it notices a change in between.
+    """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._names = [properties[name] for name in FILES if name in properties]

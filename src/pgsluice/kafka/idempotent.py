@@ -27,7 +27,7 @@ not waiting in between."""
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
 
-    There is no fencing. The only deadline is for the time without progress.
+    Former owners are not fenced. The only deadline limits the time in which Kafka accepts no record.
     """
 
     is_atomic = False
@@ -42,8 +42,8 @@ class IdempotentProducer(CutProducer):
     def _properties(self) -> dict[str, object]:
         return {
             "enable.idempotence": True,
-            # If a record is dropped or refused, the records after it must not be written. Otherwise they would be
-            # written before the record is sent again.
+            # If a record is dropped or refused, the records after it must not be written, because this record is sent
+            # again later and would then come after them.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
         }
@@ -83,11 +83,11 @@ class IdempotentProducer(CutProducer):
 
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
-        """Leave the block without an error if transactions may not be used, or do not work."""
+        """Suppress the error, and log it, if transactions may not be used or do not work."""
         try:
             yield
         except (PermissionDenied, ConfigError) as error:
-            # A process that may not use transactions has left none open.
+            # A pipeline that may not use transactions has left none open.
             log.info("transactions cannot be used, and are not needed", reason=str(error))
         except SinkUnavailable as error:
             if self._given_up.is_set():

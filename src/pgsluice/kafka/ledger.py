@@ -23,17 +23,18 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FULL_CUT_S = 45.0
-"""How long after a full cut the next one is due. There is a cut at least every 10 s, so one cut a minute is full."""
+"""A full cut is due this long after the previous one. There is a cut at least every 10 s, so about one cut a minute is
+full."""
 
 CONFIRM_S = 5.0
-"""How long all answers have to show a change before we believe it. Brokers learn of a new topic or leader at different
-times. A broker that has lost touch with its cluster never learns of it."""
+"""We believe that a topic has changed only if all answers show the change for this long. Brokers learn of a new topic
+or leader at different times. A broker that has lost touch with its cluster never learns of it."""
 
 DISTRUST_S = 600.0
-"""How long to make no predictions after a wrong prediction, because its cause may occur again."""
+"""After a wrong prediction, we make no predictions for this long, because the cause may occur again."""
 
 AGAIN_S = 0.25
-"""The pause between two requests about a change. A new client makes each request."""
+"""The pause between two requests that show whether an answer was outdated. Each request is made by a new client."""
 
 _PARTITIONS_SHOWN = 10
 
@@ -81,8 +82,8 @@ class Ledger:
     ) -> None:
         """Create an empty ledger.
 
-        With ``accept``, a session continues with topics that have changed. Without it, no session starts until somebody
-        has accepted the changes. ``is_atomic`` says whether cuts are written in Kafka transactions.
+        If ``accept`` is set, a session continues with topics that have changed. Otherwise, no session starts until
+        somebody has accepted the changes. ``is_atomic`` says whether cuts are written in Kafka transactions.
         """
         self._topics = topics
         self._given_up = given_up
@@ -122,7 +123,7 @@ class Ledger:
         return self._known.ends.get(partition, 0)
 
     def watch(self, topic: str, state: TopicState) -> None:
-        """End sessions from now on if the topic changes."""
+        """Watch ``topic``. If it changes from now on, the session ends."""
         self._known.topics[topic] = state
 
     def rely_on(self, topic: str, state: TopicState) -> None:
@@ -148,8 +149,8 @@ class Ledger:
         """Pin the topics that earlier sessions wrote to.
 
         Raise HistoryError if one of them has changed since, unless such changes are accepted. ``lost`` says what
-        happened to the topic of cut records itself. ``others`` are topics that may have been written to without a cut
-        record.
+        happened to the topic of cut records itself, or is None. ``others`` are topics that may have been written to
+        without a cut record.
 
         The schemas of ``described`` topics are registered. A topic without a schema is treated as changed. If this is
         accepted, the topic stays out of the account until its next row arrives.
@@ -268,8 +269,8 @@ class Ledger:
 
         A partition in ``_marked`` gets one offset more, for the marker of the previous transaction. Kafka accepts no
         record of a new transaction before that marker is in all partitions of the previous transaction. If we did not
-        count the marker, an outdated broker could deceive us, because the end that it reports, with the marker but
-        without our new record, would equal the end that we expect after that record.
+        count the marker, an outdated broker could deceive us. It may have the marker, but not our new record. Then the
+        end that it reports would equal the end that we expect after our record.
         """
         ends = self._known.ends
         return {
@@ -338,8 +339,8 @@ def read_last_cuts(
 ) -> LastCuts:
     """Return the last full cut and the cuts after it, but at least two cuts.
 
-    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only the reason, with its
-    offset. If retention has deleted all records, which is not an error, return an empty account.
+    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only the reason, with the offset
+    of that record. If retention has deleted all records, which is not an error, return an empty account.
     """
     last = LastCuts()
     for values in tail.windows():

@@ -20,8 +20,8 @@ class SinkOptions:
     """The options of a sink: the producer, the service topics, and the mode of delivery.
 
     The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
-    ``commands_topic`` is None if no commands are accepted. With ``accept_changed_topics``, a session continues with
-    topics that have changed since the last session. All sessions of the process share ``prediction``.
+    ``commands_topic`` is None if no commands are accepted. If ``accept_changed_topics`` is set, a session continues
+    with topics that have changed since the last session. All sessions of the process share ``prediction``.
 
     No topic of a table is created if there are already ``topics_max`` topics besides the service topics. This number
     includes all ``reserved_topics``, even before they are created.
@@ -43,10 +43,10 @@ class SinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class CutFormat:
-    """The framing of cut records: their key, their encoder and their decoder.
+    """The format of cut records: their key, their encoder and their decoder.
 
-    The decoder raises ValueError for other records. ``origin_of`` takes the key and the value of another record. It
-    returns the change that the record is about, or None if that is not known.
+    The decoder raises ValueError for a record that is not a cut record. ``origin_of`` takes the key and the value of
+    any other record, and returns the change that the record is about, or None if that is not known.
     """
 
     key: bytes

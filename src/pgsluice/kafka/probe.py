@@ -26,20 +26,20 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 OUTDATED_S = 20.0
-"""How long to look for the probe. A cluster gives a partition a new leader within ``broker.session.timeout.ms``, 9 s by
+"""How long we look for the probe. A cluster gives a partition a new leader within ``broker.session.timeout.ms``, 9 s by
 default, and new clients find that leader soon."""
 
 LOOK_S = 1.0
-"""How long the first attempt may take, from connecting to the answer. Each further attempt has twice the time. A
-follower that serves reads has the probe a moment later, and a distant cluster needs a dozen round trips for its first
+"""How long the first attempt may take, from connecting to the answer. Each further attempt has twice the time. If a
+follower serves reads, it has the probe a moment later. A distant cluster needs a dozen round trips before its first
 answer."""
 
 PAUSE_S = 0.2
 """The pause between two attempts. Each attempt has a new client, which looks up the leader again."""
 
 WINDOW = 64
-"""How many offsets before the high watermark are read. After the probe, there is the marker of its transaction. There
-may also be records of other programs, although they must not write to these topics."""
+"""We look for the probe in this many offsets before the high watermark. The marker of its transaction follows the
+probe. Records of other programs may follow as well, although other programs must not write to these topics."""
 
 _POLL_S = 0.1
 
@@ -95,7 +95,7 @@ class Probe:
     def offset_after(self, value: bytes, topic: str, admin: Topics) -> int | None:
         """Return the offset after a record that this session has just written to ``topic``.
 
-        Return None if the broker does not know the record. Readers of committed records may not see it yet.
+        Return None if the broker does not have the record. The record counts even if it is not committed yet.
         """
         return self._look(value, [topic], admin, LOOK_S).get(topic)
 

@@ -34,21 +34,22 @@ else:
 log = structlog.get_logger(__name__)
 
 SLICE_S = 0.5
-"""The longest single blocking call. The end of a session is noticed after this time at the latest."""
+"""No call blocks for longer than this, so the end of a session is noticed after this time at the latest."""
 
 FULL_S = 0.01
-"""How long to wait for room in librdkafka's queue before we try again. librdkafka reports only failed deliveries, so
-no report says that there is room."""
+"""If librdkafka's queue is full, we try again after this time. librdkafka reports only failed deliveries, so no report
+says that there is room again."""
 
 RECORD_OVERHEAD_BYTES = 512
-"""Memory of a record in librdkafka besides its value, including the key. librdkafka's own limit counts only values."""
+"""The memory that a record needs in librdkafka in addition to its value. This size limits the number of records in the
+queue, because librdkafka's own limit in bytes counts only values."""
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""Bytes of a produce request besides its records: names, ids and the header of the batch."""
+"""The bytes of a produce request in addition to its records: names, ids and the header of the batch."""
 
 GATHER_S = 0.2
-"""How long to wait for further reports after a failed delivery. Kafka answers the batches in flight within this
-time."""
+"""How long we wait for further reports after a failed delivery. Usually, Kafka answers the batches in flight within
+this time."""
 
 GATHERED_MAX = 1000
 """We wait for further reports at most this many times."""
@@ -59,7 +60,8 @@ batch, so small batches are expensive if a cut has many partitions. Every cut en
 The linger is at most half of the transaction timeout, because librdkafka requires a longer message timeout."""
 
 STALL_S = 5.0
-"""If nothing reaches Kafka for this time, we look for the reason. We look again each time it has passed."""
+"""If nothing reaches Kafka for this time, we look for the reason. If still nothing does, we look again after the same
+time."""
 
 INFLIGHT_SHARE = 2
 """When librdkafka's queue is half full, we send its records before we add more. The other half leaves room for one more
@@ -275,14 +277,14 @@ class CutProducer(ABC):
 
     @abstractmethod
     def _waited(self, left: int) -> None:
-        """Note that Kafka does not have the last ``left`` records yet. 0 means that the wait is over."""
+        """Note that Kafka does not have the last ``left`` records yet. If ``left`` is 0, the wait is over."""
 
     def _recovered(self) -> None:
         self._producer.poll(0)  # errors that the client has not reported yet are older than this success
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep refused records, and the first other failure, because the transaction's own error gives no reason."""
+        """Keep refused records, and the first failure of another kind. The transaction's own error gives no reason."""
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)

@@ -1,6 +1,6 @@
-"""Records that Kafka refuses for their content: the change in each record, the limit that it exceeds, and the remedy.
+"""Explains why Kafka refused records for their content: which change, which limit, and what to do.
 
-The producers use this module, because Kafka reports refusals to them. The sink provides the inspector. If a batch is
+The producers use this module, because Kafka reports refusals to them. The sink passes them the inspector. If a batch is
 too large, Kafka refuses all its records, so only the topic's limit shows which of them are too large.
 
 https://kafka.apache.org/documentation/#messageformat
@@ -23,7 +23,7 @@ FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID
 """Errors that occur again each time the record is sent."""
 
 REFUSALS_MAX: Final = 1000
-"""How many refused records are kept. Kafka will refuse the others again in the next session."""
+"""At most this many refused records are kept. Kafka will refuse all others again in the next session."""
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
@@ -123,9 +123,9 @@ class Refusals:
         return _Record(topic, partition, kept, (len(key or b""), len(value or b"")), origin, error)
 
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
-        """Return the records that caused the refusal, largest first, and limits of topics.
+        """Return the records that caused the refusal, and the limits of topics whose records were too large.
 
-        The limits are those of all topics with a record that was refused as too large.
+        The records that are too large come first, the largest of them before all others.
         """
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
         limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}

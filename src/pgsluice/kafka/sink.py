@@ -77,7 +77,7 @@ class KafkaSink:
         await self._run(self._prepare)
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read at once. This does not disturb other processes."""
+        """Return the last checkpoint that can be read without waiting. This does not disturb other processes."""
         return await self._run(self._present_checkpoint)
 
     @property
@@ -115,11 +115,12 @@ class KafkaSink:
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Add topics of earlier sessions, and those of ``topics`` that exist, to the account. Full cuts list them all.
+        """Add the topics of earlier sessions to the account, and those of ``topics`` that exist.
 
-        Call it after :meth:`recorded`. ``cut`` is the last cut that was committed. ``described`` are the topics whose
-        schemas are registered. Raise HistoryError if a topic was changed by somebody else, or has lost its schema, or
-        if records of cuts up to ``cut`` are missing.
+        Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the number of the last
+        cut that was committed. ``described`` are the topics whose schemas are registered. Raise HistoryError if
+        somebody else has changed a topic, if a topic has lost its schema, or if the records of cuts up to ``cut`` are
+        missing.
         """
         await self._run(lambda: self._open_topics(cut, topics, described))
 
@@ -129,7 +130,10 @@ class KafkaSink:
         await self._run(lambda: self._table_topics.open(spec))
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Create topics for several tables that have keys. :meth:`open_topic` reports the topics that failed."""
+        """Create topics for several tables that have keys.
+
+        If one cannot be created, only :meth:`open_topic` raises the reason.
+        """
         specs = [TopicSpec.of(policy, keyed=True) for policy in policies]
         await self._run(lambda: self._table_topics.prepare(specs))
 
@@ -153,7 +157,7 @@ class KafkaSink:
         await self._run(lambda: self._deliver(cut, checkpoint))
 
     async def close(self) -> None:
-        """Abort the open transaction, and close the clients. Wait until the call in progress has ended."""
+        """Wait until the call in progress has ended. Then abort the open transaction, and close the clients."""
         self._given_up.set()
         if self._producer is not None:
             self._producer.abandon()
@@ -304,8 +308,8 @@ class KafkaSink:
     def _lost_cuts(self, committed: int) -> str | None:
         """Return a sentence about cut records that were lost, or None if none were lost.
 
-        Without a probe, we cannot know whether the broker is outdated. In that case, ask other brokers before we treat
-        the records as lost.
+        Without a probe, we cannot know whether the broker is outdated. In that case, we ask again with new clients
+        before we treat the records as lost.
         """
         topic, end = self._options.transactions_topic.name, time.monotonic() + OUTDATED_S
         while lost := lost_cuts(topic, self._last_cuts, self._cuts_begin, committed):
@@ -365,10 +369,11 @@ class KafkaSink:
         """Commit the transaction with the cut record and the checkpoint.
 
         The cut record lists the offsets at which partitions end after the cut. Kafka knows them only when it has all
-        records, so the cut record would need another round trip. We therefore predict the offsets, send all together,
-        and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead its readers,
-        so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so we ask Kafka
-        first. We also ask first for full cuts, because they are compared with the cluster anyway.
+        records, so the cut record would need another round trip. We therefore predict the offsets, send everything
+        together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
+        its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
+        we ask Kafka for the offsets before we send it. We do the same for full cuts, because they are compared with the
+        cluster anyway.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
@@ -410,12 +415,13 @@ class KafkaSink:
     def _is_shown(self, checkpoint: Checkpoint) -> bool:
         """Return whether a late marker has made ``checkpoint``, which was just sent, visible to readers.
 
-        A late copy of the commit marker of the former transaction ends our transaction in a partition, and makes its
-        records there visible. If that has happened to the checkpoint, the next session continues after this cut. If we
-        aborted the cut then, readers would never see its remaining records. We therefore commit it, even though its
-        offsets may be slightly too low.
+        A late copy of the commit marker of the former transaction ends our transaction in a partition, and makes our
+        records in this partition visible. If that has happened to the checkpoint, the next session continues after this
+        cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit it,
+        even though its offsets may be slightly too low.
 
-        A broker that does not have the checkpoint cannot answer this, so several clients ask for up to CONFIRM_S.
+        A broker that does not have the checkpoint yet cannot answer this. So we ask again, with new clients, for up to
+        CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S
@@ -437,8 +443,8 @@ class KafkaSink:
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()
         last = last_checkpoint(self._checkpoints())
-        # Another process may have begun a new epoch meanwhile. Only sessions of that epoch can judge, when they start,
-        # whether the server has the epoch's history.
+        # Another process may have begun a new epoch meanwhile. In that case we write nothing, because only sessions of
+        # the new epoch can judge, when they start, whether the server has that epoch's history.
         if last is None or last.epoch <= checkpoint.epoch:
             self._announce(checkpoint)
 

@@ -27,7 +27,7 @@ class TableTopics:
         self._topics = topics
         self._ledger = ledger
         self._settings: dict[str, TopicSettings] = {}
-        """The settings that :meth:`prepare` has read, of topics that :meth:`open` has not checked yet."""
+        """The settings that :meth:`prepare` has read and :meth:`open` has not checked yet, by topic."""
 
     def prepare(self, specs: Sequence[TopicSpec]) -> None:
         """Create the topics for later calls of :meth:`open` together, because this is faster than one by one.
@@ -48,7 +48,7 @@ class TableTopics:
     def _ensure(self, spec: TopicSpec) -> TopicState:
         """Create a topic if it does not exist.
 
-        Raise TableRefused if a table's topic may not be created or written to.
+        Raise TableRefused if it is the topic of a table, and must not be created or written to.
         """
         is_ours = spec.name in self._services()
         if not is_ours:
@@ -73,7 +73,7 @@ class TableTopics:
     def _check_owner(self, topic: str) -> None:
         """Raise TableRefused if this is a service topic of another pipeline.
 
-        That pipeline's prefix may consist of our prefix and the name of a schema.
+        This can happen if that pipeline's prefix consists of our prefix and the name of a schema.
         """
         if other_service(topic) not in self._ledger:
             self._topics.check_owner(topic)

@@ -23,26 +23,27 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FETCH_WAIT_MS = 10
-"""How long a broker may wait for more records. This read always ends at the end of the topic, where the default of
-500 ms would delay it."""
+"""How long a broker may wait for more records before it answers. A read always ends at the end of the topic, where the
+default of 500 ms would delay it."""
 
 FIRST_WINDOW = 64
-"""How many offsets from the end the first attempt reads. A record and its commit marker take two offsets."""
+"""The first attempt reads this many offsets before the end of the topic. A record and its commit marker take two
+offsets."""
 
 WINDOW_FACTOR = 16
 """Each attempt reads this many times as many offsets as the attempt before."""
 
 SAY_S = 5.0
-"""How long a read may wait before this is logged. Usually a read takes milliseconds."""
+"""If a read takes longer than this, the log says why it waits. Usually a read takes milliseconds."""
 
 RENEW_S = 5.0
-"""How long a consumer may make no progress before it is replaced."""
+"""If nothing arrives, a consumer that is older than this is replaced, because its broker may be outdated."""
 
 _POLL_S = 0.2
 
 
 class Tail:
-    """One read from the end backwards, which takes ``patience_s`` at most. Every method blocks.
+    """One read of a topic's last records, which takes ``patience_s`` at most. Every method blocks.
 
     A ``complete`` read waits for an open transaction to end. Any other read leaves out the records after the start of
     the open transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.
@@ -123,7 +124,8 @@ class Tail:
                     yield value
                 continue
             if error is not None and error.code() == PARTITION_EOF:
-                # This position is after all commit markers, or at the first open transaction.
+                # A read_committed reader gets this at the end, after all commit markers, or at the first open
+                # transaction.
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return

@@ -12,8 +12,8 @@ from pgsluice.errors import ConfigError
 from pgsluice.tables import TablePolicy
 
 PARTITIONS_MAX = 500
-"""The most partitions that one request creates. A broker needs some milliseconds for each partition, and a request must
-not take longer than REQUEST_S."""
+"""One request creates at most this many partitions, unless a single topic has more. A broker needs some milliseconds
+for each partition, and a request must not take longer than REQUEST_S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def new_topic(spec: TopicSpec) -> NewTopic:
 
 
 def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
-    """Divide topics among requests, so that no request creates many partitions."""
+    """Divide topics among requests, so that no request creates more than PARTITIONS_MAX for several topics."""
     portion, room = list[TopicSpec](), PARTITIONS_MAX
     for spec in specs:
         if portion and spec.partitions > room:

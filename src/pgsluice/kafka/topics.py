@@ -34,20 +34,23 @@ _RETRY_S = 0.05
 """The first and the longest pause between two tries. Brokers usually learn of a new topic within milliseconds."""
 
 _SETTLE_S = 30.0
-"""How long a new topic may take to get a leader for every partition. librdkafka waits equally long for metadata."""
+"""We wait at most this long until every partition of a new topic has a leader. librdkafka waits equally long for
+metadata."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
 
 SETTINGS_MAX = 25
-"""The most topics whose settings one request reads. A broker sends all settings, which takes 0.5 to 1 ms per topic."""
+"""One request reads the settings of at most this many topics. A broker sends all settings, which takes 0.5 to 1 ms per
+topic."""
 
 _LOOKS_MAX = 5
 """The most topics whose metadata we request one by one. For more topics, one request for all topics is faster."""
 
 _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
 """A broker that comes back reports no controller at first. librdkafka asks again only with its next refresh of
-metadata, which comes after 5 minutes by default. Every request until then would time out."""
+metadata, which comes after 5 minutes by default. Until then, every request would time out. So we make librdkafka
+refresh its metadata every second."""
 
 _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 
@@ -75,7 +78,7 @@ class Topics:
         """The largest size of a batch before compression."""
 
     def another(self) -> "Topics":
-        """Return an object with a new client, because the broker that answers may be outdated. The caller closes it."""
+        """Return a copy with a new client, because the broker of this client may be outdated. Close the copy."""
         return Topics(self._options, self._given_up)
 
     def close(self) -> None:
@@ -92,7 +95,8 @@ class Topics:
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
         """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
 
-        A topic that Kafka refuses to show or to create is left out. :meth:`ensure` raises the reason.
+        A topic that Kafka refuses to show or to create is left out. Call :meth:`ensure` for the reason, which it
+        raises.
         """
         states = self.describe([spec.name for spec in specs], lenient=True)
         missing = [spec for spec in specs if spec.name not in states]
@@ -103,14 +107,17 @@ class Topics:
         return states | self._settled([name for name in there if not _is_settled(states.get(name))])
 
     def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
-        """Return the settings of ``topics`` that exist. Brokers may not know the newest topics yet."""
+        """Return the settings of ``topics`` that exist.
+
+        New topics may be missing, because brokers may not know them yet.
+        """
         names, found = list(topics), dict[str, TopicSettings]()
         for at in range(0, len(names), SETTINGS_MAX):
             found |= self._settings(names[at : at + SETTINGS_MAX])
         return found
 
     def settings_of(self, *topics: str) -> list[TopicSettings]:
-        """Return the settings of ``topics``, all of which exist. They may have just been created."""
+        """Return the settings of ``topics``, all of which exist. If a broker does not know a new one yet, ask again."""
 
         def ask() -> list[TopicSettings]:
             found = self._settings(topics)
@@ -123,7 +130,7 @@ class Topics:
     def check_owner(self, topic: str) -> None:
         """Raise TableRefused if this is a service topic of another pipeline.
 
-        That is the case if there is a second service topic with the same prefix.
+        We recognise such a topic by a second service topic that has the same prefix.
         """
         prefix, _, ending = topic.rpartition(".")
         other = other_service(topic)
@@ -163,8 +170,8 @@ class Topics:
     def describe(self, topics: Collection[str], *, lenient: bool = False) -> dict[str, TopicState]:
         """Return the state of each of ``topics`` that exists. This creates no topic.
 
-        With ``lenient``, leave out topics that Kafka refuses to describe, or whose name is not valid. Otherwise raise
-        PermissionDenied or ConfigError for them.
+        If ``lenient`` is set, leave out topics that Kafka refuses to describe, or whose name is not valid. Otherwise
+        raise PermissionDenied or ConfigError for them.
         """
         states = {}
         for topic, found in self._describe(topics, lenient=lenient):
@@ -295,14 +302,17 @@ class Topics:
                 (at.topic, at.partition): self._answer(one, f"Listing the offsets of topic {at.topic}")
                 for at, one in futures.items()
             }
-            if min(one.offset for one in found.values()) < 0:  # some leaders did not answer, which is not an error
+            if min(one.offset for one in found.values()) < 0:  # negative if a leader did not answer
                 raise SinkUnavailable("Listing the offsets of topics: a partition's leader did not answer in time.")
             return {partition: (one.offset, one.leader_epoch) for partition, one in found.items()}
 
         return self._patiently({partition.topic for partition in request}, ask)
 
     def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
-        """Repeat a request for a while, because brokers learn of new topics and leaders at different times."""
+        """Repeat a request until it succeeds, for up to REQUEST_S, and return the answer.
+
+        Brokers learn of new topics and leaders at different times, so a later request may succeed.
+        """
         end, pause_s = time.monotonic() + REQUEST_S, _RETRY_FIRST_S
         while True:
             try:
@@ -321,7 +331,7 @@ class Topics:
                 self._admin.list_topics(topic, _LOOK_S)
 
     def _answer(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
-        """Wait for an answer. Raise the pgsluice error for a refusal."""
+        """Wait for an answer, and return it. Raise the pgsluice error if Kafka refuses the request."""
         try:
             return self._wait(future, doing)
         except KafkaException as error:
@@ -330,7 +340,7 @@ class Topics:
             raise failure(error, doing, self._errors) from error
 
     def _wait(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - as above
-        """Wait for an answer in slices, so that the end of a session is noticed. Raise KafkaException for a refusal."""
+        """Return the answer when it comes, unless the session ends first. Raise KafkaException if Kafka refuses."""
         while True:
             try:
                 answer = future.result(_SLICE_S)
@@ -390,7 +400,7 @@ class Topics:
         return failure(error, f"Creating topic {spec.name}", self._errors)
 
     def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Wait until all partitions have a leader, usually some milliseconds. Return the states of the topics."""
+        """Wait until all partitions have a leader, usually for milliseconds. Return the states of the topics."""
         end, pause_s = time.monotonic() + _SETTLE_S, _RETRY_FIRST_S
         while True:
             states = self.describe(topics)

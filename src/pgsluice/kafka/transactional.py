@@ -24,25 +24,28 @@ RETRY_S = 0.05
 """The pause between two tries of a call that failed at once, for example because a coordinator is loading."""
 
 REST_S = 0.002
-"""The pause between two transactions. Kafka answers a commit before its markers are in all partitions, which takes a
-millisecond or two. Kafka refuses records that arrive earlier, and librdkafka then waits for 20 ms."""
+"""The pause between two transactions. Kafka answers a commit a millisecond or two before the transaction's markers are
+in all partitions. Until then, Kafka refuses new records, and librdkafka waits for 20 ms after such a refusal."""
 
 INIT_S = 30.0
-"""How long to wait for the transaction coordinator."""
+"""How long a session waits for the transaction coordinator, and then for Kafka to accept the probe."""
 
 DEADLINE_SHARE = 0.9
-"""The part of the transaction timeout that we use. The broker's clock starts with the first partition registered."""
+"""Our deadline is this part of the transaction timeout, so it comes before the broker's. The broker measures the
+timeout from the moment at which the first partition is added to the transaction."""
 
 TOPICS_NAMED = 10
-"""The most topics that a message names. Kafka does not say for which of them a right is missing."""
+"""If a right is missing, the message names at most this many of the topics that were to be written to. Kafka does not
+say for which of them the right is missing."""
 
 _ABORT_S = 5.0
 
 TRY_S = 15.0
-"""How long a check waits for the transaction coordinator."""
+"""How long ``pgsluice check`` waits for the transaction coordinator."""
 
 REFUSED_TIMEOUT_MS: Final = 2**31 - 1
-"""The longest transaction timeout that a client can ask for. Most brokers do not allow it."""
+"""The longest transaction timeout that a client can ask for. Most brokers refuse it, so a request with it fences
+nobody."""
 
 
 class TransactionalProducer(CutProducer):
@@ -127,7 +130,7 @@ class TransactionalProducer(CutProducer):
         return super()._why_purged()
 
     def commit(self) -> None:
-        """Commit the transaction. The outcome is certain only if this returns."""
+        """Commit the transaction. If this raises an error, Kafka may have committed it nevertheless."""
         if self._open:
             self.flush()  # commit_transaction would flush as well, but this flush finds the reason if it stalls
         with self._judging("Committing a Kafka transaction"):
@@ -170,7 +173,9 @@ class TransactionalProducer(CutProducer):
         """Do nothing, because the transaction has a deadline."""
 
     def _until(self, call: str, end: float) -> None:
-        """Repeat a resumable call in slices until it succeeds. Raise KafkaException if it fails or the time is up.
+        """Repeat a resumable call until it succeeds.
+
+        Raise KafkaException if it fails, or if it has not succeeded by ``end``.
 
         ``call`` is a name and not a bound method, because a bound method in the traceback would keep the client alive.
         """
