@@ -107,7 +107,7 @@ def test_a_transaction_that_wrote_before_the_table_was_added(follow: Follow, kaf
     with items.connect(autocommit=False) as writer, items.connect() as connection:
         writer.execute("INSERT INTO items VALUES (1000, 'early')")
         connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
-        wait_for(daemon, "before it is read have not ended")
+        wait_for(daemon, "that are changing it have ended")
         assert '"event": "loaded"' not in daemon.log_text()
         writer.commit()
     wait_until_loaded(daemon)
@@ -131,7 +131,7 @@ def test_a_prepared_transaction_that_wrote_before_the_table_was_added(
         connection.execute("INSERT INTO items VALUES (1001, 'early, too')")
         connection.execute("PREPARE TRANSACTION 'early'")
         connection.execute("ALTER PUBLICATION pgsluice ADD TABLE items")
-        wait_for(daemon, "before it is read have not ended")
+        wait_for(daemon, "that are changing it have ended")
         connection.execute("COMMIT PREPARED 'early'")
     wait_until_loaded(daemon)
     assert mirror(read(daemon, kafka, items)) == held(items)

@@ -23,8 +23,8 @@ from pgsluice.kafka.topics import Topics
 log = structlog.get_logger(__name__)
 
 FULL_CUT_S = 45.0
-"""A full cut is due this long after the previous one. There is a cut at least every 10 s, so about one cut a minute is
-full."""
+"""A full cut is due this long after the previous one. By default, there is a cut at least every 10 s while the server's
+WAL grows, and otherwise one every 60 s. So about one cut a minute is full."""
 
 CONFIRM_S = 5.0
 """We believe that a topic has changed only if all answers show the change for this long. Brokers learn of a new topic

@@ -10,8 +10,9 @@ from pgsluice.pgoutput.messages import Relation
 
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
-"""The messages that begin and end a group of rows whose transaction may still be rolled back: Stream Start and Stream
-Stop, Begin Prepare and Prepare. Each value is the end for its key."""
+"""The messages around a group of rows whose transaction may still be rolled back. Stream Start begins such a group, and
+Stream Stop ends it. Begin Prepare begins one, and Prepare ends it. Each key is a beginning, and its value is the
+end."""
 
 
 class Ahead:
@@ -32,8 +33,8 @@ class Ahead:
 
         If this was already called for the same read, yield nothing.
 
-        The server describes a table right before its first row. Stop at a frame that cannot be decoded, because the
-        session will process that frame and raise the error.
+        The server describes a table right before its first row, so rows of these tables are about to be processed. Stop
+        at a frame that cannot be decoded, because the session will process that frame and raise the error.
         """
         if not self._is_new:
             return

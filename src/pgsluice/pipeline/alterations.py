@@ -1,6 +1,6 @@
 """Finds loaded tables whose rows the stream does not keep up to date any more.
 
-Such a table was altered so that its rows have other values, or it is not published any more.
+Such a table was altered so that its rows have values that were not sent, or it is not published any more.
 
 The ``loader`` uses this module each time it reads the list of published tables. The tables that are found become stale:
 a mark in the stream tells consumers so, and each table is loaded again unless the settings prevent this.

@@ -22,15 +22,15 @@ load ends, and until then each checkpoint contains their keys. The limits are th
 their keys take in a checkpoint. Above one of these limits, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""How many bytes the keys of rows that have to be read again may take in a checkpoint, for all loads together. Above
-this limit, the load whose keys take the most bytes begins again."""
+"""The limit of all loads together for the bytes that such keys take in a checkpoint. Above this limit, the load whose
+keys take the most bytes begins again."""
 
 
 class Begun:
     """The loads in progress, including those of former sessions, and the tables that have been loaded.
 
     While a table is being read, an UPDATE may give a row a new key without sending all values of the row. The keys of
-    such rows are noted here.
+    such rows are noted here, so that the rows are read again before the load ends.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Begun:
     def drop(self, oid: int) -> None:
         """Forget the load of the table with this oid, if there is one, because it has ended or has to begin again.
 
-        From now on, keys of incomplete rows are not noted. So no later session may continue this load, even if the
-        table gets the same shape again.
+        From now on, the keys of rows that arrive without all values are not noted. So no later session may continue
+        this load, even if the table gets the same shape again.
         """
         if self._loads.pop(oid, None) is not None:
             self.is_changed = True
@@ -109,7 +109,7 @@ class Begun:
         return found
 
     def is_loaded(self, relation: TableId) -> bool:
-        """Return whether this table can do without a load: it was loaded before, or a command has cancelled its load.
+        """Return whether this table needs no load, because it was loaded before, or a command has cancelled its load.
 
         The record of an earlier table with the same name does not count.
         """
@@ -144,7 +144,7 @@ class Begun:
         return list(self._loads.values())
 
     def _on_incomplete(self, relation: Relation, new: TupleData) -> None:
-        """Note the key of an incomplete row, if its table is being read."""
+        """Note the key of a row that arrived without all values, because this row has to be read again."""
         load = self._loads[relation.oid]
         if not load.last:
             return  # nothing has been read yet, so the row will be read whatever key it has

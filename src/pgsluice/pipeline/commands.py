@@ -60,7 +60,7 @@ class Commands:
             await self._reader.close()
 
     async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
-        """Record in the open cut that all commands before this offset have been processed."""
+        """Record in the open cut that all commands before this offset are processed, and add the answers to them."""
         async with self._pause():
             state = replace(self._requests.state, topic_id=topic_id, offset=offset)
             if answers or state != self._requests.state:
@@ -115,11 +115,12 @@ class Commands:
             return answer
 
     async def _pause_or_resume_pipeline(self, command: Command, offset: int) -> Answer:
-        """Pause the pipeline, so that it delivers nothing from here on, or resume it.
+        """Pause the pipeline, so that it delivers nothing after this command, or resume it.
 
-        The session stops exactly here, between two transactions, because it takes no frames from the stream while the
-        state says that the pipeline is paused. The lock ``at_work`` makes sure that the loader is not in the middle of
-        a round. The answer is in the same cut as the changes that were received before, so no changes follow it.
+        The command takes effect between two transactions, because this code runs only then. While the state says that
+        the pipeline is paused, the session takes no frames from the stream. The lock ``at_work`` makes sure that the
+        loader is not in the middle of a round. The answer is in the same cut as the changes that were received before,
+        so no changes follow it.
         """
         async with self._loader.at_work, self._pause():
             _check_in_time(command)  # again, because the pause may have begun only after a long transaction had ended
@@ -145,8 +146,8 @@ class Commands:
             matching = {name: names[name] for name in _matching(pattern, names) if self._is_published(names[name])}
             if not matching:
                 raise _Refusal(
-                    f"No published table matches {pattern}. Add it to the publication, or correct its name: schema "
-                    "and table, as in public.orders."
+                    f"No published table matches {pattern}. Add the table to the publication, or correct the name. "
+                    "A name consists of schema and table, for example public.orders."
                 )
             trusted = {name: one for name, one in matching.items() if self._is_trusted(one)}
             if not trusted:

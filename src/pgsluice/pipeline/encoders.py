@@ -49,12 +49,13 @@ TRUNCATE = b"T"
 """The kind of a Truncate message."""
 
 FORMER_COLUMNS_MAX = 50_000
-"""How many columns a table may have had over time. It has at most 1,600 at once. Everybody who may alter the table can
-rename columns again and again, and each new version has to be compared with all former columns."""
+"""A table may have had at most this many columns over time. Everybody who may alter the table can rename columns again
+and again, and each new version has to be compared with all former columns. PostgreSQL limits only the present columns
+of a table, to 1,600."""
 
 READY_MAX = 10_000
-"""How many encoders are kept, including those of dropped tables. Creating an encoder again takes some milliseconds, so
-this has to be more than the number of tables that are busy at the same time."""
+"""At most this many encoders are kept, including those of dropped tables. Creating an encoder again takes some
+milliseconds, so this limit has to be higher than the number of tables that are busy at the same time."""
 
 READY_BYTES_MAX = 256 * 1024 * 1024
 """The estimated memory that all kept encoders may take. An encoder takes 20 KiB for 20 columns, and 1.1 MiB for 1,600
@@ -166,7 +167,7 @@ class Encoders:
                     raise
                 self._quarantine.add(relation, str(error))
                 found = await self._refuse(relation, str(error))
-            await self._prepare(others)  # afterwards, so that this table gets its topic first if the number is limited
+            await self._prepare(others)  # last, so that this table gets a topic even if the others reach the limit
         return found
 
     def policy(self, relation: TableId) -> TablePolicy | None:
@@ -189,7 +190,7 @@ class Encoders:
         return policy is not None and policy.named
 
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
-        """Call ``tell`` with the table's incomplete rows from now on. If ``tell`` is None, end these calls."""
+        """Call ``tell`` for each row of the table that arrives without all values, or end these calls if it is None."""
         if tell is None:
             self._watched.pop(oid, None)
         else:
@@ -370,8 +371,8 @@ class Encoders:
             if is_partial and not set(policy.keys) <= set(identity):
                 raise TableRefused(
                     f"`keys` of table {relation} name columns outside its replica identity "
-                    f"({', '.join(map(quoted, identity))}), whose old values PostgreSQL does not send: set REPLICA "
-                    "IDENTITY FULL, or choose other columns."
+                    f"({', '.join(map(quoted, identity))}). PostgreSQL does not send the old values of such columns: "
+                    "set REPLICA IDENTITY FULL, or choose other columns."
                 )
             return policy.keys
         if is_partial:
@@ -381,7 +382,8 @@ class Encoders:
         if primary_key is not None and set(primary_key) <= published:
             return primary_key
         # The catalog shows the table as it is now, but the row may be older. After the row was written, the table may
-        # have been dropped, or a column of the primary key renamed or replaced.
+        # have been dropped, or a column of the primary key may have been renamed or replaced. In this case, use the key
+        # that was registered last.
         last = (await self._registry.keys(subject, space)).last_among(published)
         if last is not None:
             return last

@@ -1,4 +1,4 @@
-"""Protocols for the two ends of a pipeline and for the registry. They say what the pipeline may assume about each.
+"""Protocols for the two ends of a pipeline and for the registry. They say what the pipeline may assume.
 
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement these protocols.
 
@@ -154,7 +154,7 @@ class Reader(Protocol):
         """Return a snapshot that says which transactions are visible now."""
 
     async def take(self) -> Taken:
-        """Take the snapshot of the current transaction."""
+        """Take the snapshot of the transaction that :meth:`begin` began. Return it with its position and time."""
 
     async def rows(self, shape: Shape, after: Sequence[str], limit: int, size: int) -> Chunk:
         """Return the rows that follow the key ``after``, in the order of the key.
@@ -254,7 +254,7 @@ class Sink(Protocol):
         """Create the topic of a table if it does not exist, and fix its number of partitions for the session."""
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Create the topics of several tables with keys at once, because this is faster than one by one.
+        """Create the topics of several tables with keys together, because this is faster than one by one.
 
         Topics that cannot be created are skipped. :meth:`open_topic` raises the error later.
         """
@@ -344,13 +344,13 @@ class Registry(Protocol):
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
         """Return the fields that the schemas of ``subject`` with this namespace have had.
 
-        Use the result at once, because later registrations change it.
+        Use the result before anything else is registered, because registrations change it.
         """
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
         """Return the keys that were registered for ``subject`` with this namespace.
 
-        Use the result at once, because later registrations change it.
+        Use the result before anything else is registered, because registrations change it.
         """
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:

@@ -31,7 +31,7 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    ``replaces``: at the end of the load, consumers may remove older rows that the load has not read, because the table
+    If ``replaces`` is set, consumers may, when the load ends, remove older rows that the load has not read. The table
     does not have these rows any more. ``layout`` is the table's layout when it was opened, or None if it is not known.
     """
 
@@ -77,8 +77,8 @@ class Inserter:
     ) -> None:
         """Add the rows of the chunk to the open cut, at ``lsn``.
 
-        If the chunk has rows that were read again because their keys had changed, ``moved`` has these keys, which are
-        the first in ``Load.moved``.
+        If the chunk has rows that were read again because their keys had changed, ``moved`` has their keys. These are
+        the first keys in ``Load.moved``.
         """
         self._position = self._position.at(lsn)
         load = self._begun.of(table.oid)
@@ -98,7 +98,7 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
-        """Add the table's record to the open cut. With a ``topic``, also add a mark that the table's rows are stale."""
+        """Add the table's record to the open cut. If there is a ``topic``, also add a mark that the table is stale."""
         marks = []
         if topic is not None:
             self._position = self._position.at(max(lsn, self._position.lsn))

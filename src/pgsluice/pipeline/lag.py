@@ -10,7 +10,7 @@ FRESH_S = 30.0
 daemon asks for it every 10 s."""
 
 OBSERVATIONS_MAX = 1000
-"""How many positions of the server are kept while they are not delivered yet."""
+"""At most this many positions of the server are kept until the pipeline has reached them."""
 
 
 class Lag:
@@ -45,7 +45,8 @@ class Lag:
         if self._ahead and at - self._ahead[-1][0] >= self._apart_s and server_lsn > self._ahead[-1][1]:
             self._ahead.append((at, server_lsn))
         if len(self._ahead) > OBSERVATIONS_MAX:
-            # Entries must not take more memory in a long outage. So drop every second one, and add fewer from now on.
+            # In a long outage, the entries must not take more and more memory. So drop every second one, and add fewer
+            # of them from now on.
             self._ahead = deque(list(self._ahead)[::2])
             self._apart_s = 2 * (at - self._ahead[0][0]) / OBSERVATIONS_MAX
         self._look_back()

@@ -23,10 +23,10 @@ STATES: Final[Sequence[TableState]] = get_args(TableState)
 UNFINISHED: Final = ("loading", "blocked", "waiting")
 
 SAY_S: Final = 60.0
-"""How often the log reports the progress."""
+"""The time between two reports of the progress in the log."""
 
 SHOWN_MAX: Final = 20
-"""How many tables the status names. There may be thousands of tables."""
+"""The status names at most this many tables, because there may be thousands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Loads tables: reads their rows in chunks while the stream continues, and inserts each chunk at its position.
 
 The loader runs concurrently with the session's work. It reads each chunk at a snapshot that is taken between two
-transactions. From then on, a :class:`pgsluice.round.Round` decides which transactions are delivered at once and which
-wait, until the chunk is in the open cut. So at the end of every cut, the rows that were read so far, together with the
-changes after them, are the same as in the table at that position.
+transactions. From then on, a :class:`pgsluice.round.Round` decides which transactions are delivered immediately, and
+which wait until the chunk is in the open cut. So at the end of every cut, the rows that were read so far, together with
+the changes after them, are the same as in the table at that position.
 
 An error during a load never stops the stream. The loader logs the error and tries again later.
 """
@@ -46,7 +46,8 @@ AGAIN_MAX_S: Final = 60.0
 """How long to wait before the loader tries again to read a table. The wait grows from AGAIN_S to AGAIN_MAX_S."""
 
 SHOWN_S: Final = 0.02
-"""How often to check whether the server has proved that it has the same history as before."""
+"""How often the loader checks whether the server has proved that its history continues that of earlier sessions. Until
+then, no table is read."""
 
 STANDBY: Final = (
     "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
@@ -115,7 +116,7 @@ class Loader:
         self._watch = LoadWatch()
         self._said_at = 0.0
         self._trouble: str | None = None
-        """Why no table could be read since the last successful read."""
+        """Why tables could not be read at the last attempt. None after a successful read."""
         self.report: LoadReport | None = None
         """The last report of the loads. None until the published tables are known."""
 
@@ -136,7 +137,7 @@ class Loader:
         self.wake()
 
     def wake(self) -> None:
-        """Make the loader look for work at once."""
+        """Make the loader look for work immediately."""
         self._wake.set()
 
     def cancel(self, relation: TableId) -> None:
@@ -370,7 +371,10 @@ class Loader:
         self._rounds.watch(on=self.obstacle is None and any(not one.is_out for one in self._tables.values()))
 
     async def _load_all(self) -> bool:
-        """Read until every table is loaded or has to wait. Return True if it is time to look for tables before that."""
+        """Read until every table is loaded or has to wait.
+
+        If it is time to look for tables before that, return True.
+        """
         look_at = time.monotonic() + LOOK_S
         while True:
             now = time.monotonic()
@@ -392,7 +396,8 @@ class Loader:
 
         A table whose load has begun comes first, so that few loads are unfinished at a time and every checkpoint stays
         small. The other tables follow in the order in which they became ready, beginning with the tables that never had
-        to wait. Of the latter, small tables come before large ones, so that many are finished early.
+        to wait. Among tables that never had to wait, small ones come before large ones, so that many are finished
+        early.
         """
         size = 0 if table.size is None else table.size.bytes
         return self._begun.of(table.relation.oid) is None, table.due_at, size

@@ -34,8 +34,8 @@ CLOSING_S = 0.001
 """How long to wait after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""How often a cut is written while the position does not change. With every cut, pgsluice compares its topics with the
-cluster."""
+"""While the position does not change, a cut is written at this interval, because pgsluice compares its topics with the
+cluster at each cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,12 @@ class Outbox:
                 await self._close_large()
 
     async def _close_large(self) -> None:
-        """Begin to commit the open cut, because it has reached its size.
+        """Begin to commit the open cut, because it has reached its size limit.
 
         If there is no room for another cut, wait for the previous commit first.
 
-        This cannot wait until all frames of a read are processed, because they may contain the commits of many
-        transactions whose rows have waited.
+        If this waited until all frames of a read are processed, the cut could become much larger than the limit. These
+        frames may contain the commits of many transactions whose rows have waited.
         """
         if self.committing is not None and (self.full or self.committing.done()):
             await self.settle()
@@ -243,8 +243,8 @@ class Outbox:
     def close_if_due(self, *, idle: bool, at_once: bool = False) -> None:
         """Begin to commit the open cut, or a heartbeat, if it is due.
 
-        ``idle`` says that there is nothing more to read now. With ``at_once``, a heartbeat is due at once if the
-        position has changed.
+        ``idle`` says that there is nothing more to read now. If ``at_once`` is set and the position has changed, a
+        heartbeat is due now.
         """
         if self.committing is not None or self._own is not None:
             return

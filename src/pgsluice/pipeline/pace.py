@@ -1,4 +1,7 @@
-"""The pace at which rows of tables are read: how many per second, and how many at once. The caller passes the time."""
+"""The pace at which rows of tables are read: how many per second, and how many in one read.
+
+The caller passes the time.
+"""
 
 from typing import Final
 
@@ -6,7 +9,7 @@ HELD_S: Final = 0.05
 """How long changes may wait while rows are read. If they wait longer, the next reads take fewer rows."""
 
 LEAST_ROWS: Final = 1000
-"""The least number of rows to read at once, even if changes wait too long. Fewer rows would hardly be read faster."""
+"""One read takes at least this many rows, even if changes wait too long. Fewer rows would hardly be read faster."""
 
 SLOW_S: Final = 10.0
 """After a time-out, the number of rows grows again only if a read takes less than this time."""
@@ -30,7 +33,7 @@ class Pace:
         """How many times the number of rows is halved because reads did not end within the time limit."""
 
     def at_once(self, rows: int) -> int:
-        """Return how many of ``rows`` to read at once.
+        """Return how many of ``rows`` to take in one read.
 
         The result is at most ``rows_per_s``, so that the pace is even. It is smaller if changes wait too long for the
         rows, or if a read did not end within the time limit.
@@ -40,7 +43,7 @@ class Pace:
         return fewer if self._rows_per_s is None else min(fewer, self._rows_per_s)
 
     def on_read(self, rows: int, now: float) -> None:
-        """Note how many rows were read. After a time without reads, the rate is not higher than usual."""
+        """Note how many rows were read. Time without reads does not allow a higher rate later."""
         if self._rows_per_s is not None:
             self._free_at = max(self._free_at, now) + rows / self._rows_per_s
 
@@ -48,7 +51,7 @@ class Pace:
         """Note how long changes have waited for a round, and how long it took to read the rows.
 
         Besides reading, the round takes time that does not depend on the number of rows, and that may be long over a
-        slow network. So reading may take as long as the rest of the wait.
+        slow network. So the next reads take fewer rows only if reading took longer than the rest of the wait.
         """
         if read_s < SLOW_S:
             self._timeouts = max(self._timeouts - 1, 0)

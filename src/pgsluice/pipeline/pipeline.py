@@ -62,7 +62,7 @@ _DOUBLINGS = 6
 MIB = 1024 * 1024
 
 DESCRIBED_ANEW_MAX = 10
-"""How many sessions may end because a type has changed before pgsluice switches to text format. Without a limit,
+"""If more sessions than this end because a type has changed, pgsluice switches to text format. Without this limit,
 everybody who may alter a type could end sessions again and again."""
 
 SAY_AGAIN_S = 300.0
@@ -230,9 +230,10 @@ class Pipeline:
         if delivered == self._crowded:
             raise UnavailableError(
                 f"{error} But it happened twice in a row, and nothing after {format_lsn(delivered)} was delivered in "
-                "between: a single transaction there writes to so many tables, or the transactions after a prepared "
-                "one that has not ended do. End old prepared transactions (pg_prepared_xacts). If there are none, "
-                f"drop the slot, start a new history with --adopt-slot, then {LOAD_AGAIN}"
+                "between. Either a single transaction there writes to so many tables, or a prepared transaction has "
+                "not ended, and the transactions after it write to so many tables. End old prepared transactions "
+                "(pg_prepared_xacts). If there are none, drop the slot, start a new history with --adopt-slot, then "
+                f"{LOAD_AGAIN}"
             ) from error
         self._crowded = delivered
 
@@ -318,7 +319,8 @@ class Pipeline:
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
         """Raise UnavailableError if we still have the slot, but a process with a slot on another server writes.
 
-        A process that lost our slot while it was starting also fences us, but writes no checkpoint of its own.
+        A process that lost our slot while it was starting also fences us, but writes no checkpoint of its own. In this
+        case, a new session may continue, so raise nothing.
         """
         try:
             await source.slot_position()

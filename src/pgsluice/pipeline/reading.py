@@ -1,8 +1,7 @@
 """Reads the rows of a table in chunks, and puts each chunk where it belongs in the stream.
 
-Each chunk is read at a snapshot that is taken between two transactions. From then on, a
-:class:`pgsluice.round.Round` decides which transactions the session processes at once, and which wait until the chunk
-is in the open cut.
+Each chunk is read at a snapshot that is taken between two transactions. From then on, a :class:`pgsluice.round.Round`
+decides which transactions the session processes immediately, and which wait until the chunk is in the open cut.
 
 ``tests/unit/pipeline/test_loader.py`` covers this module.
 """
@@ -40,8 +39,8 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""How many consecutive chunks may have no position in the stream. After each of them, the next read takes half as many
-rows."""
+"""If more consecutive chunks than this have no position in the stream, the load of the table waits. After each such
+chunk, the next read takes half as many rows."""
 
 WRITERS_S: Final = 0.1
 """How often to check whether the transactions that were changing a table have ended."""
@@ -60,13 +59,16 @@ class LoadOptions:
     largest table that may be read without a key. ``max_rows_per_s`` limits how many rows are read per second from
     tables with a key. None means no limit.
 
-    With ``replaces``, consumers may remove older rows that a load has not read, because they do not exist any more when
-    the load ends. It is not set if the stream has only some of the changes (postgres.origin). With ``in_each_epoch``,
-    tables are loaded again in each new epoch, because a new epoch begins when changes may be missing. With
-    ``is_initial``, every published table is loaded once, even if no command requests it. With ``is_altered``, a table
-    is loaded again after an alteration that gave its rows values which the stream did not send. With ``assumes``, the
-    tables whose changes an earlier version of pgsluice has delivered count as loaded, because nobody has chosen whether
-    to load them.
+    * If ``replaces`` is set, consumers may remove older rows that a load has not read, because the table does not have
+      these rows any more when the load ends. ``replaces`` is not set if the stream has only some of the changes
+      (postgres.origin).
+    * If ``in_each_epoch`` is set, tables are loaded again in each new epoch, because a new epoch begins when changes
+      may be missing.
+    * If ``is_initial`` is set, every published table is loaded once, even if no command requests it.
+    * If ``is_altered`` is set, a table is loaded again after an alteration that gave its rows values which the stream
+      did not send.
+    * If ``assumes`` is set, tables whose changes an earlier version of pgsluice has delivered count as loaded, because
+      nobody has chosen whether to load them.
     """
 
     chunk_rows: int
@@ -178,7 +180,7 @@ class TableReading:
             await self._check_size(shape)
         shape = replace(shape, where=self._requests.where(table.name) or ("" if policy is None else policy.where))
         load = self._begun.of(shape.relation.oid)
-        # Without a key, it is not known which rows have been read.
+        # Without a key, it is not known which rows have been read, so the load begins again.
         if load is not None and not (shape.key and load.shape == shape.read_digest):
             self._begun.drop(load.oid)
             load = None
@@ -223,7 +225,7 @@ class TableReading:
         while writers:
             if time.monotonic() > give_up_at:
                 raise TableUnreadable(
-                    f"Transactions that were changing table {shape.relation} before it is read have not ended."
+                    f"Table {shape.relation} is not read until the transactions that are changing it have ended."
                 )
             await asyncio.sleep(WRITERS_S)
             writers.intersection_update(await self._reader.writers(shape))

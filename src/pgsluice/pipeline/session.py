@@ -71,7 +71,7 @@ PAUSE_AGAIN_S = 0.005
 class SessionOptions:
     """The options of a session. ``loading`` says how tables are loaded. None means that they are not loaded.
 
-    With ``commit_timestamps``, records carry the time of the commit instead of the time of producing.
+    If ``commit_timestamps`` is set, records carry the time of the commit instead of the time of producing.
     """
 
     limits: Limits
@@ -249,7 +249,7 @@ class Session:
                 await self._outbox.drain()
             self._report()
         except Diverged:
-            # The refusal is recorded in the last checkpoint, so wait for the checkpoint of the cut that is committed.
+            # The refusal is recorded in the last checkpoint, so first wait until the cut in progress is committed.
             await self._outbox.settle()
             raise
         finally:

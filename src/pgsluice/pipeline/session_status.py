@@ -15,9 +15,9 @@ from pgsluice.transaction import Prepared, Transaction
 from pgsluice.transactions import Transactions
 
 STALL_S: Final = 10.0
-"""How long a call to Kafka may take, or the session may give no sign of life, before the session counts as stalled. A
-cut normally takes milliseconds, so if a call takes this long, Kafka is unavailable, or too slow for pgsluice to report
-itself as ready."""
+"""The session counts as stalled if a call to Kafka takes longer than this, or if the session gives no sign of life for
+this long. A cut normally takes milliseconds. So if a call takes this long, Kafka is unavailable, or so slow that
+pgsluice must not report itself as ready."""
 
 _MICROSECONDS: Final = 1_000_000
 _POSTGRES_EPOCH_S: Final = 946_684_800
@@ -108,7 +108,7 @@ class SessionStatus:
 
     @property
     def confirmed_lsn(self) -> int:
-        """Return the confirmed position. Before the first one, return the end of the checkpoint of the last session."""
+        """Return the confirmed position. Before one is confirmed, return the end of the last session's checkpoint."""
         return max(self._progress.confirmable, self._resumed_from.end_lsn)
 
     @property

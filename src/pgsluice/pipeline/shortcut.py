@@ -1,4 +1,4 @@
-"""The shortcut for small transactions, which encodes and commits many of them at once.
+"""The shortcut for small transactions, which encodes many of them in one step.
 
 Without the shortcut, a transaction of one row costs ten times as much as its row, because the session handles Begin and
 Commit as events. Both ways give the same result, so the session handles all transactions that the shortcut leaves out.
@@ -39,7 +39,7 @@ class Shortcut:
         self._commit_timestamps = commit_timestamps
 
     async def take(self, frames: Sequence[XLogData | Keepalive], at: int) -> int:
-        """Encode and commit transactions from ``frames[at]`` on, up to the first one that needs more work.
+        """Add transactions from ``frames[at]`` on to the open cut, up to the first one that needs more work.
 
         Return the index of the next frame. Call it only between transactions.
         """

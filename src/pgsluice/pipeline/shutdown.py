@@ -1,4 +1,4 @@
-"""Recognises that a server shuts down from the requests for replies that its walsender sends.
+"""Recognises the shutdown of a server by the requests for replies that its walsender sends.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """

@@ -92,7 +92,7 @@ class Startup:
     async def start(self, source: Source, sink: Sink, *, adopt: bool) -> tuple[Stream, Start]:
         """Take over the slot, then the topics, and find out where to continue.
 
-        With ``adopt``, continue at the slot's position.
+        If ``adopt`` is set, continue at the slot's position.
         """
         self._adopt = adopt
         await source.slot_position()  # a standby gets no further, because this raises SlotInUse

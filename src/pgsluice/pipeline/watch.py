@@ -47,7 +47,7 @@ class SessionWatch:
     async def run(self) -> NoReturn:
         """Ask regularly for the end of the server's WAL.
 
-        If a request fails while nobody reads the stream, raise its error.
+        If a request fails while Kafka is stalled, or after nobody has read the stream for STALL_S, raise its error.
 
         A server that shuts down ends ordinary connections at once, and then waits for its walsenders. If nobody reads
         the stream at that time, a failed request is the only sign of the shutdown.
