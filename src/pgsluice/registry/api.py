@@ -102,7 +102,7 @@ class _Request:
 
 
 _Handler: TypeAlias = Callable[[_Request], object]
-"""Returns the body of the answer, or for :data:`Search`, a callable that returns it."""
+"""Returns the body of the answer. If the search for the body is slow, returns a callable that does the search."""
 
 
 class _ApiError(Exception):

@@ -97,29 +97,32 @@ class BuiltinRegistry:
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
         """Return the fields that the schemas of ``subject`` with this namespace have had.
 
-        Use the result at once, because it changes later.
+        Use the result before anything else is registered, because registrations change it.
         """
         return await self._fields.of(subject, namespace)
 
     async def keys(self, subject: str, namespace: str) -> KeyHistory:
         """Return the keys that were registered for ``subject`` with this namespace.
 
-        Use the result at once, because it changes later.
+        Use the result before anything else is registered, because registrations change it.
         """
         return await self._keys.of(subject, namespace)
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Return the id of ``schema``. The schema is durable in Kafka and served to consumers when this returns.
 
-        ``postgres`` is stored beside the schema and replaces the former description. Raise SinkUnavailable if Kafka
-        does not accept the schema in time. Registering a schema again is always safe.
+        ``postgres`` describes the table, is stored with the schema, and replaces the former description. Raise
+        SinkUnavailable if Kafka does not accept the schema in time. Registering a schema again is always safe.
         """
         return (await self.record(subject, schema, postgres)).id
 
     async def record(
         self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None, identifier: int | None = None
     ) -> Registered:
-        """Do the same as :meth:`register` for a schema with the id ``identifier`` from a registry server."""
+        """Do the same as :meth:`register`, but return the whole record.
+
+        If a registry server has assigned the id, ``identifier`` is this id.
+        """
         doing = f"Registering a schema of subject {subject} in topic {self._topic}"
         async with self._retry.time_limit(self._options.timeout_s, doing), self._registering:
             record, new = self.store.propose(subject, schema, postgres, identifier)

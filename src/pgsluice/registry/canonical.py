@@ -1,9 +1,9 @@
-"""Compares Avro schemas: whether they are equal although written differently, or read bytes in the same way.
+"""Shows whether Avro schemas are equal although they are written differently, or read bytes in the same way.
 
 Look-ups use it, and so does the comparison of a server's ids with ours. Clients and servers send a schema as their own
 Avro library writes it. Java's library, for example, omits inherited namespaces and writes ``{"type": "string"}`` as
-``"string"``. Avro's parsing canonical form drops attributes. :func:`canonical` keeps everything that has a meaning:
-logical types, defaults, documentation and properties.
+``"string"``. Avro's parsing canonical form is not enough, because it drops attributes. :func:`canonical` keeps
+everything that has a meaning: logical types, defaults, documentation and properties.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -29,7 +29,7 @@ NAMES_MAX: Final = 8 * 1024 * 1024
 names, so the full names can be a thousand times as long as the schema."""
 
 _SHOWN: Final = 100
-"""How many characters of a wrong schema an error message repeats."""
+"""An error message repeats at most this many characters of a wrong schema."""
 
 _SHAPE: Final = frozenset(
     ("type", "name", "fields", "items", "values", "symbols", "size", "logicalType", "precision", "scale")

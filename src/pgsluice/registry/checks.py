@@ -1,6 +1,6 @@
 """The checks of ``pgsluice check`` for a registry server: connection, rights, mode and compatibility.
 
-It changes nothing.
+They change nothing.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html#compatibility-types
 """

@@ -26,8 +26,8 @@ RETRY_S: Final = 1.0
 milliseconds."""
 
 CONNECT_S: Final = 1.0
-"""How long a start waits for each of the two requests that only connect a client. After that, a client connects with
-its first real request."""
+"""How long a start waits for each of the two requests that only connect a client. If they are not answered in time, the
+client connects with its first real request."""
 
 
 @dataclass(frozen=True, slots=True)

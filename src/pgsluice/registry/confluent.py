@@ -32,11 +32,12 @@ from pgsluice.registry.subjects import Strategy, subject_name
 log = structlog.get_logger(__name__)
 
 RECHECK_S: Final = 60.0
-"""How long the server's answers are trusted. A standby begins a session every second, and must not ask each time."""
+"""How long the server's answers are trusted. A standby begins a session every second, and must not ask the server each
+time."""
 
 IDS_MAX: Final = 20_000
-"""How many ids of the server are kept. Each takes 200 bytes. This is enough for value and key of all tables that have
-encoders. If an id was dropped, the server is asked for it again."""
+"""At most this many ids of the server are kept. Each takes 200 bytes. This is enough for the value and the key of all
+tables that have encoders. If an id was dropped, the server is asked for it again."""
 
 _NONE: Final = "NONE"
 
@@ -146,7 +147,7 @@ class ConfluentRegistry:
             await client.close()
 
     async def _ask_as_known_now(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
-        """Return the server's id. After a refusal, read secrets and certificates again, and try once more."""
+        """Return the server's id. If the server refuses us, read secrets and certificates again, and try once more."""
         is_new = self._client is None
         try:
             return await self._ask(subject, schema, postgres)
@@ -181,7 +182,8 @@ class ConfluentRegistry:
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
         """Register a schema while the subject accepts all schemas.
 
-        If a subject has refused a schema although its level is reported as NONE, it has in fact no level of its own.
+        If a subject has refused a schema although its level is reported as NONE, it has no level of its own. So
+        afterwards its level is deleted, and not set to NONE.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)

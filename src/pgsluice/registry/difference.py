@@ -28,8 +28,8 @@ def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     if old is None or new is None or not _is_description(old):
         return "the previous version is not known here"
     return ", ".join(_differences(old, new)) or (
-        "its columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else has "
-        "registered a schema there"
+        "the table's columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else "
+        "has registered a schema for this subject"
     )
 
 

@@ -35,7 +35,10 @@ H = TypeVar("H", bound=History)
 
 @dataclass(slots=True)
 class _Known(Generic[H]):
-    """The histories of a subject, up to ``version``. A rule may send several tables to one topic."""
+    """The histories of a subject, up to ``version``.
+
+    There may be several, because a rule may send several tables to one topic.
+    """
 
     rearranged: int
     version: int = 0
@@ -55,9 +58,10 @@ class Histories(Generic[H]):
         self._names = 0
 
     async def of(self, subject: str, namespace: str) -> H:
-        """Return the history of one table in the versions of ``subject``. Use it at once, because it changes later.
+        """Return the history of one table in the versions of ``subject``.
 
-        Other tasks of the event loop run after every version that is read.
+        Use the result before anything else is registered, because registrations change it. Other tasks of the event
+        loop run after every version that is read.
         """
         known = self._known.pop(subject, _Known[H](self._store.rearranged(subject)))
         self._names -= known.names
@@ -90,10 +94,7 @@ class Histories(Generic[H]):
             known.names += len(history) - before
 
     def _keep(self, subject: str, known: _Known[H]) -> None:
-        """Keep the histories of a subject, and drop those of others if they exceed the limit.
-
-        Never drop the subject in use.
-        """
+        """Keep the histories of ``subject``. If there are too many, drop those of other subjects."""
         former = self._known.pop(subject, None)  # another task may have read it meanwhile
         self._names += known.names - (0 if former is None else former.names)
         self._known[subject] = known

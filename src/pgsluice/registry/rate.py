@@ -1,6 +1,7 @@
-"""The rate of new versions of schemas. Users of the database can create new versions, which stay forever.
+"""Counts new versions of schemas per hour. Users of the database can create new versions, which stay forever.
 
-:mod:`.builtin` counts them and warns. It delays nothing, because a row cannot be delivered without its table's schema.
+If there are many, :mod:`.builtin` logs a warning. It delays nothing, because a row cannot be delivered without its
+table's schema.
 """
 
 import time

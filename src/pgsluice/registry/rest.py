@@ -39,7 +39,8 @@ _MISSING: Final = range(40401, 40500)
 """Error codes for a missing subject, version or schema. A server that does not know the path gives other codes."""
 
 _TOKEN: Final = re.compile(r"[!-~]+")
-"""The characters that a header may have. The HTTP library's error would quote a wrong header, which has the secret."""
+"""The characters that a header may have. We check the token before it is used, because the HTTP library's error for a
+wrong header would quote the token."""
 
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority in schema_registry.ca_file",
@@ -74,7 +75,7 @@ class RestOptions:
 
 
 class Conflict(RegistryUnavailable):
-    """The registry says that a schema is incompatible with the subject's earlier ones. ``words`` is its message.
+    """The registry says that a schema is incompatible with the subject's earlier schemas. ``words`` is what it says.
 
     If the subject's level was set to NONE, only a race can be the reason, so the session tries again.
     """
@@ -325,7 +326,7 @@ def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
 def _silence(error: Exception, doing: str) -> PgsluiceError:
     """Return the error for a missing answer."""
     reason = str(error) or type(error).__name__
-    is_settled = "SSL" in reason and "internal error" not in reason  # an alert for an error in the server
+    is_settled = "SSL" in reason and "internal error" not in reason  # this alert reports an error in the server
     for mark, remedy in _TLS_REMEDIES.items():
         if is_settled and mark in reason:
             return ConfigError(f"{doing}: {remedy} ({reason}).")

@@ -55,7 +55,8 @@ class SchemaStore:
         """Return ``schema`` as it is or would be registered, and whether it still has to be recorded.
 
         This changes nothing. A known schema keeps its version and id. It has to be recorded again if ``postgres`` has
-        changed, or if its version was already taken. ``identifier`` is the id that a registry server gave it.
+        changed, or if another schema had already taken its version. ``identifier`` is the id that a registry server
+        gave to the schema.
         """
         text = normalise(schema)
         known = self._subjects.get(subject, _Subject())

@@ -113,7 +113,7 @@ class TopicAdmin:
             found = await self._result(request[partition], doing)
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
-        if found.offset < 0:  # the leader did not answer in time, which is not an error here
+        if found.offset < 0:  # negative if the leader did not answer in time
             raise SinkUnavailable(f"{doing}: its leader did not answer in time.")
         return int(found.offset)
 
