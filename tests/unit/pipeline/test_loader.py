@@ -953,7 +953,7 @@ async def test_a_table_that_waits_for_writers_is_blocked_until_they_have_ended(m
     async with loading(world) as found:
         await until(lambda: found.session.load_report and found.session.load_report.tables["blocked"])
         assert found.session.load_report is not None
-        assert "were changing table public.numbers before it is read" in str(found.session.load_report.named[0].reason)
+        assert "transactions that are changing it have ended" in str(found.session.load_report.named[0].reason)
         await until(lambda: found.session.load_report and found.session.load_report.tables["loaded"])
 
 

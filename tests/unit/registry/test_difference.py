@@ -38,7 +38,7 @@ def test_differences_that_do_not_change_the_schema() -> None:
 
 def test_differences_that_postgresql_does_not_explain() -> None:
     assert difference(OLD, OLD) == (
-                "the table's columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else "
+        "the table's columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else "
         "has registered a schema for this subject"
     )
 
