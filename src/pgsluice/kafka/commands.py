@@ -40,7 +40,8 @@ BATCH: Final = 16
 """The most records that one read returns."""
 
 SEND_S: Final = 30.0
-"""How long the command line waits for Kafka to accept a command, and for a pipeline that reads commands."""
+"""The command line gives up if no pipeline reads commands, or if Kafka does not accept the command, within this
+time."""
 
 _FETCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 _QUEUED_KIB: Final = 1024

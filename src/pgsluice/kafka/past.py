@@ -20,7 +20,7 @@ from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 
 PATIENCE_S: Final = 30.0
-"""How long Kafka may take to show the last records of one topic."""
+"""We wait at most this long for Kafka to show the last records of one topic."""
 
 
 @dataclass(frozen=True, slots=True)

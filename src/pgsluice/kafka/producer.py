@@ -60,7 +60,7 @@ batch, so small batches are expensive if a cut has many partitions. Every cut en
 The linger is at most half of the transaction timeout, because librdkafka requires a longer message timeout."""
 
 STALL_S = 5.0
-"""If nothing reaches Kafka for this time, we look for the reason. If still nothing does, we look again after the same
+"""If nothing reaches Kafka for this time, we look for the reason. If this continues, we look again after the same
 time."""
 
 INFLIGHT_SHARE = 2

@@ -67,7 +67,7 @@ def new_topic(spec: TopicSpec) -> NewTopic:
 
 
 def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
-    """Divide topics among requests, so that no request creates more than PARTITIONS_MAX for several topics."""
+    """Divide topics among requests, and yield those of each request. PARTITIONS_MAX limits the size of a request."""
     portion, room = list[TopicSpec](), PARTITIONS_MAX
     for spec in specs:
         if portion and spec.partitions > room:

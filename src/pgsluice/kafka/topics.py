@@ -95,8 +95,7 @@ class Topics:
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
         """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
 
-        A topic that Kafka refuses to show or to create is left out. Call :meth:`ensure` for the reason, which it
-        raises.
+        A topic that Kafka refuses to show or to create is left out. To get the reason as an error, call :meth:`ensure`.
         """
         states = self.describe([spec.name for spec in specs], lenient=True)
         missing = [spec for spec in specs if spec.name not in states]
@@ -117,7 +116,10 @@ class Topics:
         return found
 
     def settings_of(self, *topics: str) -> list[TopicSettings]:
-        """Return the settings of ``topics``, all of which exist. If a broker does not know a new one yet, ask again."""
+        """Return the settings of ``topics``, all of which exist.
+
+        If a broker does not know one of them yet, ask again.
+        """
 
         def ask() -> list[TopicSettings]:
             found = self._settings(topics)
@@ -400,7 +402,7 @@ class Topics:
         return failure(error, f"Creating topic {spec.name}", self._errors)
 
     def _settled(self, topics: Collection[str]) -> dict[str, TopicState]:
-        """Wait until all partitions have a leader, usually for milliseconds. Return the states of the topics."""
+        """Wait until all partitions have a leader (usually for milliseconds). Return the states of the topics."""
         end, pause_s = time.monotonic() + _SETTLE_S, _RETRY_FIRST_S
         while True:
             states = self.describe(topics)

@@ -21,7 +21,7 @@ from pgsluice.kafka.producer import SLICE_S, CutProducer, ProducerOptions
 log = structlog.get_logger(__name__)
 
 RETRY_S = 0.05
-"""The pause between two tries of a call that failed at once, for example because a coordinator is loading."""
+"""The pause between two tries of a call that failed immediately, for example because a coordinator is loading."""
 
 REST_S = 0.002
 """The pause between two transactions. Kafka answers a commit a millisecond or two before the transaction's markers are
@@ -35,7 +35,7 @@ DEADLINE_SHARE = 0.9
 timeout from the moment at which the first partition is added to the transaction."""
 
 TOPICS_NAMED = 10
-"""If a right is missing, the message names at most this many of the topics that were to be written to. Kafka does not
+"""If a right is missing, the message names the topics that were to be written to, but at most this many. Kafka does not
 say for which of them the right is missing."""
 
 _ABORT_S = 5.0

@@ -59,9 +59,9 @@ class Intake:
         return reading is not None and reading.done() and self._is_paused() and reading.exception() is None
 
     async def wait_lost(self) -> None:
-        """Raise the error that ended the stream, even if nobody reads the stream. Wait for ever if it is a StopError.
+        """Raise the error that ended the stream, even if nobody reads the stream. If it is a StopError, never return.
 
-        A StopError is raised only by the read, so that the session first delivers everything that came before it.
+        Only the read raises a StopError, so that the session first delivers everything that came before the error.
         """
         try:
             await self._stream.wait_ended()

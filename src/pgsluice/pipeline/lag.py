@@ -6,8 +6,8 @@ Once a second, the daemon passes the positions from the session or from the slot
 from collections import deque
 
 FRESH_S = 30.0
-"""How long a position of the server counts as current. A session asks for the position every 2 s. Between sessions, the
-daemon asks for it every 10 s."""
+"""A position of the server counts as current for this long. A session asks for the position every 2 s. Between
+sessions, the daemon asks for it every 10 s."""
 
 OBSERVATIONS_MAX = 1000
 """At most this many positions of the server are kept until the pipeline has reached them."""

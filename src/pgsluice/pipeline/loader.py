@@ -39,23 +39,23 @@ from pgsluice.transaction import Transaction
 log = structlog.get_logger(__name__)
 
 LOOK_S: Final = 10.0
-"""How often the loader looks for published tables that are not loaded yet."""
+"""The interval at which the loader looks for published tables that are not loaded yet."""
 
 AGAIN_S: Final = 2.0
 AGAIN_MAX_S: Final = 60.0
-"""How long to wait before the loader tries again to read a table. The wait grows from AGAIN_S to AGAIN_MAX_S."""
+"""The loader waits before it tries again to read a table. The wait grows from AGAIN_S to AGAIN_MAX_S."""
 
 SHOWN_S: Final = 0.02
-"""How often the loader checks whether the server has proved that its history continues that of earlier sessions. Until
-then, no table is read."""
+"""The interval at which the loader checks whether the server has proved that it has the same history as in earlier
+sessions. Until then, no table is read."""
 
 STANDBY: Final = (
     "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
 )
 
 REPORT_S: Final = 1.0
-"""How often the report of the loads is created. Creating it more often would be expensive, because there may be
-thousands of tables."""
+"""While tables are being read, the report of the loads is created at this interval. Creating it more often would be
+expensive, because there may be thousands of tables."""
 
 
 class Loader:

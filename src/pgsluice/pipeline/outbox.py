@@ -31,7 +31,7 @@ MANY_EVENTS = 1000
 """A commit with fewer events takes hardly longer than a commit with a single event."""
 
 CLOSING_S = 0.001
-"""How long to wait after a commit, so that the session can begin to commit the next cut."""
+"""``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
 """While the position does not change, a cut is written at this interval, because pgsluice compares its topics with the

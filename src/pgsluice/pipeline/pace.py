@@ -6,7 +6,7 @@ The caller passes the time.
 from typing import Final
 
 HELD_S: Final = 0.05
-"""How long changes may wait while rows are read. If they wait longer, the next reads take fewer rows."""
+"""If changes wait longer than this while rows are read, the next reads take fewer rows."""
 
 LEAST_ROWS: Final = 1000
 """One read takes at least this many rows, even if changes wait too long. Fewer rows would hardly be read faster."""

@@ -54,7 +54,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 30.0
 
 CHECK_TYPES_S = 15.0
-"""How long a start may take to check the types of columns."""
+"""A start spends at most this long on checking the types of columns."""
 
 _DOUBLINGS = 6
 """After this many doublings, the pause exceeds BACKOFF_MAX_S."""
@@ -66,13 +66,13 @@ DESCRIBED_ANEW_MAX = 10
 everybody who may alter a type could end sessions again and again."""
 
 SAY_AGAIN_S = 300.0
-"""How often the log repeats a state that lasts."""
+"""The interval at which the log repeats a state that lasts."""
 
 RELEASE_S = 0.2
-"""How long a walsender needs to notice that we have closed the connection. Until then, the slot is still in use."""
+"""A walsender needs this long to notice that we have closed the connection. Until then, the slot is still in use."""
 
 STANDBY_S = 1.0
-"""How often a standby checks whether the slot is free. It takes over within that time."""
+"""A standby checks at least this often whether the slot is free, so it takes over within this time."""
 
 
 class State(StrEnum):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""How many tables the status names: those that were refused last. The metric does not count more tables than this."""
+"""The status names at most this many tables: those that were refused last. The metric counts no more tables than
+this."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 

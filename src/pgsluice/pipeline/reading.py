@@ -43,10 +43,11 @@ VOIDS_MAX: Final = 8
 chunk, the next read takes half as many rows."""
 
 WRITERS_S: Final = 0.1
-"""How often to check whether the transactions that were changing a table have ended."""
+"""The interval at which the loader checks whether the transactions that were changing a table have ended."""
 
 WRITERS_MAX_S: Final = 2.0
-"""How long the loader waits for the transactions that were changing a table, before it continues with other tables."""
+"""If the transactions that were changing a table do not end within this time, the loader continues with other
+tables."""
 
 MOVED_AT_ONCE: Final = 500
 

@@ -1,8 +1,8 @@
 """Rounds: each takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
 
 From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass, which means that the session
-processes them at once. The others wait for the end of the round. The rows that were read at the snapshot can join the
-open cut when all transactions that the snapshot sees have been received.
+processes them immediately. All other transactions wait for the end of the round. The rows that were read at the
+snapshot can join the open cut when all transactions that the snapshot sees have been received.
 """
 
 import asyncio
@@ -22,29 +22,31 @@ from pgsluice.transaction import Transaction
 from pgsluice.transactions import Transactions
 
 SEEN_S: Final = 0.1
-"""How long the stream waits until transactions that it has received become visible to other sessions of PostgreSQL.
-With synchronous replication, a transaction becomes visible only when a standby has answered."""
+"""Before a snapshot is taken, the stream waits at most this long until the transactions that it has received are
+visible to other sessions of PostgreSQL. With synchronous replication, a transaction becomes visible only when a standby
+has answered."""
 
 SEEN_AGAIN_S: Final = 0.002
 
 TAKE_S: Final = 2.0
-"""How long the stream waits for a snapshot if the server does not answer."""
+"""The stream waits at most this long for a snapshot, because the server may not answer."""
 
 PAUSE_S: Final = 5.0
-"""How long a table stays locked while we wait for the end of the transaction that is being received."""
+"""We wait at most this long for the end of the transaction that is being received, because the table is locked
+meanwhile."""
 
 ASK_S: Final = 0.02
-"""How often the server is asked for the stream's position, until its answer ends the wait."""
+"""The interval at which a round asks the server for the stream's position, until the answer ends the wait."""
 
 FLUSH_S: Final = 0.05
-"""How long a round waits before it writes a message to the WAL. The message makes the server flush its WAL, so that the
-stream advances. Without the message, the WAL of a transaction in progress may stay unflushed."""
+"""If a round waits longer than this, it writes a message to the WAL. The message makes the server flush its WAL, so
+that the stream advances. Without the message, the WAL of a transaction in progress may stay unflushed."""
 
 FLUSH_AGAIN_S: Final = 1.0
 
 ROUND_S: Final = 20.0
-"""How long a round may wait while the stream makes no progress. During that time, the session may hold back
-transactions until the end of the round."""
+"""A round fails if the stream makes no progress for this long, because transactions may have to wait for the end of the
+round."""
 
 
 @dataclass(slots=True)

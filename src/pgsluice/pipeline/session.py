@@ -64,7 +64,7 @@ TURN = 1000
 """After this many changes, other tasks on the event loop may run. A single commit may release millions of changes."""
 
 PAUSE_AGAIN_S = 0.005
-"""How often a task that needs a pause of the session's work checks whether the current transaction has ended."""
+"""A task that needs a pause of the session's work checks at this interval whether the current transaction has ended."""
 
 
 @dataclass(frozen=True, slots=True)

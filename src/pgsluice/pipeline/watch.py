@@ -18,14 +18,15 @@ from pgsluice.transaction import Transaction
 log = structlog.get_logger(__name__)
 
 WATCH_S: Final = 2.0
-"""How often the server is asked for its position."""
+"""The interval at which the server is asked for its position."""
 
 PAUSED_AGAIN_S: Final = 600.0
-"""How often the log repeats that the pipeline is paused."""
+"""The interval at which the log repeats that the pipeline is paused."""
 
 PREPARED_LONG_S: Final = 60.0
 PREPARED_AGAIN_S: Final = 300.0
-"""How old a prepared transaction has to be for a warning, and how often the warning is repeated."""
+"""A prepared transaction that is older than PREPARED_LONG_S causes a warning, which is repeated every
+PREPARED_AGAIN_S."""
 
 
 class SessionWatch:
@@ -49,8 +50,8 @@ class SessionWatch:
 
         If a request fails while Kafka is stalled, or after nobody has read the stream for STALL_S, raise its error.
 
-        A server that shuts down ends ordinary connections at once, and then waits for its walsenders. If nobody reads
-        the stream at that time, a failed request is the only sign of the shutdown.
+        A server that shuts down ends ordinary connections immediately, and then waits for its walsenders. If nobody
+        reads the stream at that time, a failed request is the only sign of the shutdown.
         """
         said = None
         while True:

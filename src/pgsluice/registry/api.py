@@ -1,9 +1,9 @@
 """The read side of Confluent's Schema Registry REST API, as a pure function over a :class:`SchemaStore`.
 
-:mod:`pgsluice.app.http` serves it. It is enough for every deserializer that uses this API, for Kafka Connect's
-converters, and for the usual user interfaces. Only pgsluice itself registers schemas. Requests to write are refused in
-the way that clients know from a registry in READONLY mode. Optional parts of a request may be missing, and unknown
-parts are ignored.
+:mod:`pgsluice.app.http` serves it. This side of the API is enough for every deserializer that uses the API, for Kafka
+Connect's converters, and for the usual user interfaces. Only pgsluice itself registers schemas. Requests to write are
+refused in the way that clients know from a registry in READONLY mode. Optional parts of a request may be missing, and
+unknown parts are ignored.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """

@@ -31,7 +31,7 @@ from pgsluice.registry.store import SchemaStore
 log = structlog.get_logger(__name__)
 
 _SERVE_S: Final = 0.01
-"""How often to check whether the producer has delivered a record."""
+"""The interval at which we check whether the producer has delivered a record."""
 
 
 class BuiltinRegistry:

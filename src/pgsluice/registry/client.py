@@ -26,8 +26,8 @@ RETRY_S: Final = 1.0
 milliseconds."""
 
 CONNECT_S: Final = 1.0
-"""How long a start waits for each of the two requests that only connect a client. If they are not answered in time, the
-client connects with its first real request."""
+"""A start waits at most this long for each of the two requests that only connect a client. If there is no answer in
+time, the client connects with its first real request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RegistryOptions:
     replication_factor: int = -1
     topic_config: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 30.0
-    """How long Kafka may take for one operation. After that, the operation raises SinkUnavailable."""
+    """If Kafka takes longer than this for one operation, the operation raises SinkUnavailable."""
     count_version: Callable[[], object] = lambda: None
     """Called for every new version of a schema that is registered."""
 

@@ -32,8 +32,8 @@ from pgsluice.registry.subjects import Strategy, subject_name
 log = structlog.get_logger(__name__)
 
 RECHECK_S: Final = 60.0
-"""How long the server's answers are trusted. A standby begins a session every second, and must not ask the server each
-time."""
+"""The server's answers are trusted for this long. A standby begins a session every second, and must not ask the server
+each time."""
 
 IDS_MAX: Final = 20_000
 """At most this many ids of the server are kept. Each takes 200 bytes. This is enough for the value and the key of all

@@ -30,15 +30,15 @@ SCHEMAS: Final = ".schemas"
 """The end of the name of a schema topic, after the prefix."""
 
 _NAMED: Final = 10
-"""How many existing topics an error names, beginning with the most similar names."""
+"""If a topic is missing, the error names at most this many existing topics, beginning with the most similar names."""
 _POLL_S: Final = 0.25
 _FIRST_POLL_S: Final = 0.01
-"""How long the reading thread waits for a record. ``close`` may have to wait as long for that thread. Before a topic is
-assigned, each poll is shorter, because the same thread assigns topics between two polls."""
+"""The reading thread waits for a record for _POLL_S, so ``close`` may have to wait as long for that thread. Before a
+topic is assigned, each poll takes only _FIRST_POLL_S, because the same thread assigns topics between two polls."""
 _BATCH: Final = 500
-"""How many records are added to the store before other tasks of the event loop run."""
+"""After this many records are added to the store, other tasks of the event loop run."""
 _LOOK_AFTER_S: Final = 5.0
-"""How often to check whether a topic is still the one that was found."""
+"""The interval at which the follower checks whether a topic is still the one that was found."""
 _MISSED_LOOKS: Final = 3
 """A topic counts as deleted if this many checks in a row have not found it. A broker may not know a new topic yet."""
 _CONSUMER: Final = {

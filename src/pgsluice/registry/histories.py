@@ -16,8 +16,9 @@ from pgsluice.avro.wire import Schema
 from pgsluice.registry.store import SchemaStore
 
 KEPT_NAMES_MAX: Final = 200_000
-"""How many names are kept for all subjects together. Each takes half a kilobyte. This is enough for 10,000 tables with
-20 columns. The least recently used subjects are dropped first, and read again when they are needed."""
+"""At most this many names are kept for all subjects together. Each name takes half a kilobyte. This is enough for
+10,000 tables with 20 columns. The least recently used subjects are dropped first, and read again when they are
+needed."""
 
 
 class History(Protocol):

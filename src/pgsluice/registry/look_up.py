@@ -15,7 +15,7 @@ from pgsluice.registry.canonical import canonical
 from pgsluice.registry.schema_record import Registered
 
 _KEPT: Final = 10_000
-"""How many registered schemas have their digest cached."""
+"""The digests of at most this many registered schemas are cached."""
 
 
 def find(versions: Sequence[Registered], schema: Schema) -> Registered | None:

@@ -11,7 +11,8 @@ from typing import Final
 
 WINDOW_S: Final = 3600.0
 VERSIONS_MAX: Final = 60
-"""How many new versions a subject may get within a window without a warning. Migrations need less than one a minute."""
+"""If a subject gets more new versions than this within a window, the log has a warning. Migrations need less than one a
+minute."""
 
 
 class VersionRate:

@@ -28,7 +28,8 @@ from pgsluice.registry.schema_record import MAX_ID
 T = TypeVar("T")
 
 WORDS_MAX: Final = 500
-"""How many characters of the registry's answer a message quotes. Some registries answer with a page of HTML."""
+"""A message quotes at most this many characters of the registry's answer. Some registries answer with a page of
+HTML."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -64,7 +65,7 @@ class RestOptions:
     cert_file: str | None = None
     key_file: str | None = None
     timeout_s: float = 10.0
-    """How long one address may take for one request."""
+    """The time limit of one request to one address."""
     answered: Callable[[str, float], None] = lambda _result, _seconds: None
     """Called for every request with "ok" or what went wrong, and with the seconds that it took."""
 

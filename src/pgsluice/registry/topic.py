@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _REQUEST_S: Final = 5.0
 _LOOK_S: Final = 1.0
 _SERVE_S: Final = 0.1
-"""How often the client may report errors while a request is under way."""
+"""While a request is under way, the client reports errors at this interval."""
 
 
 class TopicAdmin:
