@@ -153,8 +153,8 @@ def _changes(topic: str, known: Account, found: Account, short: _Short) -> Itera
     elif before.partitions not in (0, now.partitions):
         yield (
             f"Topic {topic} has {now.partitions} partitions now instead of {before.partitions}, so keys move to other "
-            "partitions. Consumers may see changes of a row in the wrong order, and state that they keep by partition "
-            "belongs to other keys."
+            "partitions. Consumers may see changes of a row in the wrong order. If they keep state for each partition, "
+            "this state now belongs to other keys."
         )
     elif topic in short:
         yield _lost(topic, sorted(short[topic]))
@@ -163,9 +163,9 @@ def _changes(topic: str, known: Account, found: Account, short: _Short) -> Itera
 def _lost(topic: str, short: list[tuple[int, int, int]]) -> str:
     """Return the sentence about partitions that end before their known end."""
     partition, is_at, was_at = short[0]
-    others = f" (and {len(short) - 1} more of its partitions)" if len(short) > 1 else ""
+    others = f" Records are missing in {len(short) - 1} more of its partitions as well." if len(short) > 1 else ""
     return (
-        f"Partition {partition} of topic {topic} ends at offset {is_at}{others}, although records were written to it "
-        f"up to {was_at}. The topic was emptied, or Kafka lost records, for example after an unclean leader "
+        f"Partition {partition} of topic {topic} ends at offset {is_at}, although records were written to it up to "
+        f"{was_at}.{others} The topic was emptied, or Kafka lost records, for example after an unclean leader "
         "election. Consumers miss them."
     )

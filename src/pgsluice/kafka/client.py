@@ -150,7 +150,9 @@ A new session tries again, with new clients, which read the certificate files ag
 """
 
 
-_USUAL_ADVICE: Final = "check that the brokers run, kafka.bootstrap_servers, and the credentials under kafka.client"
+_USUAL_ADVICE: Final = (
+    "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client"
+)
 
 
 def _tls_advice(words: str) -> str:

@@ -117,10 +117,9 @@ class KafkaSink:
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
         """Add the topics of earlier sessions to the account, and those of ``topics`` that exist.
 
-        Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the number of the last
-        cut that was committed. ``described`` are the topics whose schemas are registered. Raise HistoryError if
-        somebody else has changed a topic, if a topic has lost its schema, or if the records of cuts up to ``cut`` are
-        missing.
+        Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the last committed cut.
+        ``described`` are the topics whose schemas are registered. Raise HistoryError if somebody else has changed a
+        topic, if a topic has lost its schema, or if the records of cuts up to ``cut`` are missing.
         """
         await self._run(lambda: self._open_topics(cut, topics, described))
 
@@ -130,10 +129,7 @@ class KafkaSink:
         await self._run(lambda: self._table_topics.open(spec))
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Create topics for several tables that have keys.
-
-        If one cannot be created, only :meth:`open_topic` raises the reason.
-        """
+        """Create topics for several tables that have keys. Only :meth:`open_topic` raises errors for them."""
         specs = [TopicSpec.of(policy, keyed=True) for policy in policies]
         await self._run(lambda: self._table_topics.prepare(specs))
 
@@ -372,8 +368,7 @@ class KafkaSink:
         records, so the cut record would need another round trip. We therefore predict the offsets, send everything
         together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
         its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
-        we ask Kafka for the offsets before we send it. We do the same for full cuts, because they are compared with the
-        cluster anyway.
+        we ask Kafka before we send it. We do the same for full cuts, which are compared with the cluster anyway.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
@@ -420,8 +415,7 @@ class KafkaSink:
         cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit it,
         even though its offsets may be slightly too low.
 
-        A broker that does not have the checkpoint yet cannot answer this. So we ask again, with new clients, for up to
-        CONFIRM_S.
+        A broker without the checkpoint cannot answer this, so we ask again with new clients for up to CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S

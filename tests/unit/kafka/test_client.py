@@ -20,7 +20,7 @@ TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "Timed out")
 
 AWAY = {
     "event": "Kafka cannot be reached, or refuses us",
-    "to_do": "check that the brokers run, kafka.bootstrap_servers, and the credentials under kafka.client",
+    "to_do": "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client",
     "log_level": "warning",
 }
 BACK = {"event": "Kafka answers again", "log_level": "info"}
