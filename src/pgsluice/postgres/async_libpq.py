@@ -102,7 +102,7 @@ def answered_within(pgconn: pq.abc.PGconn, timeout_s: float) -> Iterator[None]:
 
 
 def break_off(pgconn: pq.abc.PGconn) -> None:
-    """Break the connection, so that a call that waits for an answer fails at once."""
+    """Break the connection, so that a call that waits for an answer fails immediately."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(pgconn.socket)) as connected:
         connected.shutdown(socket.SHUT_RDWR)
 

@@ -31,14 +31,16 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The time limit for an answer. A slow server ends the query earlier, so without an answer the network is broken."""
+"""The time limit for an answer. A slow server ends the query before this limit. So if there is no answer, the network
+is broken."""
 
 TYPES_AT_ONCE = 50
-"""How many types one query asks for. There is a limit because a composite type can have 1,600 attributes."""
+"""The maximum number of types in one query. It limits the size of the result, because a composite type can have 1,600
+attributes."""
 
 PARTS_MAX = 100_000
-"""How many parts the types of one table may have, including parts of parts. There is a limit because every user may
-create types with many parts."""
+"""The maximum number of parts of the types of one table, including parts of parts. There is a limit because every user
+may create types with many parts."""
 
 STATISTICS_SINCE = 14_00_00
 """The first version with pg_stat_replication_slots."""
@@ -121,9 +123,9 @@ class LoadableTable:
 
 @dataclass(frozen=True, slots=True)
 class NamedTable:
-    """A table that somebody has named, or one of its partitions. The table need not be published.
+    """A table that a caller has asked for, or one of its partitions. The table need not be published.
 
-    ``asked`` has the schema and the name of the table that was named. ``has_rows`` is false for a partition root.
+    ``asked`` has the schema and the name that the caller has asked for. ``has_rows`` is false for a partition root.
     ``has_usage`` and ``has_select`` say whether the role has USAGE on the schema, and SELECT on the table.
     """
 
@@ -184,7 +186,7 @@ class Catalog:
             self._connection = None
 
     def break_off(self) -> bool:
-        """Break the connection, so that the current query fails at once. Return whether there is a connection."""
+        """Break the connection, so that the current query fails immediately. Return whether there was a connection."""
         if self._connection is None or self._connection.closed:
             return False
         break_off(self._connection.pgconn)
@@ -235,7 +237,10 @@ class Catalog:
         return blockers
 
     async def prepared_transactions(self) -> list[str]:
-        """Return descriptions of all prepared transactions in the cluster. The creation of a slot waits for them."""
+        """Return descriptions of all prepared transactions in the cluster.
+
+        The creation of a slot waits for their end.
+        """
         return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
 
     async def current_wal_lsn(self) -> int:
@@ -244,7 +249,10 @@ class Catalog:
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL, or of a standby's received WAL, or None if the standby has none."""
+        """Return the end of the server's WAL.
+
+        On a standby, return the end of the WAL that it has received or replayed, or None if it has no WAL yet.
+        """
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -255,8 +263,8 @@ class Catalog:
     async def wants_to_end(self, backend_pid: int) -> bool:
         """Return whether a walsender has to end but cannot, because its client does not read the error message.
 
-        Until the walsender ends, the process that terminates it has to wait. If the slot is being invalidated, this
-        process is the checkpointer.
+        Until the walsender ends, the process that wants to terminate it has to wait. If the slot is being invalidated,
+        the waiting process is the checkpointer.
         """
         rows = await self._rows(queries.BLOCKED_BY_CLIENT, [backend_pid])
         return rows == [(True,)]
@@ -304,7 +312,7 @@ class Catalog:
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]
 
     async def carried_names(self, publications: Sequence[str]) -> set[tuple[str, str]]:
-        """Return schema and name of the tables that publications carry, including both roots and partitions."""
+        """Return schema and name of the tables that the publications carry, including both roots and partitions."""
         sql = published_queries.carried_names(await self._version())
         return {(schema, name) for schema, name in await self._rows(sql, [list(publications)])}
 
@@ -357,7 +365,10 @@ class Catalog:
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions, or may have had some because it does not exist any more."""
+        """Return whether the table has partitions now.
+
+        Also return True if the table does not exist any more, because it may have had partitions.
+        """
         return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:

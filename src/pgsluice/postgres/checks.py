@@ -19,18 +19,18 @@ from pgsluice.postgres.slot import SlotState
 from pgsluice.printable import quoted, sql_identifier
 
 TABLES_NAMED_MAX = 20
-"""How many tables a finding names. It gives only the number of further tables."""
+"""The maximum number of tables that a finding names. Of the other tables, it says only how many there are."""
 
 _LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-MAX-SLOT-WAL-KEEP-SIZE"
 
-_REPLICA_IS_ENOUGH_SINCE = 19_00_00  # the first logical slot raises wal_level by itself
+_REPLICA_IS_ENOUGH_SINCE = 19_00_00  # since then, the first logical slot raises the WAL level by itself
 
 _STANDBYS_DECODE_SINCE = 16_00_00
 
 _OLDEST_MAINTAINED_MAJOR = 14
 
-# major version -> the first minor release without the bug. Later majors than these never had the bug, because it was
-# fixed before their first release. Earlier majors than these never got the fix.
+# major version -> the first minor release without the bug. Majors after the listed ones never had the bug, because it
+# was fixed before their first release. Majors before the listed ones never got the fix.
 _KNOWN_BUGS = (
     (
         "ALTER PUBLICATION and ALTER TYPE can lose changes or exhaust memory if other transactions are open",
@@ -93,7 +93,7 @@ async def _reachable(around: _Surroundings) -> list[Finding]:
     detail = f"database {server.database} as {server.user}, {role}, {tls}"
     if server.in_recovery and server.version < _STANDBYS_DECODE_SINCE:
         remedy = "Connect to the primary, for example with target_session_attrs=read-write."
-        return [Finding("postgres reachable", Verdict.FAIL, f"{detail}: it cannot decode before version 16", remedy)]
+        return [Finding("postgres reachable", Verdict.FAIL, f"{detail}: a standby cannot decode before 16", remedy)]
     return [Finding("postgres reachable", Verdict.OK, detail)]
 
 
@@ -186,7 +186,7 @@ async def _prepared_transactions(around: _Surroundings) -> list[Finding]:
     if not (prepared := await around.catalog.prepared_transactions()):
         return []
     detail = f"a new slot waits for the end of {listed(prepared)}"
-    remedy = "End forgotten ones with COMMIT PREPARED or ROLLBACK PREPARED."
+    remedy = "End forgotten transactions with COMMIT PREPARED or ROLLBACK PREPARED."
     return [Finding("prepared transactions", Verdict.WARN, detail, remedy)]
 
 
@@ -258,12 +258,15 @@ async def _column_conflicts(around: _Surroundings) -> list[Finding]:
     if conflicts := await around.catalog.identity_conflicts(around.publications):
         tables = [f"{quoted(one.schema, one.name)} in publication {quoted(one.publication)}" for one in conflicts]
         detail = f"PostgreSQL refuses UPDATE and DELETE of {listed(tables)}"
-        remedy = "Let row filters use columns of the replica identity only, and column lists contain all of them."
+        remedy = "Let row filters use only columns of the replica identity, and column lists contain all its columns."
         findings.append(Finding("row filters and column lists", Verdict.WARN, detail, remedy))
     if differing := await around.catalog.differing_columns(around.publications):
         tables = [quoted(schema, name) for schema, name in differing]
-        detail = f"the publications send different columns of {listed(tables)}: the first such change ends the stream"
-        remedy = "Give a table the same columns in all publications of a pipeline, or use one pipeline for each."
+        detail = (
+            f"the publications send different columns of {listed(tables)}: the first change of such a table ends the "
+            "stream"
+        )
+        remedy = "Publish the same columns in all publications of a pipeline, or use a pipeline for each publication."
         findings.append(Finding("column lists", Verdict.FAIL, detail, remedy))
     return findings
 

@@ -46,17 +46,19 @@ else:
     from pgsluice.native.copy import row_frame
 
 STATEMENT_TIMEOUT_MS: Final = 30_000
-"""The time limit for one chunk, which usually takes some ten milliseconds."""
+"""The time limit for one chunk, which usually takes about ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""The time limit for waiting for a table's lock. While we wait, the sessions behind us in the queue wait as well."""
+"""The time limit for waiting for a table's lock. While we wait, the sessions behind us in the queue for the lock wait
+as well."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
 """The time after which the server ends our transaction if it is idle. An open transaction delays VACUUM and ALTER
 TABLE."""
 
 WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
-"""The idle time-out while a table is read as a whole, in portions."""
+"""The idle time-out while a table is read in portions within one transaction. Between two portions, rows are written to
+Kafka."""
 
 _CURSOR: Final = "pgsluice_rows"
 _STATEMENT: Final = "pgsluice_shape"
@@ -65,7 +67,7 @@ _SESSION_SETTINGS: Final = {
     "statement_timeout": str(STATEMENT_TIMEOUT_MS),
     "lock_timeout": str(LOCK_TIMEOUT_MS),
     "idle_in_transaction_session_timeout": str(IDLE_TIMEOUT_MS),
-    "row_security": "off",  # raises an error if a policy hides rows; otherwise they would be missing silently
+    "row_security": "off",  # raises an error if a policy hides rows; otherwise the rows would be missing silently
     "synchronous_commit": "local",  # so that flush() does not wait for a synchronous standby
 }
 
@@ -184,7 +186,7 @@ class ChunkReader:
         """Check that the primary has not crashed, been promoted or stopped since we connected to it.
 
         In a crash, the primary can lose a transaction that the snapshot saw, and then write other transactions in its
-        place. A crash ends all connections, so we notice it if the connection with the snapshot is lost.
+        place. A crash ends all connections, so we notice a crash, because we lose the connection with the snapshot.
         """
         if self._primary is None:
             return  # the stream comes from the same server, so a crash would have ended the stream as well
@@ -266,7 +268,7 @@ class _Connection:
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
     async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """Do the same as :meth:`query`. If the same query is repeated, PostgreSQL parses it only once."""
+        """Do the same as :meth:`query`. If the last call had the same ``sql``, PostgreSQL does not parse it again."""
         if self._planned != sql:
             if self._planned is not None:
                 await self.query(f"DEALLOCATE {_STATEMENT}")
@@ -413,7 +415,8 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends a comment in it.
+    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends a comment that it
+    # may contain.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
@@ -430,7 +433,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as SQL. A root includes its partitions. For other tables, ONLY excludes tables that inherit."""
+    """Return the table as SQL. A root includes its partitions. For other tables, ONLY excludes those that inherit."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 

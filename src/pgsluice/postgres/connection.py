@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 class ReplicationConnection:
     """A session with a walsender.
 
-    Only one task uses it. After :meth:`start`, only the stream uses it, until the stream has stopped.
+    Only one task may use it. After :meth:`start`, only the stream may use it, until the stream has stopped.
     """
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]], options: ConnectionOptions) -> None:
@@ -67,10 +67,11 @@ class ReplicationConnection:
 
     @classmethod
     async def open(cls, options: ConnectionOptions) -> Self:
-        """Connect, and fix the settings of the session.
+        """Connect, and set the session's settings.
 
-        The connection is made by psycopg, because its connect resolves names outside the event loop, tries every host
-        and address, each within connect_timeout, and waits for libpq's socket. After that, only the PGconn is used.
+        psycopg connects, because it resolves host names outside the event loop, and does not block while it waits for
+        libpq's socket. It tries every host and address, each for at most connect_timeout. After that, only the PGconn
+        is used.
         """
         conninfo = await options.current_conninfo(replication="database")
         try:
@@ -89,7 +90,8 @@ class ReplicationConnection:
         if self.server_version < OLDEST_SERVER:
             raise ConfigError("PostgreSQL 10 is the first version with pgoutput: upgrade the server")
         settings = {name: "0" for name, since in _LATER_TIMEOUTS.items() if self.server_version >= since}
-        # libpq sends PGDATESTYLE and PGTZ as separate parameters, which take precedence over the options.
+        # libpq sends the environment variables PGDATESTYLE and PGTZ as separate parameters, which take precedence over
+        # the settings in ``options``. So these two settings are set again.
         settings |= {name: SESSION_SETTINGS[name] for name in ("DateStyle", "TimeZone")}
         if self.server_version >= _WAL_SENDER_TIMEOUT_PER_SESSION:
             settings["wal_sender_timeout"] = str(self._options.wal_sender_timeout_ms)
@@ -142,7 +144,7 @@ class ReplicationConnection:
         return ServerIdentity(str(systemid), int(str(timeline)), parse_lsn(str(xlogpos)))
 
     async def timeline_history(self, timeline: int) -> list[TimelineSwitch]:
-        """Return where the ancestors of ``timeline`` ended, oldest first. The first timeline has none."""
+        """Return where the ancestors of ``timeline`` ended, oldest first. The first timeline has no ancestors."""
         if timeline == 1:
             return []  # the first timeline has no history file, so the command would fail
         ((_, content),) = await self.query(f"TIMELINE_HISTORY {timeline}")
@@ -154,20 +156,23 @@ class ReplicationConnection:
         return parse_slot(rows[0]) if rows else None
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL, or of a standby's received WAL, or None if the standby has none."""
+        """Return the end of the server's WAL.
+
+        On a standby, return the end of the WAL that it has received or replayed, or None if it has no WAL yet.
+        """
         ((lsn,),) = await self.query(WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
     async def create_slot(
         self, name: str, *, failover: bool = False, is_temporary: bool = False, blockers: Blockers | None = None
     ) -> int:
-        """Create a logical slot for pgoutput. Return its consistent point, where its stream begins.
+        """Create a logical slot for pgoutput. Return its consistent point, which is where its stream begins.
 
         A temporary slot is dropped when this connection ends.
 
         The server waits for the end of every running transaction in all databases, including prepared ones. Meanwhile,
-        log these transactions, which ``blockers`` finds by the PID of our backend. If this call is cancelled, the
-        server stops the creation as well.
+        log these transactions. ``blockers`` takes the PID of our backend, and returns descriptions of the transactions.
+        If this call is cancelled, the server is asked to cancel the creation as well.
         """
         if failover and self.server_version < _FAILOVER_SLOTS:
             raise ConfigError("slots that survive a failover need PostgreSQL 17: set postgres.failover = false")
@@ -197,7 +202,7 @@ class ReplicationConnection:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
             found: Sequence[str] = []
             if blockers is not None:
-                with suppress(PgsluiceError):  # without an answer, the log only lacks an explanation
+                with suppress(PgsluiceError):  # if the query fails, the log only lacks the transactions
                     found = await blockers(self._connection.pgconn.backend_pid)
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
@@ -226,8 +231,8 @@ class ReplicationConnection:
     ) -> ReplicationStream:
         """Start streaming from the slot's own position. Raise SlotInUse if another process streams from it.
 
-        Call this once per connection. A walsender that has ended one logical stream ends the next one as soon as it
-        starts.
+        Call this only once per connection. A walsender that has ended one logical stream ends the next one as soon as
+        it starts.
         """
         wanted = options or StreamOptions()
         plugin_options = wanted.of_server(self.server_version)
@@ -295,6 +300,6 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
 
 
-# The walsender's grammar has no E'' and no backslashes, so libpq's escape function would be wrong.
+# The walsender's grammar has neither E'' strings nor backslash escapes, so libpq's escape function would be wrong.
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
 """Decides what the daemon does after an error of PostgreSQL: try again, wait as a standby, or stop with a message.
 
 Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. If the server sends an
-SQLSTATE or a routine name, these decide, because messages are translated.
+SQLSTATE or a routine name, this decides, because the text of a message depends on the server's language.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -184,8 +184,8 @@ _ATTEMPT = re.compile(r"^- (host: .*?, port: .*?), hostaddr: ", re.MULTILINE)
 def cannot_connect(error: Error) -> PgsluiceError:
     """Return the error for a failed attempt to connect.
 
-    If one of several hosts may become available again, this is an error after which the daemon tries again, because
-    that host may be the right one. Several addresses of one host count as one server.
+    If one of several hosts may become available again, return an error after which the daemon tries again, because that
+    host may be the right one. Several addresses of one host count as one server.
     """
     words = _one_line(str(error))
     judged = [_connecting(failure) for failure in _by_host(str(error))]
@@ -199,8 +199,7 @@ def cannot_connect(error: Error) -> PgsluiceError:
             f"PostgreSQL cannot be reached: {words.rstrip('.?')}. Check that the server runs and listens there, and "
             "postgres.host and postgres.port"
         )
-    # If a host is only unavailable, its SourceUnavailable is chosen, so that the daemon tries again, because this host
-    # may be the right one.
+    # SourceUnavailable takes precedence, because a host that is only unavailable may be the right one.
     kind, advice = min((found for found in judged if found), key=lambda found: found[0] is not SourceUnavailable)
     if _FATAL in words or kind is PermissionDenied:
         return kind(f"PostgreSQL refused the connection: {words}. To do: {advice}")
@@ -208,7 +207,7 @@ def cannot_connect(error: Error) -> PgsluiceError:
 
 
 def _by_host(text: str) -> list[str]:
-    """Return the failures by host."""
+    """Return the failures of each host as one text. If ``text`` names no hosts, return it unchanged."""
     _, *listed = _ATTEMPT.split(text)
     found: dict[str, str] = {}
     for host, failure in zip(listed[::2], listed[1::2], strict=True):
@@ -284,10 +283,10 @@ def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server
     if two_phase and slot.failover and server_version < _TWO_PHASE_AT_SYNCED:
         return ConfigError(
             f"replication slot {name!r} survives failovers (failover) and takes prepared transactions at PREPARE "
-            "(two_phase): before version 18, a promoted standby does not know from which position it does so, and "
+            "(two_phase): before version 18, a promoted standby does not know from which position to do so, and "
             "transactions that are prepared across the promotion would be lost. Give up one of the two: set "
-            f'postgres.two_phase = false and use a slot that never had it, or send ALTER_REPLICATION_SLOT "{name}" '
-            "(FAILOVER false) over a replication connection"
+            "postgres.two_phase = false and use a slot that never had two_phase, or send "
+            f'ALTER_REPLICATION_SLOT "{name}" (FAILOVER false) over a replication connection'
         )
     return _slot_two_phase(name) if slot.two_phase and wanted.origin != "any" else None
 
@@ -332,7 +331,8 @@ def refused(error: ServerError, doing: str) -> PgsluiceError:
     if error.routine in _DECODING_REQUIREMENTS:
         return _cannot_decode(error, doing)
     if error.routine in _SENDING_PARTS:
-        # A type without a send function can be sent as text if a column has it, but not within arrays and composites.
+        # In binary format, the server still sends a column as text if its type has no send function. But it cannot send
+        # an array or composite if the type of a part has no send function.
         return NotInBinary(f"{doing}: {error}")
     kind, advice = _COMMANDS.get(error.sqlstate, (SourceUnavailable, ""))
     return kind(f"{doing}: {error}" + (f". To do: {advice}" if advice else ""))
@@ -378,7 +378,7 @@ def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> Pgslu
         return ConfigError(
             f"streaming from slot {name!r}: {error}. To do: let the publications of one pipeline agree about each "
             "table's columns, or follow them with separate pipelines. PostgreSQL decodes a change with the catalog "
-            "of that time, so the slot has to be created again"
+            "as it was at the time of the change, so the slot has to be created again"
         )
     return refused(error, f"streaming from slot {name!r}")
 

@@ -59,7 +59,8 @@ class StreamOptions:
 
     ``streaming`` is ``off``, ``on`` or ``parallel``. If the server does not support ``parallel``, ``on`` is requested,
     and a server that does not support streaming gets no option. Streaming is also off if ``messages`` is true.
-    ``origin`` is ``any`` or ``none``. With ``none``, the server sends only the changes that were made on this server.
+    ``origin`` is ``any`` or ``none``. If it is ``none``, the server sends only the changes that were made on this
+    server.
     """
 
     streaming: str = "on"
@@ -147,7 +148,7 @@ class ConnectionOptions:
             ) from None
 
     def role_and_database(self) -> tuple[str, str]:
-        """Return the role and the database that libpq would connect to, without connecting."""
+        """Return the role and the database that libpq would use for a connection, without connecting."""
         parameters = conninfo_to_dict(self.conninfo())
         defaults = {
             one.keyword.decode(): (one.val or b"").decode() for one in psycopg.pq.Conninfo.get_defaults() if one.val

@@ -13,14 +13,15 @@ from typing import Final
 
 from pgsluice.errors import PgsluiceError, PrimaryUnavailable
 
-# The timeline is read from the name of the WAL file, which begins with it, because the control file shows a new
-# timeline too late.
+# The control file shows a new timeline too late. So the timeline is read from the name of the WAL file, which begins
+# with it.
 _IDENTITY: Final = """
 SELECT pg_is_in_recovery()::text, (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"""
 
 _AFTER_PROMOTION: Final = (
-    "If pgsluice is connected to the primary now, remove snapshot.primary. Otherwise let it name the present primary."
+    "If pgsluice is connected to the primary now, remove snapshot.primary. Otherwise let snapshot.primary name the "
+    "present primary."
 )
 
 Query = Callable[[str], Awaitable[Sequence[tuple[str | None, ...]]]]
@@ -28,7 +29,7 @@ Query = Callable[[str], Awaitable[Sequence[tuple[str | None, ...]]]]
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """Identifies the server to read from, which is the primary of this cluster, on the timeline of the stream."""
+    """Identifies the server to read from: the primary of the stream's cluster, on the stream's timeline."""
 
     systemid: str
     timeline: int
@@ -40,10 +41,10 @@ class Primary:
             raise _refused(
                 f"belongs to the cluster with system identifier {systemid}, but the stream comes from the cluster with "
                 f"{self.systemid}",
-                "Let it name the primary of the server from which pgsluice streams.",
+                "Let snapshot.primary name the primary of the server from which pgsluice streams.",
             )
         if timeline is None or in_recovery == "true":
-            raise _refused("is a standby", "Let it name the primary.")
+            raise _refused("is a standby", "Let snapshot.primary name the primary.")
         if int(timeline, 16) != self.timeline:
             raise _refused(
                 f"is on timeline {int(timeline, 16)}, but the stream is on timeline {self.timeline}: a standby was "

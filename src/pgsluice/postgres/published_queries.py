@@ -1,6 +1,6 @@
 """Queries about the published tables: their names, their columns, and how their rows can be read.
 
-``catalog`` and ``chunks`` run these queries with an empty search_path, like those in ``queries``. A query is valid for
+``catalog`` and ``chunks`` run these queries with an empty search_path, like those in ``queries``. A query works on
 every supported version, unless its name gives the first version.
 
 ``tests/integration/test_postgres_catalog.py`` covers this module.
@@ -12,7 +12,8 @@ from pgsluice.postgres.queries import ROW_FILTERS_SINCE
 
 GENERATED_COLUMNS_SINCE = 12_00_00
 
-# pubtruncate has existed since version 11, and pubviaroot since version 13.
+# pubtruncate exists only since version 11, and pubviaroot since version 13. On older versions, to_jsonb() gives null
+# for them.
 PUBLICATIONS = """
 SELECT pubname::text, pubinsert, pubupdate, pubdelete,
        coalesce((to_jsonb(p) ->> 'pubtruncate')::boolean, false),
@@ -46,7 +47,8 @@ WITH RECURSIVE member AS (
     JOIN pg_inherits i ON i.inhparent = c.oid
 )"""
 
-# A publication carries a table if it lists the table itself, or one of the roots above it.
+# A condition that restricts the query to the publications that carry one table. A publication carries a table if it
+# lists the table itself, or one of the roots above it.
 _ANCESTRY = """AND c.oid IN (
         WITH RECURSIVE whole AS (
             SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
@@ -63,7 +65,8 @@ _HAS_IDENTITY = """c.relreplident = 'f' OR EXISTS (
                  ELSE false
              END)"""
 
-# The table that holds a row decides which identity its old rows have. So a partition root is replaced by its leaves.
+# The table that holds a row decides which replica identity applies to the row. So a partition root is replaced by its
+# leaves.
 _PUBLISHED_TABLES = """
 SELECT n.nspname::text, c.relname::text, c.relreplident::text,
        {has_identity},
@@ -127,7 +130,7 @@ JOIN named r ON r.oid = part.root AND r.relkind = 'p'
 JOIN named p ON p.oid = part.oid AND p.relkind = 'r'
 ORDER BY 1, 2, 5, 6"""
 
-# The columns that each publication sends of each table.
+# The columns that each publication sends for each table.
 _SENT = """, published AS (
     SELECT publication, generated, {listed} AS listed, c.oid, c.relnamespace, c.relname, c.relreplident
     FROM carried
@@ -142,8 +145,8 @@ _SENT = """, published AS (
      AND coalesce(a.attnum = ANY (c.listed), {as_a_rule})
 )"""
 
-# This query does not return the columns, because other users' tables may have millions of columns in all. A table
-# without columns sends no rows.
+# This query does not return the columns, because all tables together may have millions of columns. A table without
+# columns is left out, because no rows of it are sent.
 _PUBLISHED_NAMES = """
 SELECT c.oid, n.nspname::text, c.relname::text, c.relnatts, {trusted}
 FROM (SELECT DISTINCT oid FROM published) p
@@ -152,7 +155,8 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
 ORDER BY 2, 3"""
 
-# The columns as Relation and Type messages describe them. A domain has its own OID and the name of its base type.
+# The columns as Relation and Type messages describe them. For a domain, they give its own OID, but the name of its base
+# type.
 _DESCRIBED = """, described AS (
     SELECT DISTINCT c.oid, c.nspname::text AS namespace, c.relname::text AS name, c.relreplident::text AS identity,
            c.attname::text AS "column", c.atttypid, base.namespace AS type_namespace, base.name AS type_name,
@@ -234,16 +238,16 @@ _IDENTITY = """ARRAY(
               END)"""
 
 # The key by which the rows of a table can be read. It is the key of a unique index that identifies all rows, and sorts
-# them with the operators that a query uses by default. So the index is neither partial nor deferrable, its columns are
-# NOT NULL, and it has the collations and operator classes of the columns.
+# them with the operators that a query uses by default. So the index must be neither partial nor deferrable, its columns
+# must be NOT NULL, and it must have their collations and default operator classes.
 #
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
 # would use the operators of another type, which sort differently. A quoted value cannot be compared with a composite
-# type, nor with a domain over an enum or a range. These types have the categories C, E and R, because a domain has the
-# category of its base type.
+# type (category C), nor with a domain over an enum (E) or a range (R), because a domain has the category of its base
+# type.
 #
-# If there is a replica identity, it has to include the columns of the key, because the stream sends old values only of
-# these columns.
+# If there is a replica identity, it has to include the columns of the key, because the stream sends only the identity's
+# columns of an old row.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i
@@ -377,7 +381,7 @@ def published_names(server_version: int) -> str:
 
 
 def published_columns(server_version: int) -> str:
-    """Return the query for the columns of some published tables, in the order of each table.
+    """Return the query for the columns of some published tables. A table's columns are sorted by position.
 
     The query has two parameters: the list of publications, and the list of these tables' oids.
     """
@@ -404,7 +408,7 @@ def _sent(server_version: int, only: str = "") -> str:
 
 
 def shape(server_version: int, oid: int, publications: str) -> str:
-    """Return the query for the shape of a published table. ``publications`` is an array literal."""
+    """Return the query for the shape of a published table. ``publications`` is an array in SQL."""
     carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
     described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE

@@ -1,6 +1,6 @@
-"""Queries of the catalog. A query is valid for every supported version, unless its name gives the first version.
+"""Queries of the catalog. A query works on every supported version, unless its name gives the first version.
 
-``catalog`` and ``chunks`` run these queries with an empty search_path, so all names are names in pg_catalog.
+``catalog`` and ``chunks`` run these queries with an empty search_path, so names without a schema refer to pg_catalog.
 ``published_queries`` has the queries about published tables.
 
 ``tests/integration/test_postgres_catalog.py`` covers this module.
@@ -31,7 +31,7 @@ SLOTS_IN_USE = "SELECT count(*) FROM pg_replication_slots"
 # The age, in transactions, of the oldest catalog rows that the slot protects from VACUUM.
 SLOT_XMIN_AGE = "SELECT age(catalog_xmin) FROM pg_replication_slots WHERE slot_name = %s"
 
-# PostgreSQL 14 and later.
+# This view exists in PostgreSQL 14 and later.
 SLOT_STATISTICS = """
 SELECT total_bytes, spill_txns, spill_bytes, stream_bytes FROM pg_stat_replication_slots WHERE slot_name = %s"""
 
@@ -40,18 +40,20 @@ WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 CURRENT_LSN = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
 
-# The end of the server's WAL. A standby that reads an archive has received nothing, but has replayed WAL.
+# The end of the server's WAL. A standby that reads WAL from an archive has received nothing, so its replayed WAL
+# counts.
 WAL_END = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
              ELSE pg_current_wal_lsn() END)::text"""
 
-# While a walsender streams normally, it waits for its client with another event, WalSenderWriteData.
+# A walsender that is about to end waits with ClientWrite until its client has read its last messages. A walsender that
+# streams normally waits for its client with another event, WalSenderWriteData.
 BLOCKED_BY_CLIENT = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
 
 PROCESS = "SELECT FROM pg_stat_activity WHERE pid = %s"
 
 # The sizes that VACUUM and ANALYZE have stored in the catalog. Functions that return the present size of a table would
-# wait for its locks. The size of a root is the sum of the sizes of its partitions.
+# wait for locks on the table. The size of a root is the sum of the sizes of its partitions.
 TABLE_SIZES = """
 WITH RECURSIVE part AS (
     SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%s::oid[])
@@ -69,10 +71,10 @@ LEFT JOIN pg_class toast ON toast.oid = c.reltoastrelid
 GROUP BY part.root"""
 
 
-# The layout of a table (pgsluice.layout.Layout). The query reads only tables of the catalog. A root has no rows. So its
-# partitions show whether rows were rewritten, and whether existing rows have a value in a new column. The column has
-# the same name in each partition. A row filter is compared in its stored form, because deparsing it would wait for
-# locks.
+# The layout of a table (pgsluice.layout.Layout). The query reads only tables of the catalog. A partition root stores no
+# rows. So only its partitions show whether rows were rewritten, and whether existing rows have a value in a new column.
+# Columns of partitions are found by name, because their numbers may differ. A row filter is compared in its stored
+# form, because deparsing it would wait for locks.
 _LAYOUTS = """
 WITH RECURSIVE part AS (
     SELECT c.oid AS root, c.oid FROM pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
@@ -103,7 +105,7 @@ SELECT c.oid,
 FROM pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])"""
 
-# If one of the publications has no filter, all rows are sent.
+# If one of the publications has no filter for the table, all rows are sent, so the result is null.
 _LAYOUT_FILTER_SINCE_15 = """(
         SELECT CASE WHEN bool_and(r.prqual IS NOT NULL)
                     THEN left(md5(string_agg(r.prqual::text, ' ' ORDER BY r.prqual::text)), 16) END
@@ -124,7 +126,7 @@ def layouts(server_version: int) -> str:
 
 # The result is one row with null for a table without primary key, and no row for a table that does not exist any more.
 # A deferrable key does not count, because two rows may have the same values for a moment. PostgreSQL's default replica
-# identity ignores such a key as well. conkey has no INCLUDE columns, unlike the columns of the index.
+# identity ignores such a key as well. conkey is used because it does not contain INCLUDE columns, unlike the index.
 PRIMARY_KEY = """
 SELECT a.attname::text
 FROM pg_class t
@@ -136,7 +138,8 @@ ORDER BY k.place"""
 
 HAS_NO_PARTITIONS = "SELECT true FROM pg_class WHERE oid = %s AND relkind <> 'p'"
 
-# The parts of types, as pgbinary.conversions describes them. The values of a domain are values of its base type.
+# Types, and the types of their parts, as pgbinary.conversions describes them. The values of a domain are values of its
+# base type, so its base type is its only part.
 _TYPES = """
 SELECT t.oid, n.nspname::text, t.typname::text,
        CASE WHEN t.typtype = 'd' THEN 'domain' ELSE coalesce(p.proname::text, '') END,
@@ -162,8 +165,8 @@ TYPES_SINCE_14 = _TYPES.format(
     multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
 )
 
-# The walsender waits for the transactions one after the other, by waiting for the lock of each. A prepared transaction
-# has no process.
+# What a walsender that creates a slot waits for now. It waits for the running transactions one after the other, by
+# waiting for the lock of each. A prepared transaction has no process, so its pid is null.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
 FROM pg_locks waiter
@@ -178,7 +181,7 @@ SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts O
 
 # The unfinished transactions that may have changed a table, or one of its partitions. A transaction that changes rows
 # holds a lock on the table until its commit is visible to others. This is also true for prepared transactions. A
-# virtualtransaction is not used again while its backend runs.
+# virtualtransaction identifies the transaction, because a backend never uses one twice.
 WRITERS = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid
@@ -191,15 +194,15 @@ WHERE locktype = 'relation' AND relation IN (SELECT oid FROM part) AND granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND mode IN ('RowExclusiveLock', 'AccessExclusiveLock')"""
 
-# The position is read after the snapshot. It is the insert position, because asynchronous commits are visible before
-# they are flushed.
+# The position is read after the snapshot, so all commits that the snapshot sees are before it. It is the insert
+# position, because asynchronous commits are visible before they are flushed.
 SNAPSHOT = """
 SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
        ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size')),
        current_setting('wal_block_size')::int"""
 
-# If other tables inherit from this table, their size is included, although their rows are not read. So this is an upper
-# bound.
+# If other tables inherit from this table, their size is included, although their rows are not read. So the result is an
+# upper bound.
 SIZE = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid

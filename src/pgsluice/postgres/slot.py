@@ -54,7 +54,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatistics:
-    """How much the server has decoded, spilled and streamed for a slot since the slot's statistics were reset.
+    """How much the server has decoded, spilled to disk and streamed for a slot since the slot's statistics were reset.
 
     https://www.postgresql.org/docs/current/monitoring-stats.html#MONITORING-PG-STAT-REPLICATION-SLOTS-VIEW
     """
@@ -66,7 +66,7 @@ class SlotStatistics:
 
 
 def slot_query(server_version: int, condition: str) -> str:
-    """Return the query whose rows :func:`parse_slot` reads. All columns are text, so all protocols return the same."""
+    """Return the query whose rows :func:`parse_slot` reads. Columns are text, so each protocol returns the same."""
     columns = ", ".join(
         f"{name}::text" if server_version >= since else f"{substitute}::text"
         for name, (since, substitute) in _COLUMNS.items()

@@ -30,7 +30,7 @@ DEADLINE_S = 20.0
 ``catalog``), but the resolution of a host name may have no limit."""
 
 BREAK_S = 0.1
-"""How long to wait until a task notices that its connection is broken."""
+"""How long to wait for a task to notice that its connection was broken, before breaking it again."""
 
 LOOK_S = 0.5
 """How often to check whether the slot's state has to be read."""
@@ -57,7 +57,10 @@ class SlotSample:
 
     @property
     def retained_bytes(self) -> int | None:
-        """Return how much WAL the server keeps for the slot, or None if it keeps none or if this is not known."""
+        """Return how much WAL the server keeps for the slot.
+
+        None means that it keeps none, or that this is not known.
+        """
         if self.slot is None or self.slot.restart_lsn == INVALID_LSN or self.wal_end is None:
             return None
         return max(0, self.wal_end - self.slot.restart_lsn)
@@ -88,16 +91,18 @@ class SlotWatch:
             self._address, self._due_at = address, 0.0
 
     async def run(self, is_wanted: Callable[[], bool], is_streaming: Callable[[], bool]) -> NoReturn:
-        """Read the slot's state regularly while ``is_wanted``. Log the first of several failures, and try again.
+        """Read the slot's state regularly while ``is_wanted`` returns true.
 
-        The connection is kept only while a session ``is_streaming``. The server or the role may allow only few
+        If this fails repeatedly, log only the first failure.
+
+        Keep the connection only while ``is_streaming`` returns true. The server or the role may allow only a few
         connections, and the watch must not take one that the next session needs.
         """
         was_streaming = False
         try:
             while True:
                 if is_streaming() and not was_streaming:
-                    self._due_at = 0.0  # read it at once, because the slot may be new
+                    self._due_at = 0.0  # read it immediately, because the slot may be new
                 was_streaming = is_streaming()
                 if not is_wanted():
                     self.sample, self._due_at = None, 0.0  # the process that streams watches the slot itself
@@ -120,7 +125,7 @@ class SlotWatch:
             if not self._has_failed:
                 reason = str(error) if isinstance(error, PgsluiceError) else repr(error)
                 log.warning(
-                    "the slot cannot be read, so its metrics are unknown until a later look succeeds", reason=reason
+                    "the slot cannot be read, so its metrics are unknown until a later attempt succeeds", reason=reason
                 )
             self._has_failed = True
 
@@ -149,7 +154,7 @@ async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Cat
     """Return the server's answer. Raise SourceUnavailable if it does not arrive in time.
 
     At the deadline, or when the daemon stops, break the connection instead of cancelling the query. If a query is
-    cancelled, psycopg asks the server to cancel it, and waits for the answer.
+    cancelled, psycopg asks the server to cancel it, and waits for an answer that may never come.
     """
     task = asyncio.create_task(asking, name="slot")
     try:
@@ -160,5 +165,5 @@ async def _within_deadline(asking: Coroutine[Any, Any, SlotSample], catalog: Cat
     finally:
         while not task.done():
             if not catalog.break_off():
-                task.cancel()  # the task is still connecting, and this can be cancelled
+                task.cancel()  # the task is still connecting, which can be cancelled
             await asyncio.wait((task,), timeout=BREAK_S)

@@ -27,14 +27,15 @@ from pgsluice.tables import TablePolicy
 ROWS_PER_S: Final = 40_000
 BYTES_PER_S: Final = 15_000_000
 TABLE_S: Final = 0.25
-"""A cautious estimate of how fast tables are read. On two cores, shared with PostgreSQL and Kafka, pgsluice read 52,000
-rows of ten columns per second, or 22 MB of large rows, or four small tables."""
+"""Cautious estimates of the rows and bytes that are read per second, and of the seconds that each table adds. On two
+cores, shared with PostgreSQL and Kafka, pgsluice read per second: 52,000 rows of ten columns, or 22 MB of large rows,
+or four small tables."""
 
 _NAME: Final = "snapshot"
 
 
 async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
-    """Return the problems of the primary from which rows are read if pgsluice streams from a standby.
+    """Return the problems with the primary from which rows are read if pgsluice streams from a standby.
 
     The two servers are compared in the same way as in a session.
     """
@@ -69,7 +70,7 @@ async def check(
     """
     server = await catalog.server()
     if server.in_recovery:
-        remedy = "Let snapshot.primary name the primary, or connect to it."
+        remedy = "Let snapshot.primary name the primary, or connect to the primary."
         return [Finding(_NAME, Verdict.WARN, "the server is a standby, from which no table can be loaded", remedy)]
     found = await catalog.loadable_tables(publications)
     policies = {table.oid: policy_of(table.schema, table.name) for table in found}
@@ -92,7 +93,7 @@ async def check(
 async def check_conditions(
     options: ConnectionOptions, publications: Sequence[str], policy_of: Callable[[str, str], TablePolicy | None]
 ) -> list[Finding]:
-    """Return a finding if PostgreSQL does not accept the condition of a rule that selects rows of a table.
+    """Return a finding if PostgreSQL refuses a rule's condition on the rows of a table (``where``).
 
     ``options`` are the connection options of the server from which rows are read.
     """
@@ -115,7 +116,7 @@ async def check_conditions(
 
 
 async def _refused_condition(reader: ChunkReader, table: PublishedName, policy: TablePolicy) -> list[str]:
-    """Return PostgreSQL's reason for not accepting the condition of a table, or an empty list if it accepts it."""
+    """Return PostgreSQL's reason for refusing the condition on a table's rows, or an empty list."""
     shape = await reader.shape(table)
     if shape is not None and (shape.is_trusted or policy.named):
         try:
@@ -163,7 +164,10 @@ def _keyless(
         )
         findings.append(Finding("snapshot keys", Verdict.WARN, detail, f"{remedy}."))
     if large:
-        detail = f"without a key and larger than snapshot.without_key_max, these tables are not loaded: {_names(large)}"
+        detail = (
+            "these tables are not loaded, because they have no key and are larger than snapshot.without_key_max: "
+            f"{_names(large)}"
+        )
         findings.append(Finding("snapshot large tables", Verdict.WARN, detail, f"{remedy}; or raise the limit."))
     return findings
 

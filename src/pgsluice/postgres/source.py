@@ -50,8 +50,8 @@ class PostgresSource:
         self._started = False
         self._systemid, self._timeline = "", 0
         self._witness: ReplicationConnection | None = None
-        """A second replication connection if the server is a standby, because an ordinary connection cannot show which
-        timeline is being replayed."""
+        """A second replication connection, which exists only if the server is a standby. It shows which timeline is
+        being replayed, which an ordinary connection cannot show."""
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
@@ -97,9 +97,9 @@ class PostgresSource:
 
         Raise SlotInUse while another process streams.
 
-        After :meth:`start`, raise SourceUnavailable if this process does not stream any more. But do not raise it if
-        our walsender still runs. After an error, a walsender releases the slot but does not end, and the stream can
-        still read the error and the frames before it.
+        After :meth:`start`, raise SourceUnavailable if this process does not stream any more, and our walsender has
+        ended. After an error, a walsender releases the slot, but it does not end until the stream has read the error
+        and the frames before the error.
         """
         state = await self._catalog.slot(self._options.slot)
         if state is None:
@@ -142,7 +142,7 @@ class PostgresSource:
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
-                "PostgreSQL has ended the stream and waits until pgsluice has read it, so this session ends at once."
+                "PostgreSQL has ended the stream and waits until pgsluice has read it, so this session ends now."
             )
         return await self._catalog.current_wal_lsn()
 
@@ -172,8 +172,8 @@ class PostgresSource:
         """Raise SourceUnavailable if a standby is on a new timeline, before changes of that timeline are processed.
 
         A walsender survives the promotion of its server, and of the server that its server follows. After that, it
-        sends data of a timeline that we have not checked, because we do not know at which position the timelines
-        separated.
+        sends data of a timeline that we have not checked: we do not know at which position this timeline left the old
+        one.
         """
         found = (await witness.identify_system()).timeline
         if found != self._timeline:

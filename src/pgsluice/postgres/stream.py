@@ -1,7 +1,7 @@
-"""The stream of one slot, which reads batches of frames from COPY BOTH, and writes status updates to it.
+"""The stream of one slot. It reads batches of frames from a COPY BOTH, and writes status updates to it.
 
-The session of ``pipeline`` uses this module. Reading and reporting are independent. If nobody reads, the server has to
-wait, but it still gets status updates, so it does not end the connection.
+The session of ``pipeline`` uses this module. Reading frames and sending status updates are independent. If nobody
+reads, the server has to wait, but it still gets status updates, so it does not end the connection.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """
@@ -32,18 +32,20 @@ from pgsluice.postgres.async_libpq import ANSWER_TIMEOUT_S, Wire, answered_withi
 from pgsluice.postgres.failures import ServerError
 
 BATCH_MESSAGES = 1024
-"""The maximum number of frames in one read. Decoding and encoding them takes some 10 ms, during which other tasks on
+"""The maximum number of frames in one read. Decoding and encoding them takes about 10 ms, during which other tasks on
 the event loop have to wait."""
 
 BATCH_BYTES = 1024 * 1024
-"""A batch ends with the frame that reaches this size, so that it does not contain a thousand large rows."""
+"""The size at which a batch ends. The frame that reaches it is the last one. Without this limit, a batch could contain
+a thousand large rows."""
 
 BUSY_MESSAGES = 32
-"""A stream counts as busy if a read returns this many frames. It then has tens of thousands of frames per second."""
+"""A stream counts as busy if a read returns at least this many frames, which means tens of thousands of frames per
+second."""
 
 GATHER_S = 0.001
-"""How long to wait before the next read of a busy stream if the last read emptied the socket. Waking up for a few
-frames at a time would cost more than the frames themselves, both here and in the walsender."""
+"""How long to wait before the next read of a busy stream if the last read emptied the socket. Meanwhile, more frames
+arrive. Waking up for a few frames at a time would cost more than processing them, both here and in the walsender."""
 
 MIN_STATUS_GAP_S = 0.2
 """The minimum time between two status updates. A server that shuts down requests 25,000 updates per second, but five
@@ -108,7 +110,8 @@ class ReplicationStream:
         self._reply_due = asyncio.Event()
         self._copy_ended = False
         self.inquire: Inquiry | None = None
-        """A function to call while the server is silent. A broken network may hide that the stream has ended."""
+        """A function to call while the server is silent, because a broken network may hide that the stream has
+        ended."""
         self.check_received: Callable[[], Awaitable[None]] | None = None
         """A function to call when frames have been received. If it raises an error, the frames are not returned."""
         self._held: list[XLogData | Keepalive] = []
@@ -128,7 +131,7 @@ class ReplicationStream:
         Wait only if there is no frame. If the wait is cancelled, no frame is lost. When all frames before the end of
         the stream have been returned, raise the error that ended it.
         """
-        # If there is always data, nothing below waits. So let the reporter run here.
+        # If there is always data, nothing below waits. So let other tasks, such as the reporter, run here.
         await asyncio.sleep(GATHER_S if self._is_busy else 0)
         while True:
             self._held = self._held or self._drain()
@@ -214,7 +217,7 @@ class ReplicationStream:
         self.fail(failure)
 
     def fail(self, error: Exception) -> None:
-        """End the stream. The current read and all later reads raise ``error``, unless an earlier error ended it."""
+        """End the stream. The current read and all later reads raise the first error that was passed to this method."""
         self.failure = self.failure or error
         self.ended.set()
         self._wire.interrupt(error)
@@ -241,10 +244,10 @@ class ReplicationStream:
         self._send_report(reply_requested=True)
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Let a server shut down, although not everything is flushed. This does not move the slot.
+        """Let a server shut down, although Kafka does not have all changes yet. This does not move the slot.
 
         A server that shuts down waits until our flush position equals the end of the WAL that it has sent. If our flush
-        position is 0/0, it compares our write position instead.
+        position is 0/0, the server compares our write position instead. So send 0/0 and ``wal_end``.
         """
         self._send(wal_end, INVALID_LSN, reply_requested=False)
 
@@ -281,7 +284,7 @@ class ReplicationStream:
             self.fail(error if isinstance(error, Exception) else SourceUnavailable("interrupted"))
 
     def _silence_s(self) -> float:
-        """Return for how long the reader has been waiting. Return 0 while nobody reads."""
+        """Return for how many seconds the reader has been waiting for data, or 0 if nobody reads."""
         since = self._listening_since
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
@@ -292,14 +295,14 @@ class ReplicationStream:
         pgconn, now = self._wire.pgconn, int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
         try:
             if pgconn.flush():
-                return  # the server has not read earlier messages, so further ones would only fill the buffer
+                return  # the server has not read earlier updates, so a further update would only fill the buffer
             pgconn.put_copy_data(standby_status_update(write, flush, flush, now, reply_requested=reply_requested))
             pgconn.flush()
         except psycopg.OperationalError as error:
             self.fail(failures.connection_lost(error))
 
     async def stop(self) -> None:
-        """Send a last status update, and end the COPY in order. After that, the connection accepts other commands."""
+        """Send a last status update, and end the COPY properly. After that, the connection accepts other commands."""
         await self._end_tasks()
         if not self._is_open():
             return

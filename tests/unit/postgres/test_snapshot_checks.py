@@ -33,7 +33,7 @@ def test_the_cost_of_tables_without_a_key() -> None:
     sizes = {1: TableSize(10_000_000, 2**28), 2: TableSize(), 3: TableSize(10**9, 2**32)}
     keys, too_large = _keyless(small, large, sizes)
     assert "(256.0 MiB at most, about 4 minutes): public.small, public.empty" in keys.detail
-    assert too_large.detail.endswith("larger than snapshot.without_key_max, these tables are not loaded: public.large")
+    assert too_large.detail.endswith("no key and are larger than snapshot.without_key_max: public.large")
     assert (keys.verdict, too_large.verdict) == (Verdict.WARN, Verdict.WARN)
     assert _keyless([], [], {}) == []
 
