@@ -40,7 +40,7 @@ def test_an_impossible_choice_is_reported_before_anything_is_created(start: Star
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, amount euros, amounts euros[], note text)")
     pipeline.daemon.settings |= rules(amount="decimal(20,4)", amounts="double")
     pipeline.daemon.start()
-    assert "can be published as the settings are" in checked(pipeline.daemon)
+    assert "can be published with these settings" in checked(pipeline.daemon)
 
 
 def test_reading_the_columns_does_not_wait_for_locks(start: Start) -> None:
@@ -53,7 +53,7 @@ def test_reading_the_columns_does_not_wait_for_locks(start: Start) -> None:
         pipeline.daemon.start()
         pipeline.write(1)
         assert pipeline.read(1) == [1]
-        assert "can be published as the settings are" in checked(pipeline.daemon)
+        assert "can be published with these settings" in checked(pipeline.daemon)
         pipeline.daemon.stop()
         connection.execute(f"COMMIT PREPARED '{pipeline.slot}'")
     code, log = fails(pipeline)

@@ -46,7 +46,7 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
     findings = json.loads(capsys.readouterr().out)
     assert findings[0] == {"name": "configuration", "verdict": "OK", "detail": "can be used", "remedy": ""}
     assert len(findings) > 5
-    assert found(findings, "history") == ["nothing was delivered yet; a start begins with a new slot"]
+    assert found(findings, "history") == ["nothing was delivered yet; run would begin with a new slot"]
     assert cli.main(["slot", "status", "-c", settings]) == 69
     assert "does not exist: create it with" in capsys.readouterr().err
     assert cli.main(["slot", "create", "-c", settings]) == 0
@@ -114,7 +114,7 @@ def test_check_fails_where_a_start_would_refuse_the_history(
             connection.execute("INSERT INTO orders VALUES (0)")
         while topic not in admin(kafka).list_topics(timeout=30).topics:
             time.sleep(0.1)
-    assert "a start continues at 0/" in history(0, "OK")
+    assert "run would continue at 0/" in history(0, "OK")
     with database.connect() as connection:
         connection.execute("INSERT INTO orders VALUES (1)")
         while connection.execute("SELECT FROM pg_replication_slots WHERE active").fetchall():

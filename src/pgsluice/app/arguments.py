@@ -81,7 +81,7 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         one.add_argument("--detach", action="store_true", help=_DETACH)
         one.set_defaults(verb=verb)
     _add_tail(add("tail", "Print changes as they commit, from PostgreSQL or from the topics."))
-    registry = add("registry", "Serve the schema registry's read API, or export it to a server.")
+    registry = add("registry", "Serve schemas through the registry's read API, or export them to a registry server.")
     registry.add_argument(
         "action",
         nargs="?",
@@ -107,7 +107,7 @@ def parser(commands: Mapping[str, Run]) -> Parser:
     health.add_argument("--url", help="URL of the daemon (default: the address in http.listen)")
     health.add_argument("--ready", action="store_true", help="ask whether it is ready instead")
     health.add_argument("--role", choices=["active"], help="ask whether it is ready and owns the slot")
-    config = add("config", "Print settings: in force, an example, their JSON schema, a reference.")
+    config = add("config", "Print the settings in force, an example file, the settings' JSON schema, or a reference.")
     config.add_argument("what", choices=["show", "example", "schema", "reference"])
     schema = add("schema", "Print which Avro type each type of PostgreSQL becomes.")
     schema.add_argument("what", choices=["types"])
@@ -144,7 +144,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs a status more often, or less than once a day
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs more than ten a second, or less than one a day
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
     return seconds
 

@@ -40,7 +40,7 @@ from pgsluice.spool.disk import Disk
 from pgsluice.tables import TablePolicy, Tables
 
 REFUSED_SHOWN: Final = 20
-"""How many of the tables that cannot be published are named."""
+"""The maximum number of findings about tables that cannot be published. One more finding says how many are left out."""
 
 
 def check(settings: Settings) -> list[Finding]:
@@ -89,12 +89,12 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
     sentences = [*map(str, refused), *map(str, tables.collisions(names))]
     sentences += await asyncio.to_thread(kafka_checks.refused_tables, sink, specs)
     if not sentences:
-        return [Finding("tables", Verdict.OK, f"all {len(specs)} can be published as the settings are")]
+        return [Finding("tables", Verdict.OK, f"all {len(specs)} tables can be published with these settings")]
     return _refused_tables(sentences, stops=settings.tables.refused == "stop")
 
 
 def _without_one_identity(found: Sequence[tuple[Identity, Identity]], tables: Tables) -> list[TableRefused]:
-    """Return why partitioned tables are refused if the replica identities of their partitions do not fit."""
+    """Return an error for each partitioned table that is refused because its partitions' replica identities differ."""
     keys: dict[tuple[str, str], tuple[frozenset[str], list[frozenset[str]]]] = {}
     for root, partition in found:
         _, of_partitions = keys.setdefault((root.schema, root.table), (root.key, []))
@@ -144,7 +144,7 @@ async def _check_snapshots(settings: Settings) -> list[Finding]:
 def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[TopicSpec]:
     """Return the topics of the tables that are published.
 
-    Whether a table has a key is not checked here, because only its first row shows that.
+    Whether a table has a key is not checked here, because only the table's first row in the stream shows that.
     """
     specs = []
     for schema, table in names:
@@ -157,19 +157,19 @@ def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[Topic
 def _refused_tables(sentences: Sequence[str], *, stops: bool) -> list[Finding]:
     verdict = Verdict.FAIL if stops else Verdict.WARN
     remedy = (
-        "pgsluice stops at its first change (tables.refused)."
+        "pgsluice stops at the first change of such a table (tables.refused)."
         if stops
-        else "It goes into quarantine: a dead letter replaces each of its changes (tables.refused)."
+        else "Such a table goes into quarantine: a dead letter replaces each of its changes (tables.refused)."
     )
     found = [Finding("tables", verdict, sentence, remedy) for sentence in sentences[:REFUSED_SHOWN]]
     if more := len(sentences) - len(found):
-        found.append(Finding("tables", verdict, f"{more} more cannot be published as the settings are", remedy))
+        found.append(Finding("tables", verdict, f"{more} more tables cannot be published with these settings", remedy))
     return found
 
 
 async def _check_registry(settings: Settings) -> list[Finding]:
     if settings.schema_registry.type == "builtin":
-        return []  # it is a topic, which the findings on Kafka cover
+        return []  # the registry is a topic, which the findings on Kafka cover
     with client_installed():
         from pgsluice.registry import checks  # noqa: PLC0415 - as in schema_registry
     chosen, prefix = settings.schema_registry, settings.kafka.topic_prefix

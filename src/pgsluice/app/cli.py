@@ -71,7 +71,7 @@ def _write_error(error: PgsluiceError) -> None:
 
 
 def _log_end(error: PgsluiceError) -> None:
-    """Log why a service ends. Write a plain sentence instead if the user sits at a terminal."""
+    """Log why a service ends. If the log is not JSON, write a plain sentence instead."""
     from pgsluice.app import log  # noqa: PLC0415 - only where something is logged
 
     logger = _logger()
@@ -131,7 +131,7 @@ def _registry(options: argparse.Namespace) -> int:
     # A registry serves many pipelines, so it needs no pipeline's name or prefix.
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
     if options.url and options.action == "serve":
-        raise UsageError("--url goes with `registry export`, and names the server to export to")
+        raise UsageError("--url is only for `registry export`: it names the server to export to")
     if options.url:
         options.set.append(f"schema_registry.url={options.url}")
     settings = _settings_to_start_with(options, defaults)
@@ -372,7 +372,7 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The rest of the buffer must not fail again when the interpreter ends.
+        # Python writes the rest of the buffer when it ends, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_EXIT_BROKEN_PIPE)
 

@@ -49,12 +49,13 @@ from pgsluice.spool.disk_spool import DiskSpool, SpoolOptions
 log = structlog.get_logger(__name__)
 
 COLLECT_AFTER = 50_000
-"""Python searches for garbage in cycles after this many new objects. Tens of thousands of records wait at a time, and
-none of them is ever part of a cycle. With Python's default of 700, these searches took a tenth of the CPU time."""
+"""The number of new objects after which Python searches for unused reference cycles. Tens of thousands of records wait
+at a time, and none of them is ever part of a cycle. With Python's default of 700, these searches took a tenth of the
+CPU time."""
 
 
 def run(settings: Settings, *, adopt_slot: bool) -> None:
-    """Run the daemon until SIGTERM or SIGINT. Raise the PgsluiceError that ends it before that."""
+    """Run the daemon until SIGTERM or SIGINT. If a PgsluiceError ends it earlier, raise this error."""
     speedups.check()
     collect_seldom()
     asyncio.run(Daemon(settings, adopt_slot=adopt_slot).run())
@@ -98,7 +99,7 @@ class Daemon:
         self._spill = SpillDirectory(settings.buffer.spill_dir, self._disk)
 
     async def run(self) -> None:
-        """Run until a signal stops the process. Raise the PgsluiceError that ends it before that."""
+        """Run until a signal stops the process. If a PgsluiceError ends it earlier, raise this error."""
         health = Health(self._status.document, self._status.live, self._status.ready, self._recent.overview)
         served = self._registry.store if self._settings.schema_registry.type == "builtin" else None
         listening, files = self._settings.http, access_files(self._settings)
@@ -117,7 +118,10 @@ class Daemon:
                 self._tracing.close()
 
     async def _run_pipeline(self) -> None:
-        """Run the pipeline with a directory for its files. A stop does not wait for a disk that hangs."""
+        """Run the pipeline with a directory for its files.
+
+        If the pipeline is stopped, do not wait for a disk that hangs.
+        """
         async with AsyncExitStack() as stack:
             await first_of(stack.enter_async_context(self._spill), self._pipeline.stopped())
             pipeline = self._pipeline

@@ -1,6 +1,6 @@
-"""The part of ``pgsluice check`` that finds out whether a start could continue from the last checkpoint.
+"""The part of ``pgsluice check`` that finds out whether ``run`` could continue from the last checkpoint.
 
-It gathers the same facts as a start, and calls the same function to decide.
+It gathers the same facts as ``run``, and calls the same function to decide.
 
 ``tests/integration/test_cli.py`` covers this module.
 """
@@ -27,7 +27,7 @@ _NAME: Final = "history"
 
 
 async def check_history(settings: Settings, client: ClientOptions) -> list[Finding]:
-    """Return whether slot, server, checkpoints and topics match. Return nothing if PostgreSQL cannot be used."""
+    """Return whether slot, server, checkpoints and topics match. If PostgreSQL cannot be used, return no findings."""
     try:
         source = await PostgresSource.open(source_options(settings))
     except PgsluiceError:
@@ -42,15 +42,23 @@ async def check_history(settings: Settings, client: ClientOptions) -> list[Findi
     except SlotInUse:
         return [Finding(_NAME, Verdict.OK, "a process is streaming already; another process would be its standby")]
     except RetryableError as error:
-        return [Finding(_NAME, Verdict.WARN, str(error), "A start would wait for this.", error.exit_code)]
+        return [
+            Finding(
+                _NAME,
+                Verdict.WARN,
+                str(error),
+                "`pgsluice run` would wait until this problem is solved.",
+                error.exit_code,
+            )
+        ]
     except PgsluiceError as error:
         remedy = "See docs/runbook.md." if isinstance(error, HistoryError) else ""
         return [Finding(_NAME, Verdict.FAIL, str(error), remedy, error.exit_code)]
     finally:
         await source.close()
     if checkpoint is None:
-        return [Finding(_NAME, Verdict.OK, "nothing was delivered yet; a start begins with a new slot")]
-    detail = f"a start continues at {format_lsn(checkpoint.end_lsn)}, after cut {checkpoint.cut}"
+        return [Finding(_NAME, Verdict.OK, "nothing was delivered yet; run would begin with a new slot")]
+    detail = f"run would continue at {format_lsn(checkpoint.end_lsn)}, after cut {checkpoint.cut}"
     return [Finding(_NAME, Verdict.OK, f"{detail} of epoch {checkpoint.epoch}")]
 
 

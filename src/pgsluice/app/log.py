@@ -1,4 +1,4 @@
-"""The log: structured events on standard error, as JSON unless it is a terminal.
+"""The log: structured events on standard error, as plain text on a terminal, and otherwise as JSON.
 
 The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
 ``logging``, whose events go to the same stream. :func:`only_plain_values` keeps row data out of the log.
@@ -28,8 +28,8 @@ REPEAT_INTERVAL_S = 10.0
 """The shortest time between two log lines of the same event. Events of level debug are not limited."""
 
 REPEATS_TRACKED_MAX = 1000
-"""How many different events the limiter remembers. A forgotten event may be logged again. The oldest is forgotten
-first."""
+"""The maximum number of different events that the limiter remembers. It forgets the oldest event first. A forgotten
+event may be logged again before the interval has passed."""
 
 WARNINGS_KEPT_MAX = 50
 WARNING_MAX_CHARACTERS = 2000
@@ -42,7 +42,9 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
-    """Send every event of ``level`` and above to ``stream``, or to standard error if it is None. May be called again.
+    """Send every event of ``level`` and above to ``stream``, or to standard error if ``stream`` is None.
+
+    This may be called again.
 
     ``style`` is ``json``, ``console``, or ``auto`` for the one that suits the stream.
     """

@@ -162,17 +162,18 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_wal_status",
-                "1 for the slot's `wal_status` (`reserved`, `extended`, `unreserved`, `lost`), 0 for the others.",
+                "1 for the slot's present `wal_status` (`reserved`, `extended`, `unreserved`, `lost`), 0 for the "
+                "other three.",
                 "`unreserved`: the server's next checkpoint invalidates the slot (PgsluiceSlotUnreserved). "
                 "`lost`: replace the slot and load the tables again, as the "
                 "[runbook](runbook.md#the-slot-and-the-history) says (PgsluiceSlotLost).",
             ),
             Entry(
                 "pgsluice_slot_xmin_age_transactions",
-                "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove rows of system catalogs "
-                "that were deleted since then.",
-                "It grows while the slot does not advance. At some millions, catalogs bloat. Near 2 billion, the "
-                "server refuses to write. Let pgsluice continue, or drop the slot.",
+                "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove rows of system catalogs that "
+                "the transaction `catalog_xmin` or a later one has deleted.",
+                "It grows while the slot does not advance. From a few million transactions on, system catalogs bloat. "
+                "Near 2 billion, the server refuses to write. Let pgsluice continue, or drop the slot.",
             ),
             Entry(
                 "pgsluice_slot_decoded_bytes_total",
@@ -265,12 +266,11 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_snapshot_tables",
-                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last "
-                "attempt to read the table failed, or transactions that are changing it have not "
-                "ended), `left_out` (it cannot be loaded as it is), `stale` (it was altered after"
-                " it was loaded, and is not loaded again automatically), `skipped` (the settings say that it is not "
-                "loaded), `assumed` (it counts as loaded, because an earlier version has delivered its changes), "
-                "`loaded`.",
+                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last attempt to "
+                "read the table failed, or transactions that are changing it have not ended), `left_out` (it cannot "
+                "be loaded as it is), `stale` (it was altered after it was loaded, and is not loaded again "
+                "automatically), `skipped` (the settings say that it is not loaded), `assumed` (it counts as loaded, "
+                "because an earlier version of pgsluice has delivered its changes), `loaded`.",
                 "PgsluiceTablesNotLoaded: `pgsluice status` names tables and reasons. See "
                 "[snapshots.md](snapshots.md#how-far-it-has-come).",
             ),
@@ -396,14 +396,14 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_session_errors_total",
-                "Sessions that ended with an error, and attempts to begin one, by the kind of error.",
+                "Sessions that ended with an error, and failed attempts to begin a session, by the kind of error.",
                 "PgsluiceSessionErrors. `SourceUnavailable`: PostgreSQL. `SinkUnavailable`: "
                 "Kafka. `Fenced`: a second process with the same name.",
             ),
             Entry(
                 "pgsluice_resent_transactions_total",
                 "Transactions that PostgreSQL sent again and pgsluice skipped.",
-                "Some after each reconnect are normal.",
+                "Some of these after each reconnect are normal.",
             ),
             Entry(
                 "pgsluice_kafka_errors_total",

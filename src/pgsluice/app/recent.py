@@ -49,7 +49,8 @@ class Recent:
         self._settings = reference.show(settings)
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
         self._totals: deque[tuple[float, dict[str, int]]] = deque(maxlen=RATE_SAMPLES)
-        """The events of each topic in the last minute's samples. ``metrics.TOTALS_MAX`` limits the topics."""
+        """The samples of the last minute: the time, and the number of events of each topic since the start.
+        ``metrics.TOTALS_MAX`` limits the number of topics."""
         self._seen: dict[int, float] = {}
         """When each open transaction was seen for the first time."""
 
@@ -101,7 +102,7 @@ class Recent:
             yield now - one.at, events / max(one.at - before.at, 0.001)
 
     def _open(self, now: float) -> Iterator[OpenTransaction]:
-        """Return the undelivered transactions: the large one that is being written, and streamed and prepared ones."""
+        """Yield the undelivered transactions: the large one that is being written, and streamed and prepared ones."""
         session = self._status.pipeline.session
         if session is None:
             return

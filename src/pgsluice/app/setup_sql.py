@@ -26,7 +26,7 @@ _PUBLISHES_PARTITIONED_TABLES = 130000
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The objects that the server already has. Without a server, there are none."""
+    """The objects that the server already has. There are none if the server was not queried."""
 
     role: str
     database: str
@@ -41,10 +41,10 @@ class _Present:
 
 
 def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> list[str]:
-    """Return the lines of the SQL for these tables, in the form schema.table.
+    """Return the lines of SQL that prepare these tables, which are written as schema.table.
 
-    Leave out what the server has already, unless ``offline``. If the server cannot be queried, a comment says why.
-    Raise UsageError if a table is not in this form, or does not exist.
+    Unless ``offline`` is true, leave out what the server has already. If the server was not queried, a comment says
+    why. Raise UsageError if a table is not written as schema.table, or does not exist.
     """
     names, publication = [_name(table) for table in tables], settings.postgres.publications[0]
     options, reason = connection_options(settings), "because of --offline"
@@ -118,7 +118,7 @@ def _role(present: _Present) -> list[str]:
 
 
 def _reading(present: _Present, names: Names) -> list[str]:
-    """Return the statements that allow reading existing rows, by the names under which the tables are published."""
+    """Return the GRANT statements for reading existing rows. They name the tables under whose names rows are sent."""
     role = sql_identifier(present.role)
     if present.version:
         via_root = present.publication is not None and present.publication.via_root

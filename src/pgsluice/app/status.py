@@ -17,14 +17,15 @@ from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared
 
 SAMPLE_SHOWN_S: Final = 60.0
-"""How long a sample of the slot is shown. A single failed query must not reset alerts that are about to fire."""
+"""How long a sample of the slot is shown if later queries fail. A single failed query must not reset alerts that are
+about to fire."""
 
 PREPARED_SHOWN: Final = 10
 """How many prepared transactions the status shows, the oldest first."""
 
 LIVE_S: Final = 120.0
-"""How long a running pipeline may give no sign of life. No step takes that long. PostgreSQL has 10 s to accept a
-connection and at most 30 s to answer, and a disk that hangs ends the process after 30 s."""
+"""The process is not live if the pipeline has given no sign of life for this time. No step takes that long. PostgreSQL
+has 10 s to accept a connection and at most 30 s to answer, and a disk that hangs ends the process after 30 s."""
 
 
 class Status:

@@ -27,7 +27,7 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
 
 @asynccontextmanager
 async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Call ``stop`` at the first SIGTERM or SIGINT. A second signal ends the process at once."""
+    """Call ``stop`` at the first SIGTERM or SIGINT. A second signal ends the process immediately."""
     loop = asyncio.get_running_loop()
     asked = False
 

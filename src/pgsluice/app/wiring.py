@@ -118,7 +118,7 @@ def source_options(settings: Settings) -> SourceOptions:
     )
     if postgres.messages and postgres.streaming != "off":
         log.info(
-            "streaming is off, because messages are published: a stream would include those of rolled-back savepoints"
+            "streaming is off, because messages are published: streams would include messages of rolled-back savepoints"
         )
     return SourceOptions(
         connection_options(settings),
@@ -142,7 +142,10 @@ def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOption
 def schema_registry(
     settings: Settings, builtin: BuiltinRegistry, metrics: Metrics
 ) -> "BuiltinRegistry | ConfluentRegistry":
-    """Return the registry that assigns ids to schemas: the topic alone, or a server whose ids the topic records."""
+    """Return the registry that assigns ids to schemas: the builtin registry, or a registry server.
+
+    The builtin registry records the ids of a server.
+    """
     chosen = settings.schema_registry
     if chosen.type == "builtin":
         return builtin

@@ -1,6 +1,6 @@
 """The expiry times of the certificates in the settings, so that an alert can warn before connections fail.
 
-Python's ssl module reads the dates of authorities only, so this module parses the few fields up to the date.
+Python's ssl module reads only the dates of authorities. So this module parses certificates itself, up to the date.
 
 https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
 """
@@ -24,7 +24,7 @@ _LONG_FORM = 0x80
 
 
 def check(settings: Settings) -> list[Finding]:
-    """Warn of certificates that have expired or expire soon. Return nothing if the settings name no files."""
+    """Return warnings of certificates that have expired or expire soon, and nothing if the settings name no files."""
     expire = {name: datetime.fromtimestamp(time, UTC) for name, time in expiries(settings).items()}
     now = datetime.now(UTC)
     warnings = [_warning(name, at, now) for name, at in expire.items() if at - now < SOON]
@@ -39,7 +39,7 @@ def _warning(name: str, at: datetime, now: datetime) -> Finding:
         "certificates",
         Verdict.WARN,
         f"{name} {'expired' if at <= now else 'expires'} on {at:%Y-%m-%d} UTC",
-        "Renew it, and replace the file. pgsluice reads it again without a restart.",
+        "Renew the certificate, and replace its file. pgsluice reads the new file without a restart.",
     )
 
 

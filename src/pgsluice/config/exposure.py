@@ -37,7 +37,7 @@ def _readable(settings: Settings, sources: Sources) -> list[Finding]:
     exposed = [name for name in dict.fromkeys(_files(settings, sources)) if _is_exposed(name)]
     if not exposed:
         return []
-    detail = f"other users can read or change {', '.join(exposed)}, with a password or key in it"
+    detail = f"other users can read or change {', '.join(exposed)}, which contain passwords or keys"
     remedy = "chmod 600, or 640 for a file of root; for a secret in Kubernetes, set defaultMode: 0440 and fsGroup."
     return [Finding("secret files", Verdict.WARN, detail, remedy)]
 
@@ -83,8 +83,8 @@ def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
             "port can read them as well"
         )
         remedy = (
-            "Set http.token_file, or listen on 127.0.0.1. Against web pages alone, set http.allowed_hosts to the host "
-            "names that clients use; IP addresses are always allowed."
+            "Set http.token_file, or listen on 127.0.0.1. If you only want to keep web pages out, set "
+            "http.allowed_hosts to the host names that clients use; IP addresses are always allowed."
         )
         yield Finding("http port", Verdict.WARN, detail, remedy)
 

@@ -23,8 +23,8 @@ class Http(Section):
     )
     tls_cert_file: Text | None = Field(
         default=None,
-        description="File of the server's certificate and then the intermediate certificates, in PEM format. If it is "
-        "set, the server speaks only HTTPS. The file is read again when it changes.",
+        description="File with the server's certificate, followed by the intermediate certificates, in PEM format. If "
+        "it is set, the server speaks only HTTPS. The file is read again when it changes.",
         examples=["/etc/pgsluice/http.crt"],
     )
     tls_key_file: Text | None = Field(

@@ -75,8 +75,8 @@ class Kafka(Section):
     timestamp: Literal["produce", "commit"] = Field(
         default="produce",
         description="Timestamp of records: the time at which they were produced, or at which the change was "
-        "committed. With commit, retention can delete a backlog as soon as it arrives, and brokers refuse records if "
-        "the database server's clock is ahead.",
+        "committed. If it is commit, retention can delete a backlog as soon as it arrives, and brokers refuse records "
+        "if the database server's clock is ahead.",
     )
     client: ClientProperties = Field(
         default={**COMPRESSION},
@@ -151,8 +151,8 @@ class Delivery(Section):
     )
     cut_interval: Annotated[Duration, Within("1ms", "1min")] = Field(
         default=Duration.parse("50ms"),
-        description="How long a cut stays open while changes keep coming. When no change is waiting, it closes at "
-        "once.",
+        description="The longest time that a cut stays open while changes keep coming. When no change is waiting, the "
+        "cut is closed immediately.",
     )
     cut_bytes: Annotated[Size, Within("1KiB", "64GiB")] = Field(
         default=Size.parse("8MiB"),

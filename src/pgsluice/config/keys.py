@@ -99,7 +99,7 @@ def _section(annotation: object) -> type[Section] | None:
 
 
 def _bare(annotation: object, limits: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
-    """Return a type without ``| None`` and ``Annotated``, and its annotations."""
+    """Return two values: the type without ``| None`` and ``Annotated``, and its annotations."""
     if get_origin(annotation) is Annotated:
         bare, *more = get_args(annotation)
         inner = [limit for entry in more for limit in getattr(entry, "metadata", [entry])]

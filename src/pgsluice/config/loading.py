@@ -1,4 +1,4 @@
-"""Merges the sources of settings, validates the result, and reports all problems at once.
+"""Merges the sources of settings, validates the result, and reports all problems together.
 
 The commands use it. The order of precedence is: flags, environment, secret files, file.
 
@@ -123,7 +123,7 @@ class Sources:
         return next((layer.origin(path) for layer in layers if layer.get(path) is not None), None)
 
     def _layers_of(self, path: Path) -> Sequence[Layer]:
-        """Return the layers that can set ``path``. Tables are merged from all layers, but a list is from one layer."""
+        """Return the layers that can set ``path``. Tables are merged from all layers, but a list comes from one."""
         names = tuple(takewhile(lambda part: isinstance(part, str), path))
         if names == path:
             return self.layers

@@ -21,7 +21,7 @@ _IDENTIFIER_MAX = 63
 """Bytes of a PostgreSQL identifier (NAMEDATALEN - 1)."""
 
 _TOPIC_PREFIX_MAX = 150
-"""A topic's name has at most 249 characters. This leaves about a hundred of them for schema and table."""
+"""A topic's name has at most 249 characters. This limit leaves about a hundred of them for schema and table."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", re.ASCII)
 
@@ -65,7 +65,7 @@ _NO_ADDRESS = "must be addresses like http://127.0.0.1:8081, separated by commas
 
 
 def check_address(url: str) -> str:
-    """Return ``url``. Raise ValueError if it cannot be the base of an HTTP API. The error's text has no secret."""
+    """Return ``url``. Raise ValueError, without secrets in its text, if ``url`` cannot be the base of an HTTP API."""
     try:
         parts = urlsplit(url)
     except ValueError:  # its message may quote the URL

@@ -139,7 +139,7 @@ def _limits(key: Key) -> Iterator[str]:
 def show(settings: Settings, sources: Sources | None = None) -> str:
     """Return the values in force as TOML. Secrets, even those in URLs, become three stars.
 
-    With ``sources``, each value has its origin beside it.
+    If ``sources`` is given, each value has its origin beside it.
     """
     blocks = []
     for path, section in all_sections().items():

@@ -56,8 +56,8 @@ class SchemaRegistry(Section):
     )
     token_command: Command | None = Field(
         default=None,
-        description="Program and arguments. The first line that the program prints is the token. The rest is as with "
-        "password_command.",
+        description="Program and arguments. The first line that the program prints is the token. The program runs in "
+        "the same way as that of password_command.",
         examples=[["gcloud", "auth", "print-access-token"]],
     )
     ca_file: Text | None = Field(

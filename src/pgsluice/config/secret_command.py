@@ -17,7 +17,7 @@ from pgsluice.config.secret_file import PASSWORD_BYTES_MAX, first_line
 from pgsluice.errors import ConfigError, RetryableError
 
 TIME_LIMIT_S = 30.0
-"""How long a command may take. The command-line tools of clouds take seconds, and retry for a while if they fail."""
+"""The time limit for a command. The command-line tools of clouds take seconds, and retry for a while if they fail."""
 
 
 def run(command: Sequence[str], key: str, unavailable: type[RetryableError], time_limit_s: float = TIME_LIMIT_S) -> str:

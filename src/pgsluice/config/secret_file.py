@@ -5,7 +5,7 @@ from pathlib import Path
 from pgsluice.config.problems import unreadable
 
 PASSWORD_BYTES_MAX = 64 * 1024
-"""The most bytes that are read. Even cloud tokens have only a few KiB, but a file named by mistake may be large."""
+"""The maximum number of bytes to read. A cloud's token has a few KiB, but a file named by mistake may be large."""
 
 TOKEN_MIN_CHARACTERS = 16
 """A shorter token of the HTTP server could be guessed."""

@@ -1,4 +1,4 @@
-"""The settings of reading the rows that tables already have: ``[snapshot]``."""
+"""The settings for reading the existing rows of tables: ``[snapshot]``."""
 
 from typing import Annotated, Literal
 
@@ -16,9 +16,10 @@ class Snapshot(Section):
     mode: Literal["never", "initial", "when_needed"] = Field(
         default="initial",
         description='"initial": the rows of every published table are read once, even if the table is published '
-        'later. "when_needed": they are read again in each new epoch, because changes before the epoch may be missing. '
-        '"never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, a table is '
-        "treated as loaded if an older version, which had another default, has delivered changes of the table.",
+        'later. "when_needed": they are read again in each new epoch, because changes before the epoch may be '
+        'missing. "never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, tables '
+        "whose changes an older version of pgsluice has delivered count as loaded, because that version had another "
+        "default.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",
@@ -28,21 +29,21 @@ class Snapshot(Section):
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000,
-        description="Maximum number of rows that are read at once. Changes and ALTER TABLE wait in the meantime. If "
-        "changes wait for more than 50 ms, fewer rows are read at once, but at least 1,000.",
+        description="Maximum number of rows in one chunk. While a chunk is read, changes and ALTER TABLE wait. If "
+        "changes wait for more than 50 ms, the chunks get smaller, but not below 1,000 rows.",
     )
     chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
-        default=Size.parse("8MiB"), description="Maximum size of the rows that are read at once, in PostgreSQL's text."
+        default=Size.parse("8MiB"), description="Maximum size of the rows in one chunk, in PostgreSQL's text format."
     )
     without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
         default=Size.parse("1GiB"),
-        description="The largest table without a key that is read. Such a table is read at once, and all changes wait "
-        "in the meantime.",
+        description="Maximum size of a table without a key. Such a table is read as a whole, and all changes wait in "
+        "the meantime. If it is larger than this, it is not loaded.",
     )
     max_rows_per_second: Count | None = Field(
         default=None,
-        description="Maximum number of rows that are read in a second, over all tables, on average. If it is not set, "
-        "rows are read as fast as possible.",
+        description="Maximum number of rows that are read per second on average, of all tables together. If it is not "
+        "set, rows are read as fast as possible.",
         examples=[10_000],
     )
     primary: Secret | None = Field(

@@ -23,7 +23,8 @@ NEW_FILE = "Start from `pgsluice config example`; for a container, mount the fil
 _PREFIX = "PGSLUICE_"
 _LEVEL = "__"
 _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-"""A key in a flag. Other text before the equals sign may be a secret, as in ``--set 'postgres.password aGVsbG8='``."""
+"""The form of a key in a flag. Text in another form is not shown, because it may contain a secret, as in ``--set
+'postgres.password aGVsbG8='``."""
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ class Rule(Section):
     truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
     snapshot: Literal["skip"] | None = Field(
         default=None,
-        description='"skip": the rows that the table already has are not read, with any snapshot.mode.',
+        description='"skip": existing rows of the table are not read, whatever snapshot.mode is.',
         examples=["skip"],
     )
     where: Annotated[Text, Field(max_length=WHERE_MAX)] | None = Field(
@@ -83,8 +83,9 @@ class Tables(Section):
     )
     time_range: Literal["common", "full"] = Field(
         default="common",
-        description="Dates and timestamps that become typed values. common: the years 1 to 9999, which most readers "
-        "can represent. full: the whole range of PostgreSQL. The text of all others is in the envelope's field raw.",
+        description="Range of the dates and timestamps that become typed values. common: the years 1 to 9999, which "
+        "most readers can represent. full: the whole range of PostgreSQL. A value outside the range is delivered as "
+        "text, in the envelope's field raw.",
     )
     numeric: NumericAs = Field(
         default=NumericAs(),

@@ -17,8 +17,8 @@ from pgsluice.config.schema_registry import SchemaRegistry
 from pgsluice.finding import Finding, Verdict
 from pgsluice.printable import without_url_secrets
 
-# With verify-ca, the host name is not compared. That is safe if the authority is the user's own. With the public
-# authorities, libpq refuses verify-ca.
+# verify-ca does not compare the host name. This is safe if the authority is the user's own. For the public authorities,
+# libpq refuses verify-ca.
 _VERIFYING = ("verify-ca", "verify-full")
 
 _SSLMODES = {

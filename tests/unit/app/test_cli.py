@@ -314,7 +314,7 @@ def test_a_start_warns_of_connections_that_are_open(
 
 def test_where_to_export_to(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["registry", "--url", "http://127.0.0.1:1", "-c", file]) == 2
-    assert "goes with `registry export`" in capsys.readouterr().err
+    assert "is only for `registry export`" in capsys.readouterr().err
     assert cli.main(["registry", "export", "-c", file]) == 78
     assert "schema_registry.url is not set" in capsys.readouterr().err
     assert cli.main(["registry", "export", "--url", "registry:8081", "-c", file]) == 78

@@ -38,7 +38,7 @@ def test_a_file_with_a_secret_is_for_its_owner_only(tmp_path: Path, secret: str)
     file = write(tmp_path / "a.toml", REST + secret)
     (finding,) = findings(file)
     assert (finding.name, finding.verdict) == ("secret files", Verdict.WARN)
-    assert f"can read or change {file}, with" in finding.detail
+    assert f"can read or change {file}, which" in finding.detail
     assert "chmod 600" in finding.remedy
     write(tmp_path / "a.toml", REST + secret, 0o600)
     assert findings(file) == []
@@ -75,7 +75,7 @@ def test_secret_files_and_files_that_settings_name(tmp_path: Path) -> None:
     absent = f'kafka.client."sasl.kerberos.keytab" = "{tmp_path}/absent"\n'
     file = write(tmp_path / "a.toml", REST + settings + absent)
     (finding,) = findings(file, directory)
-    assert f"read or change {', '.join(exposed)}, with" in finding.detail
+    assert f"read or change {', '.join(exposed)}, which" in finding.detail
 
 
 MINIMAL = ("name=shop", "kafka.bootstrap_servers=kafka:9092", "kafka.topic_prefix=shop")

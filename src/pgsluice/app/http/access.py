@@ -37,7 +37,7 @@ class AccessFiles:
 
 
 OPEN: Final = AccessFiles()
-"""No encryption, and no token."""
+"""The value for a server without encryption and without a token."""
 
 
 class Access:
@@ -104,7 +104,10 @@ class Access:
                 log.info("the HTTP server has read its files again", files=list(names))
 
     def _load_certificate(self) -> None:
-        """Load certificate and key, first into a trial context, because a failure leaves a context half changed."""
+        """Load certificate and key.
+
+        Try them in another context first, because a failure leaves a context half changed.
+        """
         cert_file, key_file = self._files.cert_file, self._files.key_file
         assert cert_file is not None, "it is watched"
         assert key_file is not None, "it is watched"
@@ -131,12 +134,12 @@ class Access:
 def _not_a_pair(cert_file: str, key_file: str, error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return (
-            f"http.tls_key_file: {key_file} is not the key of the certificate in {cert_file}. Nothing is served. Write "
+            f"http.tls_key_file: {key_file} is not the key of the certificate in {cert_file}. Write "
             "the key that the certificate was made for, and put the server's own certificate first in its file."
         )
     return (
         f"http.tls_cert_file: {cert_file} and {key_file} are not a certificate and a key in PEM format, without a "
-        f"password ({error.reason or error}). Nothing is served. Correct the files."
+        f"password ({error.reason or error}). Correct the files."
     )
 
 
@@ -149,7 +152,10 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _signature(names: tuple[str, ...]) -> _Signature:
-    """Return a value that changes with the files. It has their inodes, because Kubernetes replaces a symbolic link."""
+    """Return a value that changes with the files.
+
+    It has inodes, because Kubernetes replaces files by a symbolic link.
+    """
     return tuple(map(_stat, names))
 
 

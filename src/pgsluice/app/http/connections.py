@@ -23,7 +23,8 @@ answer and to send the head of the next request."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
 """The limit for the total size of the answers that clients have not read yet. This is enough for a few lists of 100,000
-subjects. aiohttp keeps a second copy of data that it has not written yet, so the answers may take twice this memory."""
+subjects. aiohttp keeps a second copy of data that it has not written yet, so the answers may take twice as much
+memory."""
 
 NEW_S: Final = 0.5
 """How long a connection counts as new after it was accepted, or after its last request was answered. Until then, the

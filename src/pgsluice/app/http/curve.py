@@ -7,7 +7,7 @@ from pgsluice.app.http.overview import Curve
 
 WIDTH: Final = 600
 HEIGHT: Final = 100
-"""The size of the drawing in its own units. The page scales it to its width."""
+"""The size of the drawing in its own units. The page scales the drawing to the width of the page."""
 
 LEAST_SPAN_S: Final = 60.0
 """A curve that covers less time than this does not take the whole width."""

@@ -35,7 +35,7 @@ _RECORDS: Final = ("Envelope", "Message")
 """The names of the records in the topics that are read."""
 _BATCH: Final = 500
 _POLL_S: Final = 0.25
-"""How long one poll for records takes. Ctrl-C and new topics may have to wait for it."""
+"""The longest time that one poll for records takes. Ctrl-C and new topics may have to wait for the poll."""
 
 
 async def changes(settings: Settings, ready: Callable[[], None]) -> AsyncIterator[list[Shown]]:
@@ -73,7 +73,7 @@ class _Consumer:
         self._consumer = client.make(
             Consumer,
             {
-                "group.id": client.client_id,  # the client requires it; nothing is ever committed for it
+                "group.id": client.client_id,  # the client requires a group, but no offset is ever committed
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",

@@ -35,7 +35,7 @@ class _NothingWaits:
 
 
 def options_of_tail(options: SourceOptions) -> SourceOptions:
-    """Return the options with which the changes are read: a slot of our own, values as text, whole transactions."""
+    """Return the options for reading changes: a temporary slot of our own, values as text, and whole transactions."""
     stream = replace(options.stream, streaming="off", two_phase=False, binary=False)
     return replace(options, slot=f"pgsluice_tail_{uuid4().hex[:12]}", is_temporary=True, failover=False, stream=stream)
 
