@@ -87,7 +87,8 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         nargs="?",
         choices=["serve", "export"],
         default="serve",
-        help="serve the schemas of prefixes without a pipeline, or copy them with their ids to a registry server",
+        help="serve: serve the schemas of topic prefixes; no pipeline runs. export: copy them, with their ids, to a "
+        "registry server",
     )
     registry.add_argument(
         "--prefix", action="append", help="topic prefix, may be repeated (default: the configured one)"

@@ -64,7 +64,7 @@ async def _check(settings: Settings) -> list[Finding]:
     )
     tables = await _check_tables(settings, sink_options(settings, client))
     snapshots = await _check_snapshots(settings)
-    # If a server or the topics cannot be read, the history cannot be checked. The findings have the reason already.
+    # If a server or the topics cannot be read, the history cannot be checked. The other findings have the reason.
     failed = [one.name for one in (*postgres, *kafka) if one.verdict is Verdict.FAIL]
     is_readable = not any(name.endswith("reachable") or name.startswith("topic ") for name in failed)
     history = await check_history(settings, client) if is_readable else []
@@ -113,7 +113,7 @@ def _is_published(tables: Tables, schema: str, table: str) -> bool:
 
 
 async def _check_snapshots(settings: Settings) -> list[Finding]:
-    """Check whether the rows of the published tables can be read, if they are to be read."""
+    """Check whether the existing rows of the published tables can be read, unless the settings exclude loads."""
     if settings.snapshot.mode == "never":
         return []
     tables = tables_of(settings)

@@ -118,9 +118,9 @@ class Gauges:
 def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
     """Return how many bytes of WAL each stage is behind the previous stage.
 
-    ``positions``: the session's positions, by their names in the metric ``pgsluice_lsn``. ``wal_end``: the end of the
-    server's WAL from another source, or 0. A new session has received nothing yet, but everything before ``confirmed``
-    was received by earlier sessions.
+    ``positions`` has the session's positions, by their names in the metric ``pgsluice_lsn``. ``wal_end`` is the end of
+    the server's WAL according to the slot watch, or 0 if it is not known. A new session has received nothing yet, but
+    everything before ``confirmed`` was received by earlier sessions.
     """
     confirmed = positions["confirmed"]
     delivered = max(positions["delivered"], confirmed)

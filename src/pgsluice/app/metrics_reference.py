@@ -96,7 +96,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_paused",
                 "1 while [`pgsluice pause`](commands.md#pause-a-pipeline) keeps the pipeline from "
-                "delivering, 0 otherwise. Absent at a standby, and before the first session.",
+                "delivering, 0 otherwise. Absent on a standby, and before the first session.",
                 "`pgsluice resume` ends the pause (PgsluicePaused). Until then, PostgreSQL keeps WAL.",
             ),
             Entry(
@@ -108,7 +108,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_source_lag_seconds",
                 "Time since the commit of the last delivered transaction, in seconds; 0 when "
-                "everything is delivered. Absent before the first delivery of the process, and at"
+                "everything is delivered. Absent before the first delivery of the process, and on"
                 " a standby.",
                 "This is the age of the data that consumers have. If the server commits rarely, it is larger than "
                 "`pgsluice_lag_seconds`.",
@@ -186,7 +186,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_slot_spilled_transactions_total",
                 "Transactions that the server has written to its disk while it decoded them.",
-                "Raise `logical_decoding_work_mem`, or set `postgres.streaming`.",
+                'Raise `logical_decoding_work_mem`, or set `postgres.streaming` to `"on"`.',
             ),
             Entry(
                 "pgsluice_slot_spilled_bytes_total",
@@ -251,7 +251,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_cuts_total",
                 "Cuts, which are transactions of Kafka: `data`, or `heartbeat` without events.",
-                "There is at least one cut a minute. Otherwise, Kafka accepts nothing, or a large "
+                "At least one cut per minute is normal. If there is none, Kafka accepts nothing, or a large "
                 "transaction is being written.",
             ),
             Entry(
@@ -403,7 +403,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_resent_transactions_total",
                 "Transactions that PostgreSQL sent again and pgsluice skipped.",
-                "Some of these after each reconnect are normal.",
+                "A few of these after each reconnect are normal.",
             ),
             Entry(
                 "pgsluice_kafka_errors_total",

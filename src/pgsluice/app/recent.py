@@ -23,7 +23,7 @@ SAMPLE_S: Final = 5.0
 """How often a sample is taken."""
 
 SAMPLES_MAX: Final = 181
-"""How many samples are kept. They cover the last fifteen minutes."""
+"""The maximum number of samples. They cover the last fifteen minutes."""
 
 RATE_SAMPLES: Final = 13
 """A rate is the mean of one minute. Thirteen samples have twelve intervals of five seconds between them."""

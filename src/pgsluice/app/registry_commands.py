@@ -1,4 +1,4 @@
-"""``pgsluice registry``: serves the schemas of prefixes without a pipeline, or copies them to a registry server.
+"""``pgsluice registry``: serves the schemas of topic prefixes, or copies them to a registry server. No pipeline runs.
 
 ``tests/integration/test_registry_server.py`` covers this module.
 """

@@ -43,7 +43,7 @@ def slot_status(settings: Settings) -> dict[str, object] | None:
 
 
 def drop_slot(settings: Settings) -> None:
-    """Drop the slot, and lose undelivered changes. Raise UnavailableError if it is in use or does not exist."""
+    """Drop the slot. Undelivered changes are lost. Raise UnavailableError if it is in use or does not exist."""
 
     async def drop(connection: ReplicationConnection) -> None:
         if await connection.slot(settings.slot_name) is None:

@@ -21,7 +21,7 @@ SAMPLE_SHOWN_S: Final = 60.0
 about to fire."""
 
 PREPARED_SHOWN: Final = 10
-"""How many prepared transactions the status shows, the oldest first."""
+"""The maximum number of prepared transactions that the status shows. It shows the oldest first."""
 
 LIVE_S: Final = 120.0
 """The process is not live if the pipeline has given no sign of life for this time. No step takes that long. PostgreSQL
@@ -76,7 +76,7 @@ class Status:
         return status
 
     def live(self) -> str | None:
-        """Return why the process is not live, or None if it is.
+        """Return why the process is not live, or None if it is live.
 
         The answer itself shows that the event loop runs. The signs of life show that the pipeline makes progress.
         """

@@ -93,7 +93,7 @@ class Kafka(Section):
     password_command: Command | None = Field(
         default=None,
         description="Program and arguments. The first line that the program prints is sasl.password. The program runs "
-        "whenever clients are created, without a shell, and may take 30 seconds.",
+        "whenever clients are created, without a shell, for at most 30 seconds.",
         examples=[["vault", "kv", "get", "-field=password", "secret/kafka"]],
     )
     aws_msk_region: Text | None = Field(

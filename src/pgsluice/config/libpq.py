@@ -54,8 +54,8 @@ def check_primary(dsn: str) -> None:
 def of_primary(parameters: Mapping[str, str], dsn: str) -> dict[str, str]:
     """Return the parameters for a connection to the primary that ``dsn`` names.
 
-    ``parameters`` are for the connection to its standby. They apply if ``dsn`` does not set them, except for parameters
-    that identify the server.
+    ``parameters`` are those of the connection to the standby. They also apply to the primary if ``dsn`` does not set
+    them, except for parameters that identify the server.
     """
     shared = {name: value for name, value in parameters.items() if name not in _WHICH_SERVER}
     return shared | parse_dsn(dsn)

@@ -77,7 +77,7 @@ class Sources:
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value undoes what an image has set
+                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value removes what an image has set
                 file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),
             )

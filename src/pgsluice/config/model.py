@@ -1,4 +1,4 @@
-"""The settings as a whole: all tables of the file, and the rules across tables.
+"""The settings as a whole: all TOML tables of the file, and the checks that involve more than one of them.
 
 Each table has a module in this package, with the type, default, limits and meaning of every key. The documentation is
 generated from these modules. The daemon maps settings to the options of the shell packages, and ``sources`` reads the

@@ -1,4 +1,4 @@
-"""Checks of names in the settings: templates of topics, globs over tables, hosts and addresses.
+"""Checks of names in the settings: templates of topic names, patterns of table names, hosts and addresses.
 
 The settings model uses these checks. They refuse topic templates with which tables could share a topic by accident.
 """

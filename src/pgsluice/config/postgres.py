@@ -50,7 +50,7 @@ class Postgres(Section):
     password_command: Command | None = Field(
         default=None,
         description="Program and arguments. The first line that the program prints is the password. The program runs "
-        "for every connection, without a shell, and may take 30 seconds.",
+        "for every connection, without a shell, for at most 30 seconds.",
         examples=[["vault", "read", "-field=password", "database/static-creds/pgsluice"]],
     )
     sslmode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] | None = Field(

@@ -1,6 +1,6 @@
 """Problems of the settings: one sentence per problem, each with its origin and its remedy.
 
-The model's validators and the sources find them, and ``load`` reports all of them at once. A sentence never contains
+The model's validators and the sources find them, and ``load`` reports all of them together. A sentence never contains
 the value of a secret.
 """
 

@@ -14,14 +14,15 @@ class Buffer(Section):
 
     memory_max: Annotated[Size, Within("1MiB", "1TiB")] = Field(
         default=Size.parse("32MiB"),
-        description="Memory for the rows of all transactions. Further rows are written to disk.",
+        description="Maximum memory for the rows of all transactions. Further rows are written to disk.",
     )
     spill_dir: Text = Field(
         default="/var/lib/pgsluice/spill",
         description="Directory on a local disk. Nothing in it is needed after the process has ended.",
     )
     spill_max: Annotated[Size, Within("1MiB", "1024TiB")] = Field(
-        default=Size.parse("20GiB"), description="Disk space for the rows of all transactions."
+        default=Size.parse("20GiB"),
+        description="Maximum disk space for the rows of all transactions. If the rows need more, pgsluice stops.",
     )
 
 

@@ -16,7 +16,7 @@ from pgsluice.errors import ConfigError, RegistryUnavailable
 class SchemaRegistry(Section):
     """The schema registry, which assigns ids to schemas. Consumers look up a schema by its id.
 
-    The keys after type describe a registry server, for type confluent and for `pgsluice registry export`.
+    All keys after type describe a registry server. They apply to type confluent and to `pgsluice registry export`.
     """
 
     type: Literal["builtin", "confluent"] = Field(
@@ -43,7 +43,7 @@ class SchemaRegistry(Section):
     password_command: Command | None = Field(
         default=None,
         description="Program and arguments. The first line that the program prints is the password. The program runs "
-        "for every connection, without a shell, and may take 30 seconds.",
+        "for every connection, without a shell, for at most 30 seconds.",
         examples=[["vault", "kv", "get", "-field=password", "secret/registry"]],
     )
     token: Secret | None = Field(

@@ -32,20 +32,27 @@ class Rule(Section):
     )
     topic: Template | None = Field(
         default=None,
-        description="Name of the topic, as kafka.topics.name. Tables that get the same name share the topic.",
+        description="Name of the topic. It replaces kafka.topics.name for these tables. Tables that get the same name "
+        "share the topic.",
         examples=["{prefix}.orders"],
     )
-    partitions: Count | None = Field(default=None, description="As kafka.topics.partitions.", examples=[12])
+    partitions: Count | None = Field(
+        default=None, description="Replaces kafka.topics.partitions for these tables.", examples=[12]
+    )
     replication_factor: ReplicationFactor | None = Field(
-        default=None, description="As kafka.topics.replication_factor.", examples=[3]
+        default=None, description="Replaces kafka.topics.replication_factor for these tables.", examples=[3]
     )
     config: TopicConfig = Field(
         default={},
         description="Topic configuration, added to kafka.topics.config.",
         examples=[{"retention.ms": "-1"}],
     )
-    tombstones: Flag | None = Field(default=None, description="As tables.tombstones.", examples=[True])
-    truncate: OnTruncate | None = Field(default=None, description="As tables.truncate.", examples=["skip"])
+    tombstones: Flag | None = Field(
+        default=None, description="Replaces tables.tombstones for these tables.", examples=[True]
+    )
+    truncate: OnTruncate | None = Field(
+        default=None, description="Replaces tables.truncate for these tables.", examples=["skip"]
+    )
     snapshot: Literal["skip"] | None = Field(
         default=None,
         description='"skip": existing rows of the table are not read, whatever snapshot.mode is.',

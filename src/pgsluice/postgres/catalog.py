@@ -31,12 +31,10 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The time limit for an answer. A slow server ends the query before this limit. So if there is no answer, the network
-is broken."""
+"""The time limit for an answer. A slow server ends the query earlier, so a missing answer means a broken network."""
 
 TYPES_AT_ONCE = 50
-"""The maximum number of types in one query. It limits the size of the result, because a composite type can have 1,600
-attributes."""
+"""The maximum number of types in one query. There is a limit because a composite type can have 1,600 attributes."""
 
 PARTS_MAX = 100_000
 """The maximum number of parts of the types of one table, including parts of parts. There is a limit because every user
@@ -237,10 +235,7 @@ class Catalog:
         return blockers
 
     async def prepared_transactions(self) -> list[str]:
-        """Return descriptions of all prepared transactions in the cluster.
-
-        The creation of a slot waits for their end.
-        """
+        """Return descriptions of the cluster's prepared transactions. The creation of a slot waits for their end."""
         return [_prepared(*row) for row in await self._rows(queries.PREPARED_TRANSACTIONS)]
 
     async def current_wal_lsn(self) -> int:
@@ -249,10 +244,7 @@ class Catalog:
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL.
-
-        On a standby, return the end of the WAL that it has received or replayed, or None if it has no WAL yet.
-        """
+        """Return the end of the server's WAL. On a standby, this is the end of received WAL, or None without any."""
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 
@@ -365,10 +357,7 @@ class Catalog:
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions now.
-
-        Also return True if the table does not exist any more, because it may have had partitions.
-        """
+        """Return whether the table has partitions. For a table that does not exist any more, return True."""
         return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:

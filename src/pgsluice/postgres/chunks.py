@@ -49,16 +49,14 @@ STATEMENT_TIMEOUT_MS: Final = 30_000
 """The time limit for one chunk, which usually takes about ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""The time limit for waiting for a table's lock. While we wait, the sessions behind us in the queue for the lock wait
-as well."""
+"""The time limit for waiting for a table's lock. While we wait, sessions that want the lock wait behind us."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
 """The time after which the server ends our transaction if it is idle. An open transaction delays VACUUM and ALTER
 TABLE."""
 
 WHOLE_IDLE_TIMEOUT_MS: Final = 300_000
-"""The idle time-out while a table is read in portions within one transaction. Between two portions, rows are written to
-Kafka."""
+"""The idle time-out while a table is read in portions. Between two portions, rows are written to Kafka."""
 
 _CURSOR: Final = "pgsluice_rows"
 _STATEMENT: Final = "pgsluice_shape"
@@ -186,7 +184,7 @@ class ChunkReader:
         """Check that the primary has not crashed, been promoted or stopped since we connected to it.
 
         In a crash, the primary can lose a transaction that the snapshot saw, and then write other transactions in its
-        place. A crash ends all connections, so we notice a crash, because we lose the connection with the snapshot.
+        place. A crash ends all connections, so we would lose the connection with the snapshot.
         """
         if self._primary is None:
             return  # the stream comes from the same server, so a crash would have ended the stream as well
@@ -415,8 +413,7 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends a comment that it
-    # may contain.
+    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends its comments.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)

@@ -159,7 +159,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"unexpected eof while reading",
         SourceUnavailable,
-        "with sslnegotiation = direct, the server has to be PostgreSQL 17 or later with ssl = on",
+        "sslnegotiation = direct needs a server with PostgreSQL 17 or later and with ssl = on",
     ),
     (
         r"max_wal_senders|too many clients|too many connections|connection slots are reserved",
@@ -196,8 +196,8 @@ def cannot_connect(error: Error) -> PgsluiceError:
         if _FATAL in words:
             return SourceUnavailable(f"PostgreSQL refused the connection: {words}")
         return SourceUnavailable(
-            f"PostgreSQL cannot be reached: {words.rstrip('.?')}. Check that the server runs and listens there, and "
-            "postgres.host and postgres.port"
+            f"PostgreSQL cannot be reached: {words.rstrip('.?')}. Check postgres.host and "
+            "postgres.port, and that the server runs and listens there"
         )
     # SourceUnavailable takes precedence, because a host that is only unavailable may be the right one.
     kind, advice = min((found for found in judged if found), key=lambda found: found[0] is not SourceUnavailable)

@@ -191,7 +191,7 @@ def _summary(
     largest = max(tables, key=lambda table: sizes[table.oid].bytes)
     detail = (
         f"{len(tables)} tables can be loaded: about {size.rows} rows and {_bytes(size.bytes)} as of the last ANALYZE, "
-        f"the largest is {_names([largest])} ({sizes[largest.oid].rows} rows); that takes "
+        f"the largest is {_names([largest])} ({sizes[largest.oid].rows} rows); loading takes "
         f"{_duration(_seconds(len(tables), size, rows_per_s))}"
     )
     return Finding(_NAME, Verdict.OK, f"{detail}; the settings leave out {skipped}" if skipped else detail)

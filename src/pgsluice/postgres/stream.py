@@ -311,7 +311,7 @@ class ReplicationStream:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._end_copy()
         except (psycopg.OperationalError, TimeoutError) as error:
-            self.fail(SourceUnavailable(f"the replication stream did not end in order: {error}"))
+            self.fail(SourceUnavailable(f"the replication stream did not end properly: {error}"))
 
     async def _end_tasks(self) -> None:
         tasks = {task for task in (self._reporter, self._inquiry) if task is not None}

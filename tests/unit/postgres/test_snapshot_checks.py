@@ -48,7 +48,7 @@ def test_the_summary_names_the_largest() -> None:
     assert found.verdict is Verdict.OK
     assert found.detail == (
         "2 tables can be loaded: about 1000010 rows and 3.0 GiB as of the last ANALYZE, the largest is public.t2 "
-        "(1000000 rows); that takes about 4 minutes; the settings leave out 3"
+        "(1000000 rows); loading takes about 4 minutes; the settings leave out 3"
     )
     assert summary({}).detail == "there is no table to load"
 
@@ -56,11 +56,11 @@ def test_the_summary_names_the_largest() -> None:
 @pytest.mark.parametrize(
     ("size", "rows_per_s", "words"),
     [
-        (TableSize(10, 8192), None, "8 KiB as of the last ANALYZE, the largest is public.t1 (10 rows); that takes"),
+        (TableSize(10, 8192), None, "8 KiB as of the last ANALYZE, the largest is public.t1 (10 rows); loading takes"),
         (TableSize(4_000_000, 2**20), None, "1.0 MiB as of"),
-        (TableSize(4_000_000, 2**20), None, "that takes a minute or two"),
-        (TableSize(360_000, 2**20), 50, "that takes about 2 hours"),
-        (TableSize(10**11, 2**40), None, "that takes about 29 days"),
+        (TableSize(4_000_000, 2**20), None, "loading takes a minute or two"),
+        (TableSize(360_000, 2**20), 50, "loading takes about 2 hours"),
+        (TableSize(10**11, 2**40), None, "loading takes about 29 days"),
     ],
 )
 def test_how_long_it_takes(size: TableSize, rows_per_s: int | None, words: str) -> None:

@@ -404,7 +404,7 @@ async def test_stopping_does_not_wait_for_ever(server: Walsender, monkeypatch: p
     server.answers_copy_done = False
     async with streaming(server) as stream:
         await stream.stop()
-        with pytest.raises(SourceUnavailable, match="did not end in order"):
+        with pytest.raises(SourceUnavailable, match="did not end properly"):
             await stream.read()
 
 

@@ -152,9 +152,9 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _signature(names: tuple[str, ...]) -> _Signature:
-    """Return a value that changes with the files.
+    """Return a value that changes when the files change.
 
-    It has inodes, because Kubernetes replaces files by a symbolic link.
+    It includes their inodes, because Kubernetes renews a file by replacing a symbolic link.
     """
     return tuple(map(_stat, names))
 

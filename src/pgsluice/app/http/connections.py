@@ -14,8 +14,8 @@ from typing import Final
 from aiohttp import web
 
 CONNECTIONS_MAX: Final = 100
-"""The maximum number of connections. This is enough even if many consumers ask for schemas at once, because each
-consumer caches them."""
+"""The maximum number of connections. This is enough even if many consumers ask for schemas at the same time, because
+each consumer caches them."""
 
 SILENT_S: Final = 20.0
 """How long a connection may stay open without a request in progress. In this time, the client has to read the last

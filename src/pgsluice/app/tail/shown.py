@@ -18,19 +18,19 @@ OPS: Final = {
     "read": "r",
     "message": "m",
 }
-"""The names of the ops for people. The letters are those of the envelope (docs/events.md)."""
+"""The kinds of change: the name that the command line uses, and the letter in the envelope (docs/events.md)."""
 
 _NAMES: Final = {letter: name for name, letter in OPS.items()}
 
 _COLORS: Final = {"c": 32, "u": 33, "d": 31, "t": 31, "r": 36, "m": 35}
-"""The colours of ECMA-48 for each op: green, yellow, red, red, cyan, magenta."""
+"""The colour of each kind of change, as an ECMA-48 code: green, yellow, red, red, cyan, magenta."""
 _DIM: Final = 2
 
 _PLAIN: Final = re.compile(r"[\w.:+/@-]+")
 """A text that needs no quotes, because it cannot be mistaken for two values."""
 
 Row = Mapping[str, object]
-"""The values of a row by column, as JSON has them. A column whose value was not sent is missing."""
+"""The values of a row by column, in a form that JSON can represent. A column whose value was not sent is missing."""
 
 
 @dataclass(frozen=True, slots=True)
