@@ -42,15 +42,7 @@ async def check_history(settings: Settings, client: ClientOptions) -> list[Findi
     except SlotInUse:
         return [Finding(_NAME, Verdict.OK, "a process is streaming already; another process would be its standby")]
     except RetryableError as error:
-        return [
-            Finding(
-                _NAME,
-                Verdict.WARN,
-                str(error),
-                "`pgsluice run` would wait until this problem is solved.",
-                error.exit_code,
-            )
-        ]
+        return [Finding(_NAME, Verdict.WARN, str(error), "run would wait until this is solved.", error.exit_code)]
     except PgsluiceError as error:
         remedy = "See docs/runbook.md." if isinstance(error, HistoryError) else ""
         return [Finding(_NAME, Verdict.FAIL, str(error), remedy, error.exit_code)]

@@ -1,4 +1,4 @@
-"""The log: structured events on standard error, as plain text on a terminal, and otherwise as JSON.
+"""The log: structured events on standard error. By default, they are text on a terminal, and otherwise JSON.
 
 The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
 ``logging``, whose events go to the same stream. :func:`only_plain_values` keeps row data out of the log.

@@ -75,8 +75,8 @@ class Kafka(Section):
     timestamp: Literal["produce", "commit"] = Field(
         default="produce",
         description="Timestamp of records: the time at which they were produced, or at which the change was "
-        "committed. If it is commit, retention can delete a backlog as soon as it arrives, and brokers refuse records "
-        "if the database server's clock is ahead.",
+        'committed. If it is "commit", retention can delete a backlog as soon as it arrives, and brokers refuse '
+        "records if the database server's clock is ahead.",
     )
     client: ClientProperties = Field(
         default={**COMPRESSION},

@@ -83,8 +83,9 @@ class Postgres(Section):
     create_slot: Flag = Field(default=True, description="Create the slot when it does not exist yet.")
     streaming: Literal["off", "on", "parallel"] = Field(
         default="on",
-        description="Whether the server sends large transactions while they are still in progress. on needs "
-        "PostgreSQL 14, and means off for older servers. parallel needs PostgreSQL 16, and means on for older servers.",
+        description='Whether the server sends large transactions while they are still in progress. "on" needs '
+        'PostgreSQL 14, and means "off" for older servers. "parallel" needs PostgreSQL 16, and means "on" for older '
+        "servers.",
     )
     two_phase: Flag = Field(
         default=False,
