@@ -180,7 +180,7 @@ class TestRefused:
         with tls_postgres(16, *scene.authority.issue("old", ["localhost"])) as server:
             old = Scene(server, scene.authority, scene.other)
             words = await refused(old, old.parameters(sslnegotiation="direct"), SourceUnavailable)
-        assert "has to be PostgreSQL 17 or later" in words
+        assert "needs a server with PostgreSQL 17 or later" in words
 
 
 async def refused(scene: Scene, parameters: dict[str, str], kind: type[PgsluiceError]) -> str:
