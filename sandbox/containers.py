@@ -47,8 +47,11 @@ _OTHERS = {
 }
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-"""The certificates that this machine trusts. The images also get them, because there may be a proxy in front of the
-package index."""
+"""The certificates that an image trusts, in one file."""
+
+_OWN_CERTIFICATES = Path("/usr/local/share/ca-certificates")
+"""The certificates that were added on this machine. The images also get them, because there may be a proxy in front of
+the package index."""
 
 START_S = 120.0
 
@@ -81,7 +84,7 @@ def network_tools() -> Path:
 def base(image: str) -> Path:
     """Return the root file system of a stand-in. Create it if necessary."""
     make = _make_base if image in BASES else _make_other
-    return make_entry(cache_root(), f"image-{image.replace(':', '-')}", lambda entry: make(image, entry))
+    return make_entry(cache_root(), f"base-{image.replace(':', '-')}", lambda entry: make(image, entry))
 
 
 def prepare() -> Path:
@@ -159,10 +162,10 @@ class Engine:
             return f"docker run still waits after {START_S:g} s for a container that is: {states}"
         return f"docker run failed: {client.stderr.strip()}" if client.returncode != 0 else None
 
-    def build(self, directory: Path, image: str) -> None:
-        """Build ``image`` from the Dockerfile in ``directory``."""
+    def build(self, directory: Path, image: str, *options: str) -> None:
+        """Build ``image`` from the Dockerfile in ``directory``, or from the file that the ``options`` name."""
         command = ["buildah", "build", "--pull-never", "--network", "host", "--format", "docker", "--layers"]
-        self._run([*command, "--tag", image, "."], cwd=directory)
+        self._run([*command, *options, "--tag", image, "."], cwd=directory)
 
     def podman(self, *arguments: str) -> str:
         """Run a podman command, and return its output."""
@@ -274,12 +277,15 @@ def _unpack(packages: Sequence[str], entry: Path) -> None:
 
 def _make_base(image: str, entry: Path) -> None:
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{what}/*" for what in ("doc", "man", "locale", "info")]
-    _debootstrap(BASES[image], entry, left_out)
+    trust = [
+        f"--customize-hook=copy-in {_OWN_CERTIFICATES} {_OWN_CERTIFICATES.parent}",
+        '--customize-hook=chroot "$1" update-ca-certificates',
+    ]
+    _debootstrap(BASES[image], entry, [*left_out, *trust])
     _link_python(entry)
     # As in the official images, the standard library has no compiled files.
     for compiled in [*(entry / "usr/lib").rglob("__pycache__")]:
         shutil.rmtree(compiled)
-    shutil.copyfile(CERTIFICATES, entry / CERTIFICATES.relative_to("/"))
     (entry / "etc/pip.conf").write_text(f"[global]\ncert = {CERTIFICATES}\n")
 
 

@@ -117,7 +117,8 @@ def _registry(registry: SchemaRegistry) -> Iterator[Finding]:
     addresses = [address.strip() for address in (registry.url or "").split(",")]
     open_hosts = [_host(address) for address in addresses if address.lower().startswith("http://")]
     if hosts := _elsewhere((host, host) for host in open_hosts):
-        authenticated = (registry.username, registry.token, registry.token_file) != (None, None, None)
+        ways = (registry.username, registry.token, registry.token_file, registry.token_command)
+        authenticated = any(way is not None for way in ways)
         sent = "the credentials and schemas" if authenticated else "schemas"
         detail = f"schema_registry.url is not https: {sent} travel unencrypted to {hosts}"
         remedy = "Use https:// addresses, and schema_registry.ca_file for your own authority."
