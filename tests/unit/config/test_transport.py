@@ -157,10 +157,10 @@ def test_the_address_of_a_token_endpoint_is_checked() -> None:
         ({}, "schemas travel unencrypted to r1, r2"),
         ({"username": "u", "password": "hunter2"}, "the credentials and schemas travel unencrypted to r1, r2"),
         ({"token": "hunter2"}, "the credentials and schemas travel unencrypted to r1, r2"),
-        ({"token_command": ["print-token"]}, "the credentials and schemas travel unencrypted to r1, r2"),
+        ({"token_command": '["print-token"]'}, "the credentials and schemas travel unencrypted to r1, r2"),
     ],
 )
-def test_registries_without_tls(settings: dict[str, Any], words: str) -> None:
+def test_registries_without_tls(settings: dict[str, str], words: str) -> None:
     url = "http://r1:8081,https://safe:8081,http://[::1]:8081,http://r2"
     given: dict[str, Any] = {f"schema_registry__{name}": value for name, value in settings.items()}
     (finding,) = findings(schema_registry__url=url, **given)
