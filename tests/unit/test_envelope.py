@@ -106,7 +106,7 @@ def as_row(number: int, amount: str | None = "1.50", note: str | None = "n") -> 
     return {"id": number, "amount": None if amount is None else Decimal(amount), "note": note}
 
 
-def test_an_insert() -> None:
+def test_an_insert_has_the_new_row_as_after() -> None:
     key, value = Table().only(Insert(None, 7, row("1")))
     assert key == {"id": 1}
     assert value.pop("ts").isoformat() == TS
@@ -138,7 +138,7 @@ def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
 class TestRowsThatWereRead:
     """Loaded rows. They are older than the stream, so they are not inserts of a transaction."""
 
-    def test_their_op_is_r(self) -> None:
+    def test_the_op_of_loaded_rows_is_r(self) -> None:
         found = Table(insert_op="r")
         (record,) = found.records(Insert(None, 7, row("1")))
         key, value = found.read(record)
@@ -146,7 +146,7 @@ class TestRowsThatWereRead:
         assert key == {"id": 1}
         assert (value["before"], value["before_image"], value["after"]) == (None, "none", as_row(1))
 
-    def test_nothing_else_is_different(self) -> None:
+    def test_only_the_op_of_loaded_rows_differs_from_inserts(self) -> None:
         message = Insert(None, 7, [b"1", b"NaN", UNCHANGED])
         inserted, read = (Table(insert_op=op).only(message) for op in ("c", "r"))
         assert (inserted[1].pop("op"), read[1].pop("op")) == ("c", "r")
@@ -159,7 +159,7 @@ class TestRowsThatWereRead:
         assert seqs == [FIRST_SEQ, FIRST_SEQ + 1]
 
 
-def test_an_update_without_an_old_image() -> None:
+def test_an_update_without_an_old_row_has_no_before() -> None:
     key, value = Table().only(Update(None, 7, None, None, [b"1", b"2.00", UNCHANGED]))
     assert key == {"id": 1}
     assert (value["op"], value["before"], value["before_image"]) == ("u", None, "none")
@@ -175,8 +175,8 @@ def test_an_update_with_the_whole_old_row_fills_what_is_unchanged_from_it() -> N
     assert value["raw"] == {"before.amount": "NaN", "amount": "Infinity"}
 
 
-def test_an_update_with_the_old_key_though_it_did_not_change() -> None:
-    """Use the old key if the new row lacks it. If the key is TOASTed, the server sends it only as the old key."""
+def test_an_update_uses_an_old_key_that_did_not_change() -> None:
+    """Use the old key if the new row lacks it. If the key is TOASTed, only the old key has its value."""
     key, value = Table().only(Update(None, 7, [b"1", None, None], None, [UNCHANGED, b"2.00", b"n"]))
     assert key == {"id": 1}
     assert (value["op"], value["before_image"], value["before"]) == ("u", "key", as_row(1, None, None))
