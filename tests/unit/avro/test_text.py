@@ -20,7 +20,7 @@ def refuses(write: Writer, value: bytes) -> bool:
     return False
 
 
-def test_booleans() -> None:
+def test_booleans_are_read() -> None:
     assert text.boolean(b"t") == b"\x01"
     assert text.boolean(b"f") == b"\x00"
 
@@ -42,7 +42,7 @@ def test_other_words_are_not_booleans(value: bytes) -> None:
         (b"-2147483648", "ffffffff0f"),
     ],
 )
-def test_integers(value: bytes, data: str) -> None:
+def test_integers_are_read(value: bytes, data: str) -> None:
     assert INT(value).hex() == LONG(value).hex() == data
 
 
@@ -145,11 +145,11 @@ def test_decimals_of_38_digits() -> None:
         (b"-Infinity", float("-inf")),
     ],
 )
-def test_float8(value: bytes, number: float) -> None:
+def test_float8_is_read(value: bytes, number: float) -> None:
     assert text.float8(value) == struct.pack("<d", number)
 
 
-def test_nan() -> None:
+def test_nan_is_read() -> None:
     assert struct.unpack("<d", text.float8(b"NaN"))[0] != 0
     assert text.float4(b"NaN") == struct.pack("<f", float("nan"))
 
@@ -194,7 +194,7 @@ def test_values_that_single_precision_cannot_hold(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
-def test_uuid() -> None:
+def test_uuids_are_read() -> None:
     value = b"123e4567-e89b-12d3-a456-426614174000"
     assert text.uuid(value) == b"\x48" + value
 
@@ -254,7 +254,7 @@ INTS = text.array(INT)
         (b'{"\\x00ff"}', [b"x00ff"]),
     ],
 )
-def test_arrays(value: bytes, items: list[bytes | None]) -> None:
+def test_arrays_are_read(value: bytes, items: list[bytes | None]) -> None:
     encoded = [b"\x00" if item is None else b"\x02" + encode_bytes(item) for item in items]
     expected = encode_array(encoded)
     assert STRINGS(value) == expected
@@ -315,7 +315,7 @@ def test_an_array_with_an_item_that_does_not_fit_does_not_fit() -> None:
         (b'"a\\"=>\\\\"=>"x, \\"y\\""', b'\x02\x0aa"=>\\\x02\x0cx, "y"\x00'),
     ],
 )
-def test_hstore(value: bytes, data: bytes) -> None:
+def test_hstore_is_read(value: bytes, data: bytes) -> None:
     assert text.hstore(value) == data
 
 
@@ -326,7 +326,7 @@ def test_texts_that_are_not_hstore(value: bytes) -> None:
     assert refuses(text.hstore, value)
 
 
-def test_vector() -> None:
+def test_vectors_are_read() -> None:
     assert text.vector(b"[1,-2.5,0.1]") == b"\x06" + struct.pack("<3f", 1, -2.5, 0.1) + b"\x00"
 
 
@@ -350,7 +350,7 @@ def test_texts_that_are_not_vectors(value: bytes) -> None:
         (b"-Infinity", float("-inf")),
     ],
 )
-def test_numbers_that_a_double_is_written_as(value: bytes, number: float) -> None:
+def test_texts_that_a_double_has_are_read(value: bytes, number: float) -> None:
     assert text.numeric_as_double(value) == struct.pack("<d", number)
 
 
@@ -366,7 +366,7 @@ def test_nan_is_a_double() -> None:
         *(b"9007199254740993", b"9999999999999999", b"-9007199254740993", b"900719925474099.3"),
     ],
 )
-def test_numbers_that_a_double_would_round(value: bytes) -> None:
+def test_numbers_that_a_double_would_round_are_refused(value: bytes) -> None:
     assert refuses(text.numeric_as_double, value)
 
 

@@ -112,7 +112,7 @@ def test_numeric_is_a_decimal_of_up_to_38_digits(precision: int, scale: int, sch
 
 
 @pytest.mark.parametrize("typmod", range(5))
-def test_a_modifier_that_no_numeric_has_gives_a_string(typmod: int) -> None:
+def test_a_modifier_that_numeric_cannot_have_gives_a_string(typmod: int) -> None:
     assert in_row("numeric", typmod).schema == "string"
 
 
@@ -304,7 +304,7 @@ def test_arrays_of_other_types_have_the_elements_in_the_catalog(element: PgType,
     assert kind.schema == {"type": "array", "items": ["null", item]}
 
 
-def test_an_array_of_arrays_is_one_of_a_domain() -> None:
+def test_an_array_of_arrays_is_an_array_of_a_domain() -> None:
     kind = array_of(PgType(1007, "pg_catalog", "_int4"))
     assert kind.write(b'{"{1,2}",NULL}').hex() == "04020402020204000000"
 
@@ -458,7 +458,7 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
-def test_a_decimal_that_another_program_registered_is_not_widened_to(precision: object) -> None:
+def test_a_foreign_decimal_of_huge_precision_is_ignored(precision: object) -> None:
     """Ignore a decimal with a huge precision, because computing 10 to the power of it would take too long."""
     theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
     assert wider(decimal(5, 0), theirs) is None

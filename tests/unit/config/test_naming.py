@@ -18,7 +18,7 @@ def test_globs_that_match_nothing(glob: str) -> None:
     "template",
     ["{prefix}.{schema}.{table}", "{prefix}_{table}-.{schema}", "{prefix}.{schema}..{table}", "{prefix}-orders"],
 )
-def test_templates(template: str) -> None:
+def test_templates_are_filled_in(template: str) -> None:
     assert naming.check_template(template) == template
 
 
@@ -43,7 +43,7 @@ def test_templates_that_could_name_the_topics_of_another_pipeline(template: str)
         naming.check_template(template)
 
 
-def test_names_of_slots_and_pipelines() -> None:
+def test_names_of_slots_and_pipelines_are_checked() -> None:
     assert naming.check_slot_name("a" * 63) == "a" * 63
     assert naming.check_pipeline_name("shop_2") == "shop_2"
     for name in ("", "Shop", "shop-2", "a" * 55, "a\n"):
@@ -53,7 +53,7 @@ def test_names_of_slots_and_pipelines() -> None:
         naming.check_slot_name("a" * 64)
 
 
-def test_prefixes_of_topics() -> None:
+def test_prefixes_of_topics_are_checked() -> None:
     for prefix in ("shop", "Shop-2.eu_west", "a" * 150):
         assert naming.check_topic_prefix(prefix) == prefix
     for prefix in ("", ".", "shop.", ".shop", "a..b", "a b", "a" * 151):
@@ -62,7 +62,7 @@ def test_prefixes_of_topics() -> None:
 
 
 @pytest.mark.parametrize("name", ["pgsluice", "pgsluice.example.com", "a_b.svc.cluster.local.", "10.0.0.1"])
-def test_names_of_hosts(name: str) -> None:
+def test_names_of_hosts_are_accepted(name: str) -> None:
     assert naming.check_host_name(name) == name
 
 

@@ -103,7 +103,7 @@ class TestTooLarge:
         assert letters(error)[0].size == MAX_KEY_BYTES + 2
 
 
-def test_reasons_for_which_kafka_refuses_a_record() -> None:
+def test_the_reason_of_a_refusal_is_named() -> None:
     error = verdict((NO_KEY, message(0, 10, key=None)))
     assert "no key (INVALID_RECORD). A topic with cleanup.policy=compact takes no record without key" in str(error)
     assert "a change of table public.orders (epoch 1, LSN 0/10, seq 0)" in str(error)
@@ -111,7 +111,7 @@ def test_reasons_for_which_kafka_refuses_a_record() -> None:
     assert (letter.reason, letter.detail, letter.key) == (Reason.REFUSED, "no key (INVALID_RECORD)", None)
 
 
-def test_records_that_are_too_large_and_invalid_records() -> None:
+def test_records_that_are_too_large_or_invalid_become_dead_letters() -> None:
     error = verdict((NO_KEY, message(0, 10)), (TOO_LARGE, message(1, 2000)), limits={TOPIC: 1000})
     assert {seq: letter.reason for seq, letter in letters(error).items()} == {
         0: Reason.REFUSED,

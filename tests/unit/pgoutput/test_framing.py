@@ -49,7 +49,7 @@ STATUS_UPDATE = bytes.fromhex(
         (b"s and whatever it says", PrimaryStatus()),
     ],
 )
-def test_parse_frame(data: bytes, frame: Frame) -> None:
+def test_frames_are_parsed(data: bytes, frame: Frame) -> None:
     assert parse_frame(data) == frame
     assert parse_frame(memoryview(data)) == frame
 

@@ -50,7 +50,7 @@ def test_a_load_in_several_pieces() -> None:
 
 
 @pytest.mark.parametrize("status", [UNLOADED, STALE, GAP, PARTIAL])
-def test_rows_that_are_missing(status: str) -> None:
+def test_a_load_that_lacks_rows_is_reported(status: str) -> None:
     state, gone = after(TableState(status=status), mark("begin", BEGIN), mark("end", END, 10), a=9)
     assert (state.status, state.load, gone) == (PARTIAL, None, None)
 
@@ -83,7 +83,7 @@ def test_a_table_stays_loaded_while_it_is_loaded_again() -> None:
     assert (state.status, gone) == (LOADED, None)
 
 
-def test_stale_until_the_next_load() -> None:
+def test_a_table_is_stale_until_the_next_load() -> None:
     state, _ = after(TableState(status=LOADED), mark("stale", BEGIN))
     assert state.status == STALE
     state, _ = after(state, mark("begin", BEGIN))
@@ -115,5 +115,5 @@ def test_the_positions_of_loaded_rows() -> None:
 
 
 @pytest.mark.parametrize("state", [TableState(), TableState(7, 3, 1, 80, LOADING, Load("a", BEGIN, 4), ("id", "n"))])
-def test_as_text(state: TableState) -> None:
+def test_the_state_is_printed_as_text(state: TableState) -> None:
     assert TableState.from_json(state.to_json()) == state

@@ -105,7 +105,7 @@ def test_deleted_versions_are_asked_for(serve: Callable[[Handler], str]) -> None
     assert paths == ["/subjects/a/versions?deleted=true"]
 
 
-def test_credentials(serve: Callable[[Handler], str]) -> None:
+def test_credentials_are_sent(serve: Callable[[Handler], str]) -> None:
     sent = []
 
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -137,7 +137,7 @@ def test_credentials(serve: Callable[[Handler], str]) -> None:
         (404, b"[" * 100_000, "answers 404"),
     ],
 )
-def test_unusable_answers(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
+def test_unusable_answers_are_refused(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
     with pytest.raises(RegistryError, match=problem):
         RestRegistry(serve(lambda _: (status, body))).versions(["a"])
 
@@ -200,7 +200,7 @@ def test_a_user_in_the_url_is_refused_and_not_repeated(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_no_server() -> None:
+def test_a_server_that_is_missing_is_reported() -> None:
     with pytest.raises(RegistryError, match="does not give a usable answer"):
         RestRegistry("http://127.0.0.1:1").versions(["a"])
     with pytest.raises(ValueError, match="must begin with http"):

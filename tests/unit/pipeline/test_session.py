@@ -238,7 +238,7 @@ async def test_without_progress_a_cut_is_written_occasionally(monkeypatch: pytes
         assert found.confirmed <= 10_000
 
 
-async def test_no_such_cut_is_written_while_the_history_is_unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_cut_is_written_while_the_history_is_unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no cut, because a cut says that everything before its end is in Kafka, which is not known yet."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
@@ -480,7 +480,7 @@ async def test_the_servers_position_is_known_before_anything_was_read(monkeypatc
         assert found.session.status.oldest_commit_age_s() == 0.0
 
 
-async def test_the_figures_of_the_lag() -> None:
+async def test_the_lag_has_figures() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         assert found.session.status.oldest_commit_age_s() == 0.0
@@ -559,7 +559,7 @@ async def test_every_record_carries_the_origin_of_its_transaction() -> None:
 
 
 class TestStreamedTransactions:
-    async def test_their_rows_wait_until_the_commit(self) -> None:
+    async def test_rows_of_a_streamed_transaction_wait_until_the_commit(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             world.send(
@@ -574,7 +574,9 @@ class TestStreamedTransactions:
             await until(lambda: found.confirmed == end_lsn)
             assert found.session.status.waiting_transactions == 0
 
-    async def test_other_tasks_run_during_many_small_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_during_many_small_streamed_transactions(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)
         async with running(world) as found:
@@ -593,7 +595,7 @@ class TestStreamedTransactions:
                     await asyncio.sleep(0)
             assert turns > 40
 
-    async def test_other_tasks_run_during_a_large_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_during_a_large_streamed_transaction(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)
         async with running(world) as found:
@@ -609,7 +611,7 @@ class TestStreamedTransactions:
             assert turns >= 100
             assert len(world.numbers) == 1000
 
-    async def test_nothing_is_delivered_after_a_large_one_that_is_abandoned(
+    async def test_nothing_is_delivered_after_an_abandoned_large_transaction(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "TURN", 10)

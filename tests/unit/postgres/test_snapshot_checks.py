@@ -63,5 +63,5 @@ def test_the_summary_names_the_largest() -> None:
         (TableSize(10**11, 2**40), None, "that takes about 29 days"),
     ],
 )
-def test_how_long_it_takes(size: TableSize, rows_per_s: int | None, words: str) -> None:
+def test_the_duration_of_the_loads_is_estimated(size: TableSize, rows_per_s: int | None, words: str) -> None:
     assert words in summary({1: size}, rows_per_s=rows_per_s).detail

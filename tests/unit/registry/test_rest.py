@@ -50,7 +50,7 @@ async def test_a_subject_with_settings_but_no_level(server: RegistryServer, clie
     assert await client.subject_level("a") == "BACKWARD"
 
 
-async def test_an_incompatible_schema(client: RestClient) -> None:
+async def test_an_incompatible_schema_is_reported(client: RestClient) -> None:
     await client.register("a", TEXT)
     with pytest.raises(Conflict, match="incompatible with an earlier schema"):
         await client.register("a", LONG)
@@ -76,7 +76,7 @@ async def test_an_incompatible_schema(client: RestClient) -> None:
         (503, 503, RegistryUnavailable, "HTTP 503"),
     ],
 )
-async def test_what_an_answer_means(
+async def test_an_error_of_the_server_is_explained(
     server: RegistryServer, client: RestClient, status: int, code: int, kind: type[PgsluiceError], sentence: str
 ) -> None:
     server.faults = [Fault(status=status, body={"error_code": code, "message": "in its words"})]
@@ -138,7 +138,7 @@ async def test_an_answer_that_cannot_be_unpacked() -> None:
                 await client.subjects()
 
 
-async def test_an_answer_that_does_not_come(server: RegistryServer) -> None:
+async def test_a_missing_answer_is_reported(server: RegistryServer) -> None:
     server.faults = [Fault(delay_s=3)]
     async with await RestClient.open(RestOptions(server.url, timeout_s=0.2)) as client:
         with pytest.raises(RegistryUnavailable, match="no answer"):
@@ -185,7 +185,7 @@ class TestCredentials:
             ({"token": "se-cret"}, "Bearer se-cret"),
         ],
     )
-    async def test_they_are_sent(self, server: RegistryServer, options: dict[str, str], header: str) -> None:
+    async def test_credentials_are_sent(self, server: RegistryServer, options: dict[str, str], header: str) -> None:
         server.authorization = header
         async with await RestClient.open(RestOptions(server.url, **options)) as client:  # type: ignore[arg-type]
             assert await client.register("a", TEXT) == 1
@@ -197,7 +197,7 @@ class TestCredentials:
             await RestClient.open(RestOptions(server.url, token=token))
         assert "hunter2" not in str(caught.value)
 
-    async def test_they_are_wrong(self, server: RegistryServer) -> None:
+    async def test_wrong_credentials_are_reported(self, server: RegistryServer) -> None:
         server.authorization = "Basic x"
         wrong = RestOptions(server.url, username="u", password="hunter2")  # noqa: S106 - only for this test
         async with await RestClient.open(wrong) as client:
@@ -236,24 +236,26 @@ class TestTls:
         with RegistryServer(context) as running:
             yield running
 
-    async def test_an_authority_and_a_certificate_of_its_own(
+    async def test_a_private_authority_and_a_client_certificate_can_be_used(
         self, tls_server: RegistryServer, files: tuple[str, str]
     ) -> None:
         options = RestOptions(tls_server.url, ca_file=files[0], cert_file=files[0], key_file=files[1])
         async with await RestClient.open(options) as client:
             assert await client.register("a", TEXT) == 1
 
-    async def test_no_certificate(self, tls_server: RegistryServer, files: tuple[str, str]) -> None:
+    async def test_a_missing_client_certificate_is_reported(
+        self, tls_server: RegistryServer, files: tuple[str, str]
+    ) -> None:
         async with await RestClient.open(RestOptions(tls_server.url, ca_file=files[0])) as client:
             with pytest.raises(ConfigError, match=r"refuses the TLS connection.*cert_file"):
                 await client.register("a", TEXT)
 
-    async def test_an_authority_that_is_not_trusted(self, tls_server: RegistryServer) -> None:
+    async def test_an_untrusted_authority_is_reported(self, tls_server: RegistryServer) -> None:
         async with await RestClient.open(RestOptions(tls_server.url)) as client:
             with pytest.raises(ConfigError, match=r"not trusted.*ca_file"):
                 await client.register("a", TEXT)
 
-    async def test_files_that_cannot_be_used(self, files: tuple[str, str], tmp_path: Path) -> None:
+    async def test_files_that_cannot_be_used_are_reported(self, files: tuple[str, str], tmp_path: Path) -> None:
         rubbish = tmp_path / "rubbish"
         rubbish.write_text("rubbish")
         for options in (
