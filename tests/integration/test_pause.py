@@ -48,7 +48,7 @@ def assert_nothing_arrives(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exactly_once", *long("at_least_once")])
-def test_it_is_shown_and_lasts_over_restarts_until_resume(mode: str, start: Start) -> None:
+def test_a_pause_is_shown_and_survives_restarts_until_resume(mode: str, start: Start) -> None:
     pipeline = start({"delivery": {"mode": mode}})
     daemon = pipeline.daemon
     assert give(daemon, "resume") == (0, "The pipeline was not paused.\n")

@@ -68,7 +68,7 @@ def test_every_version_serves_logical_replication_and_survives_kill(version: int
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
-def test_stop_modes(mode: StopMode) -> None:
+def test_only_an_immediate_stop_is_not_orderly(mode: StopMode) -> None:
     with Postgres() as server:
         pid = server.pid
         server.restart(mode)
@@ -421,7 +421,7 @@ def command_line(*arguments: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("own_session")
-def test_up_status_psql_down() -> None:
+def test_up_status_psql_and_down_work_together() -> None:
     up = command_line("up", "--postgres", "12")
     assert command_line("status") == up
     assert command_line("up", "--postgres", "12") == up

@@ -178,7 +178,7 @@ def test_fastavro_reads_the_values_that_psycopg_reads(row: list[tuple[Kind, byte
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @given(st.data())
-def test_every_type(kind: Kind, data: st.DataObject) -> None:
+def test_values_of_every_type_are_read_as_by_psycopg(kind: Kind, data: st.DataObject) -> None:
     text = data.draw(TYPES[kind])
     values, raw = encoded(table(kind), [text], OPTIONS)
     assert raw == {}
@@ -280,7 +280,7 @@ def days_of_year(year: int) -> int:
 @example(0, 364, 86_399_999_999)
 @example(9999, 364, 86_399_999_999)
 @example(10_000, 0, 0)
-def test_years_outside_the_range_of_python(year: int, day_of_year: int, time_us: int) -> None:
+def test_dates_and_times_of_any_year_are_counted_from_1970(year: int, day_of_year: int, time_us: int) -> None:
     # 2001 is not a leap year. In leap years, dates after February come one day later.
     day = date(2001, 1, 1) + timedelta(days=day_of_year)
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)

@@ -901,7 +901,7 @@ OF_COMMANDS: list[Sabotage] = [
 @pytest.mark.parametrize(
     "rule", [*RULES, *WITHOUT_TRANSACTIONS, *OF_LOADING, *OF_COMMANDS], ids=lambda rule: str(rule.__name__)
 )
-def test_without_it_some_world_goes_wrong(
+def test_without_the_rule_some_world_goes_wrong(
     rule: Sabotage, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     rule(monkeypatch)
