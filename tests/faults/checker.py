@@ -220,7 +220,7 @@ class Checker:
             self.tally.compared += 1
             found, expected = self._seen_row(table, copy.get((one,))), self._seen_row(table, truth.rows.get(one))
             if found != expected:
-                self._complain_of_copy(table, f"{where} has {found}, and the table {expected}")
+                self._complain_of_copy(table, f"{where} has {found}, but the table has {expected}")
 
     def _seen_row(self, table: str, row: Row | None) -> Row | None:
         """Return the row, or None if the options exclude its changes from the stream."""
@@ -236,7 +236,7 @@ class Checker:
         """Report tables whose load has not ended."""
         for name, table in self._replay.tables.items():
             if table.is_partial:
-                self.tally.complain("lost", f"the rows of {name}, which were there before: there is no end of a load")
+                self.tally.complain("lost", f"the rows of {name} from before the slot: no load of them has ended")
 
     # --- epochs
 

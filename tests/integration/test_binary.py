@@ -1,4 +1,4 @@
-"""Tests values in binary format end to end. `test_every_type` compares both formats for each type."""
+"""Tests values in binary format end to end. `test_every_type.py` compares both formats for each type."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """Properties of the Avro encoding.
 
-fastavro reads the same values from it as psycopg from PostgreSQL's text. A text that PostgreSQL never writes is either
-read in the same way or marked as a value that does not fit.
+fastavro reads from it the values that psycopg reads from PostgreSQL's text. A text that PostgreSQL never writes is
+either read in the same way or marked as a value that does not fit.
 """
 
 import io
@@ -220,7 +220,7 @@ def test_any_bytes_are_encoded_or_marked(kind: Kind, text: bytes) -> None:
         try:
             key.encode([text])
         except PoisonError:
-            assert raw, "what fits a row fits a key"
+            assert raw, "a value that fits a row has to fit a key"
 
 
 @given(st.sampled_from(KINDS).flatmap(cells))
@@ -415,7 +415,7 @@ def test_every_schema_reads_or_refuses_the_rows_of_every_other(versions: list[Re
             try:
                 as_read = reread(writer_schema, reader_schema, body)
             except fastavro.read.SchemaResolutionError:
-                # Only a reader with a schema from before a field became wider refuses a row. It never reads a wrong
+                # A reader may refuse a row only if a field was narrower in its schema. It must never read a wrong
                 # value.
                 assert known < written
                 assert narrower(reader_schema, writer_schema)

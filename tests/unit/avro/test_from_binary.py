@@ -22,7 +22,7 @@ def decimal(precision: int, scale: int) -> Column:
 
 
 def same_as_text(kind: ColumnType, name: str, sent: str) -> bool:
-    """Return whether the value fits. Check that both ways agree on that, and on the encoded bytes."""
+    """Return whether the value fits. Check that its text has the same result, and the same encoded bytes."""
     value, to_text = bytes.fromhex(sent), BUILT_IN[name]
     try:
         body = kind.write(to_text(value))

@@ -42,7 +42,7 @@ class TestLastCuts:
         assert (found.number, found.end_lsn) == (3, 300)
 
     def test_the_positions_of_the_last_two_cuts_are_known(self) -> None:
-        """Use the later record if a number has two. The cut of the earlier record was aborted."""
+        """Use the later record if two have the same number, because the cut of the earlier record was aborted."""
         aborted = {**record(3, {}), "epoch": 9, "end_lsn": 7}
         assert last_cuts(record(1, {}), record(2, {}), aborted, record(3, {})).positions == {2: (1, 200), 3: (1, 300)}
         assert last_cuts(record(3, {}), record(1, {})).positions == {3: (1, 300)}

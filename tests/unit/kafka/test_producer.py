@@ -84,7 +84,7 @@ def test_the_first_refusal_is_reported() -> None:
 
 
 def test_purged_records_are_not_the_reason_of_a_failure() -> None:
-    """Report librdkafka's error for purged records if the transaction has no error, which would give the reason."""
+    """Report the error of the purged records only because the transaction has no error of its own."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 
 

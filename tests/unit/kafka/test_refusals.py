@@ -69,7 +69,10 @@ class TestTooLarge:
         assert "value 2000 bytes" in str(error)
 
     def test_the_limit_counts_the_batch_around_the_record(self) -> None:
-        """Count 61 bytes for the batch. The record has its length, four bytes, two lengths, the key and the value."""
+        """Count 61 bytes for the batch.
+
+        Besides key and value, the record contains its own length, four more bytes, and the lengths of key and value.
+        """
         whole = 61 + 2 + 4 + 1 + 2 + len(KEY) + 500
         assert set(letters(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole - 1}))) == {0}
         assert type(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole})) is ConfigError

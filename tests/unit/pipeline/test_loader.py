@@ -142,7 +142,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def fit_nowhere(found: Running) -> None:
-    """Make the first round fail. Its snapshot sees a transaction that commits after one that it does not see."""
+    """Make the first round fail, because its snapshot sees a transaction, but not one that commits before it."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
     world.tells_position = False

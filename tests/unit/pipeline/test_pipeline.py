@@ -136,7 +136,7 @@ class TestGoingOn:
     async def test_a_start_continues_from_the_checkpoint_without_repetitions(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=700, last_commit_ts=1_000_000)
         world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
-        world.commit(1, xid=700)  # it ends at 9,000, so it is delivered, but not confirmed
+        world.commit(1, xid=700)  # the transaction ends at 9,000, so it is delivered, but not confirmed
         world.commit(2)
         async with running(world) as found:
             await until(lambda: world.numbers == [2])
@@ -188,7 +188,7 @@ class TestGoingOn:
         assert world.cuts[0][2].timeline == 2
 
     async def test_a_standby_waits_until_the_owner_is_gone(self) -> None:
-        """Wait as a standby, without a connection to Kafka."""
+        """Let the standby wait without a connection to Kafka."""
         world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
         world.faults["prepare"] = [SinkUnavailable("Kafka is away.")]
         async with running(world) as found:
@@ -386,7 +386,7 @@ class TestWhenItMustNotGoOn:
         assert "has sent transaction 8000" in world.checkpoint.refused
 
     async def test_schemas_of_an_owner_that_has_just_ended_are_found(self) -> None:
-        """Look at the registry a second time. A schema is durable before the cut that needs it, so it is there then."""
+        """Read the registry a second time, because it has every schema before the cut that needs the schema."""
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
         )

@@ -545,7 +545,7 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """Use the origin although it comes after the Begin, and the table is already known then."""
+    """Use the origin, although its message comes after the Begin and the table is already known."""
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
@@ -869,7 +869,7 @@ class TestAServerWithAnotherHistory:
         assert found.confirmed <= 5_000
 
     async def test_nothing_is_confirmed_before_the_last_transaction_comes_again(self) -> None:
-        """Confirm nothing if another transaction comes instead, because it has to come again in a new epoch."""
+        """Confirm nothing, because the other transaction that comes instead has to be sent again in a new epoch."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
         async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:
