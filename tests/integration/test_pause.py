@@ -25,7 +25,10 @@ QUIET_S = 2.0
 WAL_SENDER_TIMEOUT_S = 2
 
 FAR_MORE = 300, 100_000
-"""The number of rows and their width. Connections buffer much less data than this, and pgsluice reads less at once."""
+"""The number of rows and their width.
+
+Connections buffer much less data than this, and one read of pgsluice returns less.
+"""
 
 
 def give(daemon: Daemon, *command: str) -> tuple[int, str]:
