@@ -145,7 +145,7 @@ def running(settings: str, *arguments: str) -> Iterator[None]:
             process.kill()
 
 
-def test_a_registry_without_a_pipeline(settings: str) -> None:
+def test_a_registry_runs_without_a_pipeline(settings: str) -> None:
     with running(settings, "registry"):
         pass
 

@@ -130,7 +130,7 @@ class TestWhatIsThere:
         abort(kafka, topic, *[record(1)] * (3 * FIRST_WINDOW))
         assert read(client_options(kafka), topic) is None
 
-    def test_records_without_transactions(self, kafka: Kafka, topic: str) -> None:
+    def test_the_last_record_without_a_transaction_is_found(self, kafka: Kafka, topic: str) -> None:
         """In at-least-once mode, the topic does not end with a marker."""
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         for cut in range(1, 3 * FIRST_WINDOW):

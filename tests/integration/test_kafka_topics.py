@@ -181,7 +181,7 @@ class TestSettings:
         with pytest.raises(ConfigError, match=r"Topic t takes 999999 bytes at once .*1000000 \(batch.size\)"):
             topics.check(TopicSpec("t", 1), TopicSettings("delete", 999_999))
 
-    def test_settings_of_many_topics_and_of_none(
+    def test_settings_of_any_number_of_topics_are_read(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Topics that do not exist must be omitted."""

@@ -458,7 +458,7 @@ def _is_let_in(server: Postgres) -> bool:
 
 
 class TestOthers:
-    def test_the_registry(self, scene: Scene) -> None:
+    def test_the_rights_of_the_registry_are_needed_and_sufficient(self, scene: Scene) -> None:
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.configure(NEW, user="registry")
         code, said = scene.ends("registry")
@@ -471,7 +471,7 @@ class TestOthers:
         stop.join()
 
     @pytest.mark.parametrize("right", rights(CONSUMER), ids=str)
-    def test_consumers(self, right: Right, scene: Scene) -> None:
+    def test_every_right_of_consumers_is_needed(self, right: Right, scene: Scene) -> None:
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(CONSUMER, without=lambda one: one.kind == right.kind)
         refusals = {"TOPIC": KafkaError.TOPIC_AUTHORIZATION_FAILED, "GROUP": KafkaError.GROUP_AUTHORIZATION_FAILED}

@@ -302,7 +302,9 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
     return {finding.name: finding.verdict.value for finding in findings}
 
 
-async def test_types_that_consist_of_too_many_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_types_that_consist_of_too_many_others_are_refused(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user who may create types must not be able to make pgsluice read an unlimited number of types."""
     monkeypatch.setattr("pgsluice.postgres.catalog.TYPES_AT_ONCE", 2)
     with database.connect() as admin:

@@ -63,7 +63,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
         ({"user": "ready", "target_session_attrs": "standby"}, SourceUnavailable, "not in hot standby mode"),
     ],
 )
-async def test_refused_connections(
+async def test_refused_connections_are_reported_with_a_remedy(
     parameters: dict[str, str], kind: type[PgsluiceError], words: str, guarded: Database
 ) -> None:
     with pytest.raises(kind, match=words) as caught:

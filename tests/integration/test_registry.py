@@ -276,7 +276,7 @@ class TestBuiltin:
             async with open_registry(wanted, topic):
                 pass
 
-    async def test_a_schema_too_large_for_the_topic(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_schema_too_large_for_the_topic_is_refused(self, kafka: Kafka, topic: str) -> None:
         wanted = options(kafka, topic_config={"max.message.bytes": "2000"})
         async with open_registry(wanted, topic) as registry:
             with pytest.raises(PoisonError, match=f"subject {SUBJECT} in topic {topic}: .* max.message.bytes"):
@@ -472,7 +472,7 @@ def logged_in(kafka: SecuredKafka, user: str, password: str = "right") -> Regist
 
 
 class TestRights:
-    async def test_the_right_password(self, secured_kafka: SecuredKafka, topic: str) -> None:
+    async def test_the_right_password_is_accepted(self, secured_kafka: SecuredKafka, topic: str) -> None:
         async with open_registry(options(secured_kafka), topic) as registry:
             assert await registry.register(SUBJECT, record_schema(0)) > 0
 
@@ -583,24 +583,26 @@ async def client(kafka: Kafka, topic: str) -> AsyncIterator[SchemaRegistryClient
 class TestConfluentClient:
     @pytest.mark.parametrize("table", ["shop.public.orders", ODD])
     @pytest.mark.parametrize("reader", [None, json.dumps(VALUE)])
-    async def test_deserializer(self, client: SchemaRegistryClient, table: str, reader: str | None) -> None:
+    async def test_the_deserializer_reads_messages(
+        self, client: SchemaRegistryClient, table: str, reader: str | None
+    ) -> None:
         deserializer = AvroDeserializer(client, reader)
         context = SerializationContext(table, MessageField.VALUE)
         value = await asyncio.to_thread(deserializer, message(VALUE, CHANGE), context)
         assert value == CHANGE
 
-    async def test_deserializer_with_the_latest_schema_as_reader(self, client: SchemaRegistryClient) -> None:
+    async def test_the_deserializer_can_read_with_the_latest_schema(self, client: SchemaRegistryClient) -> None:
         deserializer = AvroDeserializer(client, conf={"use.latest.version": True})
         context = SerializationContext("shop.public.orders", MessageField.VALUE)
         assert await asyncio.to_thread(deserializer, message(VALUE, CHANGE), context) == CHANGE
 
-    async def test_serializer_that_registers_nothing_new(self, client: SchemaRegistryClient) -> None:
+    async def test_the_serializer_can_use_registered_schemas(self, client: SchemaRegistryClient) -> None:
         context = SerializationContext("shop.public.orders", MessageField.VALUE)
         for automatic in (False, True):
             serializer = AvroSerializer(client, json.dumps(VALUE), conf={"auto.register.schemas": automatic})
             assert await asyncio.to_thread(serializer, CHANGE, context) == message(VALUE, CHANGE)
 
-    async def test_look_ups(self, client: SchemaRegistryClient) -> None:
+    async def test_every_kind_of_look_up_is_answered(self, client: SchemaRegistryClient) -> None:
         def ask() -> None:
             identifier = schema_id(normalise(VALUE))
             assert client.get_subjects() == [f"{ODD}-value", SUBJECT]
@@ -636,7 +638,7 @@ class TestConfluentClient:
             (lambda client: client.get_contexts(), 404, 404),
         ],
     )
-    async def test_errors(
+    async def test_errors_are_answered_as_clients_expect(
         self, client: SchemaRegistryClient, request_to: Callable[[Any], object], status: int, code: int
     ) -> None:
         with pytest.raises(SchemaRegistryError) as caught:

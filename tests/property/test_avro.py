@@ -250,7 +250,7 @@ def test_longs_are_encoded_as_specified(number: int) -> None:
 
 
 @given(st.integers(0, 0x7F7FFFFE), st.sampled_from([Decimal(0), Decimal("1e-40"), Decimal("-1e-40")]))
-def test_float4_near_the_middle_of_two_neighbours(bits: int, nudge: Decimal) -> None:
+def test_float4_is_rounded_correctly_near_the_middle_of_two_neighbours(bits: int, nudge: Decimal) -> None:
     low, high = (nearest_single(repr(value).encode()) for value in singles(bits))
     with_nudge = (Decimal(low) + Decimal(high)) / 2 * (1 + nudge)
     text = str(with_nudge.normalize()).lower().encode()

@@ -263,7 +263,7 @@ def test_a_large_row_leaves_no_memory_behind() -> None:
     assert held < 10_000_000
 
 
-def test_both_formats_give_the_same(twin: ModuleType) -> None:
+def test_both_formats_give_the_same_record(twin: ModuleType) -> None:
     relation = table()
     encoder = encoder_of(relation)
     in_text, in_binary = (

@@ -450,7 +450,7 @@ def test_foreign_schemas_do_no_harm(registered: Any) -> None:  # noqa: ANN401 - 
     fastavro.parse_schema(envelope(fields))
 
 
-def test_the_columns_of_a_registered_key() -> None:
+def test_the_columns_of_a_registered_key_are_found() -> None:
     fields = [{"name": "a_x0020_b", "type": "int"}, {"name": "c", "pg.name": "d"}, {"name": "_xD800_", "pg.name": 5}]
     assert schema.key_columns({"fields": fields}) == ["a b", "d", "_xD800_"]
 

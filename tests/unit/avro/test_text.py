@@ -109,21 +109,21 @@ def test_values_that_a_decimal_cannot_hold(value: bytes) -> None:
     assert refuses(text.decimal(10, 2), value)
 
 
-def test_decimals_without_an_integer_part() -> None:
+def test_a_decimal_may_have_no_integer_part() -> None:
     write = text.decimal(5, 5)
     assert write(b"0.00012") == b"\x02\x0c"
     assert write(b"-0.99999") == b"\x06" + (-99999).to_bytes(3, "big", signed=True)
     assert refuses(write, b"1.00000")
 
 
-def test_decimals_without_a_fraction() -> None:
+def test_a_decimal_of_scale_0_has_no_fraction() -> None:
     write = text.decimal(5, 0)
     assert write(b"12300") == b"\x04" + (12300).to_bytes(2, "big")
     assert write(b"7.000") == b"\x02\x07"
     assert refuses(write, b"7.5")
 
 
-def test_decimals_of_38_digits() -> None:
+def test_decimals_may_have_38_digits() -> None:
     write = text.decimal(38, 0)
     assert write(b"9" * 38) == b"\x20" + (10**38 - 1).to_bytes(16, "big")
     assert write(b"-" + b"9" * 38) == b"\x20" + (1 - 10**38).to_bytes(16, "big", signed=True)
@@ -227,7 +227,7 @@ def test_texts_that_are_not_uuids(value: bytes) -> None:
         (b"\\\\x00", b"\\x00"),
     ],
 )
-def test_bytea(value: bytes, data: bytes) -> None:
+def test_bytea_is_read_in_both_formats(value: bytes, data: bytes) -> None:
     assert text.bytea(value) == bytes((2 * len(data),)) + data
 
 
@@ -260,12 +260,12 @@ def test_arrays_are_read(value: bytes, items: list[bytes | None]) -> None:
     assert STRINGS(value) == expected
 
 
-def test_arrays_of_numbers() -> None:
+def test_arrays_of_numbers_are_read() -> None:
     assert INTS(b"{3,NULL,-1}") == bytes.fromhex("06 0206 00 0201 00")
     assert INTS(b'{"3"}') == bytes.fromhex("02 0206 00")
 
 
-def test_arrays_with_another_delimiter() -> None:
+def test_arrays_may_have_another_delimiter() -> None:
     boxes = text.array(encode_bytes, b";")
     assert boxes(b"{(1,1),(0,0);(2,2),(1,1)}") == b"\x04\x02\x16(1,1),(0,0)\x02\x16(2,2),(1,1)\x00"
     assert boxes(b'{"a;b";c}') == b"\x04\x02\x06a;b\x02\x02c\x00"
@@ -381,6 +381,6 @@ def test_a_char_beyond_ascii_is_octal(value: bytes, found: bytes) -> None:
     assert text.checked_string(value) == encode_bytes(found)
 
 
-def test_chars_beyond_ascii_in_arrays() -> None:
+def test_chars_beyond_ascii_are_read_in_arrays() -> None:
     assert text.utf8(b"{{a,\xc3\xbc}}") == b"{{a,\xc3\xbc}}"
     assert text.utf8(b"{{a,\xc3},{\xff,b}}") == b'{{a,"\\\\303"},{"\\\\377",b}}'

@@ -82,7 +82,7 @@ def in_key(name: str, typmod: int = -1, options: TypeOptions = DEFAULT) -> Colum
         ("9999", "string", b"?", "023f"),
     ],
 )
-def test_types_of_pg_catalog(name: str, schema: Schema, text: bytes, data: str) -> None:
+def test_each_type_of_pg_catalog_has_its_avro_type(name: str, schema: Schema, text: bytes, data: str) -> None:
     kind = in_row(name)
     assert kind.schema == schema
     assert kind.write(text).hex() == data
@@ -193,7 +193,7 @@ def test_the_modifier_of_an_array_is_that_of_its_items() -> None:
 @pytest.mark.parametrize(
     ("name", "item"), [("_date", DATE), ("_uuid", UUID), ("_varchar", "string"), ("_jsonb", "string")]
 )
-def test_arrays_of_other_types(name: str, item: Schema) -> None:
+def test_arrays_have_items_of_the_type_of_their_elements(name: str, item: Schema) -> None:
     assert in_row(name).schema == {"type": "array", "items": ["null", item]}
 
 

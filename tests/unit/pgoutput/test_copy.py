@@ -56,7 +56,7 @@ def test_the_values_of_a_row_are_read(data: bytes, values: list[bytes | None]) -
     assert row_values(data, len(values)) == values
 
 
-def test_a_row_of_a_table_without_columns() -> None:
+def test_a_row_of_a_table_without_columns_is_read() -> None:
     assert row_values(b"\n", 0) == []
 
 

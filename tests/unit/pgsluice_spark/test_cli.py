@@ -97,20 +97,20 @@ def without_packages(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in HELP)])
-def test_help_without_pyspark(words: list[str]) -> None:
+def test_help_is_printed_without_pyspark(words: list[str]) -> None:
     done = without_packages("-m", "pgsluice_spark", *words, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {' '.join(['pgsluice-spark', *words])} [-h]")
 
 
 @pytest.mark.parametrize("words", [["jars"], ["mirror", "-c", "mirror.toml"]])
-def test_commands_without_pyspark(words: list[str]) -> None:
+def test_commands_report_that_pyspark_is_missing(words: list[str]) -> None:
     done = without_packages("-m", "pgsluice_spark", *words)
     assert (done.returncode, done.stdout) == (69, "")
     assert done.stderr == f"pgsluice-spark: {words[0]} needs PySpark. {WITHOUT_PYSPARK}\n"
 
 
-def test_imports_without_pyspark() -> None:
+def test_imports_report_that_pyspark_is_missing() -> None:
     done = without_packages("-c", "from pgsluice_spark import Delta")
     assert done.stderr.endswith(f"ImportError: pgsluice_spark.Delta cannot be imported. {WITHOUT_PYSPARK}\n")
     assert without_packages("-c", "import pgsluice_spark; assert not hasattr(pgsluice_spark, 'x')").returncode == 0

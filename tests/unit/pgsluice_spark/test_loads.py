@@ -35,12 +35,12 @@ def test_the_last_cut_is_remembered() -> None:
     assert gone is None
 
 
-def test_a_load_in_one_piece() -> None:
+def test_a_table_is_loaded_after_a_load_in_one_piece() -> None:
     state, gone = after(TableState(), mark("begin", BEGIN), mark("rows", END, 5), mark("end", END, 10), a=10)
     assert (state.status, state.load, gone) == (LOADED, None, BEGIN)
 
 
-def test_a_load_in_several_pieces() -> None:
+def test_a_table_is_loaded_after_a_load_in_several_pieces() -> None:
     state, gone = after(TableState(), mark("begin", BEGIN), a=4)
     assert (state.status, state.load, gone) == (LOADING, Load("a", BEGIN, 4), None)
     state, _ = after(state, a=5)
@@ -93,7 +93,7 @@ def test_a_table_is_stale_until_the_next_load() -> None:
     assert (state.status, gone) == (STALE, BEGIN)
 
 
-def test_a_new_epoch() -> None:
+def test_a_loaded_table_has_a_gap_after_a_new_epoch() -> None:
     assert after(TableState(epoch=1, status=LOADED))[0].status == LOADED
     former = TableState(epoch=4, status=LOADED)
     assert after(former)[0].status == GAP
@@ -105,7 +105,7 @@ def test_states_that_later_versions_add() -> None:
     assert after(TableState(status=LOADED), mark("cancelled", BEGIN))[0].status == LOADED
 
 
-def test_the_positions_of_loaded_rows() -> None:
+def test_the_positions_of_loaded_rows_are_found() -> None:
     state = TableState(load=Load("a", BEGIN, 4))
     again = Position(1, 75, -9)
     assert intervals(TableState(), []) == []

@@ -72,7 +72,7 @@ def daemon(store: SchemaStore) -> Handler:
     return answer
 
 
-def test_versions_over_rest(serve: Callable[[Handler], str], store: SchemaStore) -> None:
+def test_versions_are_read_over_rest(serve: Callable[[Handler], str], store: SchemaStore) -> None:
     url = serve(daemon(store))
     ids = [store.propose(SUBJECT, json.loads(schema), None)[0].id for schema in SCHEMAS]
     expected = [SchemaVersion(SUBJECT, 1, ids[0], SCHEMAS[0]), SchemaVersion(SUBJECT, 2, ids[1], SCHEMAS[1])]
@@ -168,14 +168,16 @@ def test_credentials_follow_no_redirect(serve: Callable[[Handler], str], status:
         ("file:///etc/passwd", "another path"),
     ],
 )
-def test_redirects_to_unusual_addresses(serve: Callable[[Handler], str], location: str, target: str) -> None:
+def test_redirects_to_unusual_addresses_are_refused(
+    serve: Callable[[Handler], str], location: str, target: str
+) -> None:
     url = serve(lambda _: (302, location.encode()))
     with pytest.raises(RegistryError, match=f"redirects to {target}, "):
         RestRegistry(url).versions(["a"])
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]"])
-def test_a_server_that_does_not_speak_http(answer: bytes) -> None:
+def test_a_server_that_does_not_speak_http_is_reported(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as beside:
 
         def serve_once() -> None:
@@ -207,7 +209,7 @@ def test_a_server_that_is_missing_is_reported() -> None:
         RestRegistry("file:///etc/passwd")
 
 
-def test_records_of_the_schema_topic() -> None:
+def test_records_of_the_schema_topic_are_read() -> None:
     def record(version: int, identifier: int) -> str:
         return json.dumps({"subject": "a", "version": version, "id": identifier, "schema": f'"{identifier}"'})
 

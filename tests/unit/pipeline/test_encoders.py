@@ -410,13 +410,13 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(table("d", "a")), RefusedRows)
         assert 7 not in made.ready, "a run would take its rows for those of the version before"
 
-    async def test_a_schema_that_is_too_large(self) -> None:
+    async def test_a_table_whose_schema_is_too_large_is_quarantined(self) -> None:
         world = World(faults={"register": [PoisonError("Too large.")]})
         rows = await self.encoders(world).of(table("d", "a"))
         (found,) = self.letters(rows, world, messages.Insert(None, 7, [b"1", b"2", b"3"]))
         assert found["detail"] == "Too large."
 
-    async def test_too_many_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_table_that_has_had_too_many_columns_is_quarantined(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pgsluice.pipeline.encoders.FORMER_COLUMNS_MAX", 3)
         made = self.encoders(World())
         for number, kind in enumerate((Rows, Rows, Rows, RefusedRows)):
@@ -428,7 +428,7 @@ class TestATableThatCannotBePublished:
         with pytest.raises(IncompatibleSchema):
             await self.encoders(world).of(table("d", "a"))
 
-    async def test_a_topic_that_has_the_rows_of_another_table(self) -> None:
+    async def test_a_table_whose_topic_has_the_rows_of_another_table_is_quarantined(self) -> None:
         world = World()
         made = self.encoders(world, TableRule("sales.*", topic="{prefix}.public.{table}"))
         await made.of(table("d", "a"))

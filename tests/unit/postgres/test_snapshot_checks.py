@@ -28,7 +28,7 @@ def test_each_problem_has_one_finding_for_all_its_tables() -> None:
     assert _problems([table("good")], ROLE) == []
 
 
-def test_the_cost_of_tables_without_a_key() -> None:
+def test_the_cost_of_tables_without_a_key_is_reported() -> None:
     small, large = [table("small", 1, key=()), table("empty", 2, key=())], [table("large", 3, key=())]
     sizes = {1: TableSize(10_000_000, 2**28), 2: TableSize(), 3: TableSize(10**9, 2**32)}
     keys, too_large = _keyless(small, large, sizes)

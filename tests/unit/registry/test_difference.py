@@ -63,7 +63,7 @@ def test_schemas_of_other_programs_are_not_compared(old: dict[str, Any]) -> None
     assert difference(old, OLD) == "the previous version is not known here"
 
 
-def test_the_table_of_a_schema() -> None:
+def test_the_table_of_a_schema_is_found() -> None:
     assert table_of(OLD, "string") == "table public.orders"
     assert table_of(None, {"type": "record", "name": "Cut", "fields": []}) == "record Cut"
     assert table_of(None, "string") == "a text"

@@ -271,7 +271,7 @@ def test_after_the_highest_version_the_lowest_free_one_is_used() -> None:
     assert store.propose("a", "bytes", None)[0].version == 3
 
 
-def test_the_versions_after_a_given_one() -> None:
+def test_the_versions_after_a_given_one_are_found() -> None:
     store = SchemaStore()
     assert (store.last("a"), store.ids_of("a", '"long"'), store.rearranged("a")) == (None, [], 0)
     for schema in ("int", "long", "string"):

@@ -13,7 +13,7 @@ KEY = {"type": "record", "name": "Key", "namespace": "shop.public.orders", "fiel
         ("topic-record", "shop.all-orders-shop.public.orders.Key"),
     ],
 )
-def test_a_record(strategy: Strategy, subject: str) -> None:
+def test_each_strategy_gives_a_record_schema_a_subject(strategy: Strategy, subject: str) -> None:
     assert subject_name(strategy, "shop.all-orders-key", KEY) == subject
 
 
