@@ -2,7 +2,8 @@
 
 The replay of ``tests.support.replay`` applies each cut to copies of the tables, and checks the cut itself. This module
 checks whole transactions against their lines in the ledger, and the sum of all balances after each cut. It compares
-rows that were read, and complete copies, with the tables at the same position, whose content the witness knows.
+rows that were read, and complete copies, with the content of the tables at the same position. This content comes from
+the module ``witness``.
 """
 
 from collections import Counter, deque
@@ -190,7 +191,7 @@ class Checker:
     def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
         """Compare each row that was read with the table at its position.
 
-        Return the table and key of each row that was read, and of each row that changed before the last of them.
+        Return the table and key of each row that was read, and of each row that changed before the last row was read.
         """
         touched: set[tuple[str, Key]] = set()
         for event in sorted((event for event in cut.events if event.op == "r"), key=_order):
@@ -220,7 +221,7 @@ class Checker:
             self.tally.compared += 1
             found, expected = self._seen_row(table, copy.get((one,))), self._seen_row(table, truth.rows.get(one))
             if found != expected:
-                self._complain_of_copy(table, f"{where} has {found}, and the table {expected}")
+                self._complain_of_copy(table, f"{where} has {found}, but the table has {expected}")
 
     def _seen_row(self, table: str, row: Row | None) -> Row | None:
         """Return the row, or None if the options exclude its changes from the stream."""
@@ -236,7 +237,7 @@ class Checker:
         """Report tables whose load has not ended."""
         for name, table in self._replay.tables.items():
             if table.is_partial:
-                self.tally.complain("lost", f"the rows of {name}, which were there before: there is no end of a load")
+                self.tally.complain("lost", f"the rows of {name} from before the slot: no load of them has ended")
 
     # --- epochs
 
@@ -347,7 +348,7 @@ class Checker:
         tally.events += len(found)
         name = f"transaction at {found[0]['lsn']:X}"
         if (places := [event["seq"] for event in found]) != list(range(len(found))):
-            tally.complain("torn", f"{name} has the places {places}")
+            tally.complain("torn", f"{name} has events with seq {places}")
         lines = [event["after"] for event in rows if event["table"] == "ledger"]
         if len(lines) != 1:
             tally.complain("torn", f"{name} has {len(lines)} lines of the ledger and {len(rows)} changes")
@@ -359,7 +360,7 @@ class Checker:
     def _check_stamp(self, name: str, origin: str | None, found: list[Event]) -> None:
         told = {(event["xid"], event["ts"], event["origin"]) for event in found}
         if [told_origin for _, _, told_origin in told] != [origin] or self._is_left_out(origin):
-            self.tally.complain("other", f"{name} has {told} and is of {origin}")
+            self.tally.complain("other", f"{name} has xid, time and origin {told}, but its origin is {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
         """Check that each message is directly before or after its note, as the note says. Report all other messages."""

@@ -227,7 +227,10 @@ def _has_answer(_: Requests, __: CommandState, answers: Sequence[Answer] = (), *
 
 
 SILENCE_S = 3.0
-"""How long nothing is received, as if decoding took the server that long. A session reports every two seconds."""
+"""A pause in which nothing is received, as if decoding took so long.
+
+Sessions report every two seconds, so within it.
+"""
 
 SILENCE = "nothing received and time to report"
 COMMIT_PREPARED = "commit prepared received and time to report"

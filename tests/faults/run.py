@@ -163,7 +163,7 @@ def _story(
 ) -> str:
     """Describe a failed round: its script, what happened, and what is wrong."""
     first, _, number = seed.rpartition(".")
-    lines = [f"round {number} of seed {first}, drawn again by KILLS={kills} SEED={first} ROUND={number}:"]
+    lines = [f"round {number} of seed {first}, to be repeated with KILLS={kills} SEED={first} ROUND={number}:"]
     for version, storm in storms.items():
         lines += [f"PostgreSQL {version}, {plan.options[version]}:"]
         lines += ["  the daemon dies:", *(f"    {death}" for death in plan.deaths[version])]

@@ -58,7 +58,10 @@ CALM_S = 120.0
 PARTITIONS = 2
 
 LOADED_S = 120.0
-"""How long loads, and the deliveries before them, may make no progress."""
+"""The limit of the time in which neither loads nor the deliveries before them make progress.
+
+After it, the storm fails.
+"""
 
 BESIDE_WORK_S = 15.0
 """How long the workload continues during loads after the last fault. Its prepared transactions lock some tables, so not

@@ -338,7 +338,7 @@ def misplace_message(cuts: History) -> None:
 
 SPOILT: Mapping[str, tuple[str, Spoil]] = {
     "a transaction is missing": ("lost", without(400)),
-    "a transaction comes again as a later one": ("doubled", again(500, at=700)),
+    "a transaction comes again at a later position": ("doubled", again(500, at=700)),
     "a transaction comes again in its cut": ("other", again(500)),
     "a transaction comes again in a later cut": ("out_of_order", again(400)),
     "a transaction comes that was never committed": (
@@ -351,25 +351,25 @@ SPOILT: Mapping[str, tuple[str, Spoil]] = {
     "a change comes twice": ("other", again(600, "aside")),
     "a change comes again in a later cut": ("torn", again(400, "credit")),
     "a transaction is torn by a cut": ("torn", tear),
-    "two transactions are one": ("torn", with_other(200, "ledger", lsn=100)),
+    "two transactions are merged into one": ("torn", with_other(200, "ledger", lsn=100)),
     "cuts have changed places": ("out_of_order", exchange_cuts),
     "transactions have changed places": ("out_of_order", exchange_transactions),
     "a row has another value": ("torn", with_other_row(500, "debit", balance=1)),
     "the last row has another value": ("other", with_other_row(600, "note", place=-1)),
     "an origin is missing": ("other", with_other(300, "note", origin=None)),
     "an origin is invented": ("other", with_other(400, "note", origin=ORIGIN)),
-    "a change is of another transaction": ("other", with_other(400, "note", xid=7)),
+    "a change has the xid of another transaction": ("other", with_other(400, "note", xid=7)),
     "a message is missing": ("torn", without(400, "messages", unnoticed=True)),
-    "a message of a savepoint that was rolled back": ("torn", more(message(600, 4, "17", ORIGIN))),
+    "a message comes whose savepoint was rolled back": ("torn", more(message(600, 4, "17", ORIGIN))),
     "a message is in another place": ("torn", misplace_message),
     "a message has other content": ("torn", with_other(400, "messages", content=b"5")),
-    "a message is said to belong to no transaction": ("torn", with_other(400, "messages", transactional=False)),
-    "a message of no transaction is missing": ("lost", without(350)),
-    "a message of no transaction comes again": ("doubled", again(350, at=650)),
-    "a message of no transaction is at another place": ("other", with_other(350, "messages", lsn=351)),
-    "a message of no transaction comes late": ("out_of_order", again(350)),
-    "a message of no transaction was never written": ("other", more(message(650, -1, "7"))),
-    "a message of no transaction has an origin": ("other", with_other(350, "messages", origin=ORIGIN)),
+    "a message is wrongly outside of transactions": ("torn", with_other(400, "messages", transactional=False)),
+    "a message outside of transactions is missing": ("lost", without(350)),
+    "a message outside of transactions comes again": ("doubled", again(350, at=650)),
+    "a message outside of transactions is at another place": ("other", with_other(350, "messages", lsn=351)),
+    "a message outside of transactions comes late": ("out_of_order", again(350)),
+    "a message outside of transactions was never written": ("other", more(message(650, -1, "7"))),
+    "a message outside of transactions has an origin": ("other", with_other(350, "messages", origin=ORIGIN)),
 }
 
 
@@ -506,9 +506,12 @@ class TestNewEpoch:
         "a repetition comes late": ("doubled", lambda cuts: cuts.append(cuts.pop(4))),
         "a repetition comes twice": ("doubled", lambda cuts: cuts.insert(5, cuts[4])),
         "a repetition is older than the slot's position": ("doubled", lambda cuts: cuts.insert(4, of_epoch_2(400))),
-        "a message comes again that is older": ("doubled", lambda cuts: cuts[4].extend(of_epoch_2(450))),
-        "what is new is missing": ("lost", lambda cuts: cuts[4].extend(cuts.pop()[:1])),
-        "what is new lacks a change": ("torn", lambda cuts: without(600, "note")(cuts[5:])),
+        "a message from before the slot's position comes again": (
+            "doubled",
+            lambda cuts: cuts[4].extend(of_epoch_2(450)),
+        ),
+        "a new transaction is missing": ("lost", lambda cuts: cuts[4].extend(cuts.pop()[:1])),
+        "a new transaction lacks a change": ("torn", lambda cuts: without(600, "note")(cuts[5:])),
     }
 
     @pytest.mark.parametrize("name", SPOILT)
@@ -684,19 +687,19 @@ class TestLoads:
 
     SPOILT: Mapping[str, tuple[str, Callable[[Scene], object]]] = {
         "a row is missing": ("other", _without_row),
-        "a row is missing, and the total is the lower one": ("untrue", _without_row_that_is_counted),
+        "a row is missing, and the total is too low": ("untrue", _without_row_that_is_counted),
         "a row is stale": ("untrue", lambda scene: scene.put_row(2, after={"id": 2, "n": 20})),
         "a row has another value": ("untrue", lambda scene: scene.put_row(3, after={"id": 3, "n": 31})),
-        "a row stands where it was another one": ("untrue", _too_early),
-        "a row is read that is not there": ("untrue", _not_there),
+        "a row is at a position where it had other values": ("untrue", _too_early),
+        "a row is read that the table does not have": ("untrue", _not_there),
         "a row comes twice": ("other", _twice),
-        "a row comes behind the end": ("other", _behind_the_end),
+        "a row comes after the end of its load": ("other", _behind_the_end),
         "the total is wrong": ("other", lambda scene: scene.count(4)),
-        "an end without begin": ("other", lambda scene: scene.marks[1].pop(0)),
-        "no end": ("lost", lambda scene: scene.marks[2].pop()),
+        "a load has an end, but no begin": ("other", lambda scene: scene.marks[1].pop(0)),
+        "a load has no end": ("lost", lambda scene: scene.marks[2].pop()),
         "the end is of another load": ("other", _of_another_load),
         "a load begins twice": ("other", _begins_twice),
-        "a change behind the end is missing": ("untrue", lambda scene: without(500, "goods")(scene.cuts)),
+        "a change after the end of the load is missing": ("untrue", lambda scene: without(500, "goods")(scene.cuts)),
     }
 
     @pytest.mark.parametrize("name", SPOILT)

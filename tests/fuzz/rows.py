@@ -270,7 +270,7 @@ SENT: dict[str, Callable[[Random], bytes]] = {
     "interval": lambda random: random.choice((bytes(16), random.randbytes(16))),
     "jsonb": _version_1,
 }
-"""Functions that draw values as the types' send functions write them, or almost so."""
+"""Functions that draw values in binary format. Most values are such as the types' send functions write."""
 
 
 class Differ(AssertionError):

@@ -133,7 +133,7 @@ def test_without_faults_everything_arrives_once(start: Start) -> None:
     assert assert_at_least_once(pipeline, 1560) == 0
 
 
-def test_stopping_in_the_middle_of_the_stream(start: Start) -> None:
+def test_a_stop_in_the_middle_of_the_stream_loses_nothing(start: Start) -> None:
     pipeline = start(SMALL_CUTS)
     with writing(pipeline) as last:
         for _ in range(4):
@@ -142,7 +142,7 @@ def test_stopping_in_the_middle_of_the_stream(start: Start) -> None:
     assert_at_least_once(pipeline, last[0])
 
 
-def test_kill_9_at_any_time(start: Start) -> None:
+def test_kill_9_at_any_time_loses_nothing(start: Start) -> None:
     pipeline = start(SMALL_CUTS)
     with writing(pipeline) as last:
         for _ in range(12):
@@ -158,7 +158,7 @@ def test_kill_9_at_any_time(start: Start) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["paused", "killed"])
-def test_a_broker_outage(own_kafka: Kafka, start: Start, how: str) -> None:
+def test_a_broker_outage_loses_nothing(own_kafka: Kafka, start: Start, how: str) -> None:
     pipeline = start(SMALL_CUTS, broker=own_kafka)
     with writing(pipeline) as last:
         for _ in range(2):
@@ -173,7 +173,7 @@ def test_a_broker_outage(own_kafka: Kafka, start: Start, how: str) -> None:
     assert_at_least_once(pipeline, last[0])
 
 
-def test_a_broker_outage_longer_than_the_timeout_of_records(own_kafka: Kafka, start: Start) -> None:
+def test_a_broker_outage_longer_than_the_timeout_of_records_loses_nothing(own_kafka: Kafka, start: Start) -> None:
     pipeline = start({"delivery": {**AT_LEAST_ONCE["delivery"], "transaction_timeout": "2s"}}, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -210,7 +210,7 @@ class TestChangingTheMode:
         pipeline.daemon.kill()
         return end_of(pipeline.kafka, topic) < before + rows
 
-    def test_switching_back_and_forth(self, start: Start) -> None:
+    def test_the_delivery_mode_can_be_switched_back_and_forth(self, start: Start) -> None:
         pipeline = start(SMALL_CUTS)
         with writing(pipeline) as last:
             for mode in ("exactly_once", "at_least_once", "exactly_once"):
@@ -227,7 +227,7 @@ class TestChangingTheMode:
         assert len(seen(pipeline)) == before + 30
 
 
-def test_a_former_owner_that_wakes_up(start: Start) -> None:
+def test_a_former_owner_that_wakes_up_loses_nothing(start: Start) -> None:
     """The former owner is not fenced, so it may repeat the records in its queue.
 
     No change may be lost, and the new owner must not stop.

@@ -1,4 +1,4 @@
-"""Tests values in binary format end to end. `test_every_type` compares both formats for each type."""
+"""Tests values in binary format end to end. `test_every_type.py` compares both formats for each type."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ async def test_a_value_without_a_binary_format_ends_the_stream(
 
 
 @pytest.mark.parametrize("version", [10, 18])
-async def test_the_parts_of_types(new_database: NewDatabase, version: int) -> None:
+async def test_values_of_types_with_parts_are_read(new_database: NewDatabase, version: int) -> None:
     database = new_database(version)
     with database.connect() as connection:
         connection.execute(SETUP)
@@ -73,7 +73,7 @@ async def test_the_parts_of_types(new_database: NewDatabase, version: int) -> No
 
 
 @pytest.mark.parametrize("version", [10, 18])
-async def test_types_that_are_nested_too_deeply(new_database: NewDatabase, version: int) -> None:
+async def test_types_that_are_nested_too_deeply_are_not_read(new_database: NewDatabase, version: int) -> None:
     """Each type contains the previous type."""
     database = new_database(version)
     with database.connect() as connection:

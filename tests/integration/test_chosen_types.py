@@ -60,7 +60,7 @@ def test_reading_the_columns_does_not_wait_for_locks(start: Start) -> None:
     assert (code, "column amount of type text cannot be decimal(20,4)" in log) == (78, True), log
 
 
-def test_a_choice_that_is_not_possible_any_more_stops_until_it_is_changed(start: Start) -> None:
+def test_a_choice_that_becomes_impossible_stops_the_daemon_until_it_is_changed(start: Start) -> None:
     pipeline = start(rules(amount="decimal(20,4)"))
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, amount numeric)")

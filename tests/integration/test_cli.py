@@ -41,7 +41,7 @@ def settings(database: Database, kafka: Kafka, tmp_path: Path, port: int) -> str
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_the_slot_commands_report_what_they_find(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "-c", settings, "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert findings[0] == {"name": "configuration", "verdict": "OK", "detail": "can be used", "remedy": ""}
@@ -68,7 +68,7 @@ def test_check_and_slot(settings: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.usefixtures("restored_logging")
-def test_a_slot_in_use(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slot_in_use_is_not_dropped(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     with running(settings, "run"):
         while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
             time.sleep(0.1)
@@ -145,12 +145,12 @@ def running(settings: str, *arguments: str) -> Iterator[None]:
             process.kill()
 
 
-def test_a_registry_without_a_pipeline(settings: str) -> None:
+def test_a_registry_runs_without_a_pipeline(settings: str) -> None:
     with running(settings, "registry"):
         pass
 
 
-def test_run_until_it_is_stopped(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_delivers_until_it_is_stopped(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     with running(settings, "run"):
         while cli.main(["health", "-c", settings, "--role", "active"]) != 0:
             time.sleep(0.1)

@@ -115,7 +115,9 @@ class TestACommitOfUnknownOutcome:
     """Only Kafka knows the outcome. The next session fences the producer, and reads the outcome."""
 
     @pytest.mark.parametrize("fate", [Request.lose_answer, Request.cut], ids=["done", "not done"])
-    def test_its_answer_is_lost(self, seen: Seen, fate: Callable[[Request], None]) -> None:
+    def test_a_commit_whose_answer_is_lost_loses_and_repeats_nothing(
+        self, seen: Seen, fate: Callable[[Request], None]
+    ) -> None:
         pipeline = seen.start()
         pipeline.write()
         assert pipeline.read(10)
@@ -128,7 +130,7 @@ class TestACommitOfUnknownOutcome:
         pipeline.assert_complete()
 
     @pytest.mark.parametrize("moment", [INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN], ids=["fencing", "the next cut"])
-    def test_it_arrives_late(self, seen: Seen, moment: int) -> None:
+    def test_a_commit_that_arrives_late_repeats_nothing(self, seen: Seen, moment: int) -> None:
         pipeline = seen.start()
         pipeline.write()
         assert pipeline.read(10)
@@ -144,7 +146,7 @@ class TestACommitOfUnknownOutcome:
         assert not late.waiting
 
     @pytest.mark.parametrize("moment", [INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN], ids=["fencing", "the next cut"])
-    def test_it_arrives_after_its_daemon_was_killed(self, seen: Seen, moment: int) -> None:
+    def test_a_commit_that_arrives_after_its_daemon_was_killed_repeats_nothing(self, seen: Seen, moment: int) -> None:
         pipeline = seen.start()
         late = Late()
         seen.proxy.on(END_TXN, late)
@@ -162,7 +164,7 @@ class TestACommitOfUnknownOutcome:
 class TestSomebodyElsesTransaction:
     """An open transaction on the checkpoint topic hides every later checkpoint from read_committed readers."""
 
-    def test_a_start_waits_for_it(self, seen: Seen) -> None:
+    def test_a_start_waits_for_another_programs_transaction(self, seen: Seen) -> None:
         pipeline = seen.start()
         topic = f"{pipeline.daemon.name}.checkpoint"
         with transaction(seen.kafka, topic, [b"not a checkpoint"]) as stranger:
@@ -178,7 +180,7 @@ class TestSomebodyElsesTransaction:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_one_that_does_not_end_is_named(self, seen: Seen) -> None:
+    def test_a_foreign_transaction_that_does_not_end_is_named(self, seen: Seen) -> None:
         pipeline = seen.start()
         topic = f"{pipeline.daemon.name}.checkpoint"
         with transaction(seen.kafka, topic, [b"not a checkpoint"]) as stranger:
@@ -201,7 +203,7 @@ class TestDeadlines:
         pipeline.assert_complete()
         assert "transaction.max.timeout.ms" in pipeline.daemon.log_text()
 
-    def test_after_one_missed_deadline_it_retries(self, seen: Seen) -> None:
+    def test_one_missed_deadline_is_retried(self, seen: Seen) -> None:
         pipeline = seen.start()
         seen.proxy.on(PRODUCE, slowly)
         pipeline.write_at_once(LARGE)
@@ -211,7 +213,7 @@ class TestDeadlines:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_what_misses_it_twice_stops(self, seen: Seen) -> None:
+    def test_a_transaction_that_misses_its_deadline_twice_stops_the_daemon(self, seen: Seen) -> None:
         pipeline = seen.start()
         seen.proxy.on(PRODUCE, slowly)
         pipeline.write_at_once(LARGE)
@@ -224,7 +226,7 @@ class TestDeadlines:
         pipeline.daemon.start()
         pipeline.assert_complete()
 
-    def test_the_brokers_clock_is_not_another_owner(self, seen: Seen) -> None:
+    def test_a_timeout_by_the_brokers_clock_is_not_taken_for_another_owner(self, seen: Seen) -> None:
         pipeline = seen.start()
         gate = Gate()
         seen.proxy.on(PRODUCE, gate)
@@ -239,7 +241,7 @@ class TestDeadlines:
         assert pipeline.daemon.alive
         assert "Another producer" not in pipeline.daemon.log_text()
 
-    def test_who_fences_us_and_writes_nothing_is_not_another_owner(self, seen: Seen) -> None:
+    def test_a_program_that_fences_us_and_writes_nothing_is_not_taken_for_another_owner(self, seen: Seen) -> None:
         # The timeout is long, because Kafka would give the same answer if the transaction had timed out.
         pipeline = seen.start(timeout="1min")
         pipeline.write()
@@ -250,7 +252,7 @@ class TestDeadlines:
         assert "Another producer" in pipeline.daemon.log_text()
         assert pipeline.daemon.alive
 
-    def test_another_owner_without_our_slot_is(self, seen: Seen) -> None:
+    def test_another_owner_without_our_slot_stops_the_daemon(self, seen: Seen) -> None:
         pipeline = seen.start()
         pipeline.write()
         assert pipeline.read(10)
@@ -276,7 +278,7 @@ def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
 class TestHalfATransaction:
     """Rows of an unfinished transaction are already in Kafka, but readers must never see them."""
 
-    def test_the_daemon_is_killed(self, seen: Seen) -> None:
+    def test_rows_of_a_killed_daemons_transaction_are_never_seen(self, seen: Seen) -> None:
         pipeline = seen.start()
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -296,7 +298,9 @@ class TestHalfATransaction:
         pipeline.assert_complete()
         assert end_of(seen.kafka, topic) >= before + never_seen + LARGE + 10
 
-    def test_postgresql_crashes(self, own_postgres: Postgres, seen: Seen) -> None:
+    def test_rows_of_a_transaction_are_never_seen_if_postgresql_crashes(
+        self, own_postgres: Postgres, seen: Seen
+    ) -> None:
         pipeline = seen.start(server=own_postgres)
         gate = Gate()
         seen.proxy.on(PRODUCE, gate)

@@ -147,7 +147,7 @@ def assert_safe(text: str) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(several=st.lists(ALL, min_size=10, max_size=10, unique_by=(lambda one: one.schema, lambda one: one.gid)))
-def test_arbitrary_names(pipeline: Pipeline, several: list[Names]) -> None:
+def test_rows_arrive_under_arbitrary_names(pipeline: Pipeline, several: list[Names]) -> None:
     daemon = pipeline.daemon
     forget(pipeline.database)
     for found in several:
@@ -201,7 +201,7 @@ def test_proposed_sql_has_the_intended_name(pipeline: Pipeline, name: str) -> No
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(names(), names(), names())
-def test_remedies_mend_what_they_are_for(pipeline: Pipeline, publication: str, schema: str, table: str) -> None:
+def test_printed_remedies_solve_the_problem(pipeline: Pipeline, publication: str, schema: str, table: str) -> None:
     """Operators copy the remedies from a terminal, so the printed text must work."""
     with pipeline.database.server.database() as database, database.connect() as connection:
         connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
@@ -222,7 +222,7 @@ def found_fault(database: Database, publication: str) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings if finding.verdict is not Verdict.OK}
 
 
-def test_what_people_read_is_safe(pipeline: Pipeline) -> None:
+def test_texts_for_people_contain_no_control_characters(pipeline: Pipeline) -> None:
     """This test runs after all tests above, so the texts contain the hostile names of these tests."""
     daemon = pipeline.daemon
     assert [json.loads(line) for line in daemon.log_text().splitlines()]

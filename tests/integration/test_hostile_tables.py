@@ -39,7 +39,7 @@ def goes_on(pipeline: Pipeline) -> bool:
     return pipeline.daemon.alive
 
 
-def test_a_table_that_no_rule_fits_goes_into_quarantine(start: Start) -> None:
+def test_a_table_with_an_impossible_type_goes_into_quarantine(start: Start) -> None:
     pipeline = start({"tables": IMPOSSIBLE})
     execute(
         pipeline,
@@ -64,7 +64,7 @@ def test_a_table_that_no_rule_fits_goes_into_quarantine(start: Start) -> None:
     assert goes_on(pipeline)
 
 
-def test_it_is_published_again_when_the_rule_fits(start: Start) -> None:
+def test_a_table_is_published_again_when_its_rule_fits(start: Start) -> None:
     pipeline = start({"tables": IMPOSSIBLE})
     execute(pipeline, "CREATE TABLE orders (id int PRIMARY KEY, amount int)", "INSERT INTO orders VALUES (1, 1)")
     pipeline.wait_until_confirmed()
@@ -76,7 +76,7 @@ def test_it_is_published_again_when_the_rule_fits(start: Start) -> None:
     assert pipeline.daemon.status()["quarantined"] == []
 
 
-def test_it_stops_the_pipeline_if_the_settings_say_so(start: Start) -> None:
+def test_an_impossible_type_stops_the_pipeline_if_the_settings_say_so(start: Start) -> None:
     pipeline = start({"tables": {**IMPOSSIBLE, "refused": "stop"}})
     execute(pipeline, "CREATE TABLE orders (id int PRIMARY KEY, amount int)", "INSERT INTO orders VALUES (1, 1)")
     assert pipeline.daemon.wait() == 78

@@ -67,7 +67,7 @@ def topic(kafka: Kafka) -> str:
 
 
 class TestWhatIsThere:
-    def test_nothing(self, kafka: Kafka, topic: str) -> None:
+    def test_an_empty_topic_has_no_checkpoint(self, kafka: Kafka, topic: str) -> None:
         assert read(client_options(kafka), topic) is None
 
     def test_the_last_committed_record_counts(self, kafka: Kafka, topic: str) -> None:
@@ -126,11 +126,11 @@ class TestWhatIsThere:
         commit(kafka, topic, record(1))
         assert read(client_options(kafka), topic) == checkpoint(1)
 
-    def test_only_aborted_records(self, kafka: Kafka, topic: str) -> None:
+    def test_aborted_records_are_not_checkpoints(self, kafka: Kafka, topic: str) -> None:
         abort(kafka, topic, *[record(1)] * (3 * FIRST_WINDOW))
         assert read(client_options(kafka), topic) is None
 
-    def test_records_without_transactions(self, kafka: Kafka, topic: str) -> None:
+    def test_the_last_record_without_a_transaction_is_found(self, kafka: Kafka, topic: str) -> None:
         """In at-least-once mode, the topic does not end with a marker."""
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
         for cut in range(1, 3 * FIRST_WINDOW):
@@ -139,7 +139,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic) == checkpoint(3 * FIRST_WINDOW - 1)
 
     @pytest.mark.parametrize("behind", [FIRST_WINDOW - 2, FIRST_WINDOW - 1, FIRST_WINDOW, FIRST_WINDOW * WINDOW_FACTOR])
-    def test_it_is_found_behind_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
+    def test_the_checkpoint_is_found_before_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
         """Test the boundaries of the windows. The marker of a transaction also takes an offset."""
         commit(kafka, topic, record(1))
         commit(kafka, topic, record(2))
@@ -147,7 +147,7 @@ class TestWhatIsThere:
         wait_for_end(kafka, topic, 4 + behind)
         assert read(client_options(kafka), topic) == checkpoint(2)
 
-    def test_after_compaction(self, own_kafka: Kafka) -> None:
+    def test_the_checkpoint_is_found_after_compaction(self, own_kafka: Kafka) -> None:
         name = f"shop-{uuid4().hex[:8]}.checkpoint"
         create_topic(own_kafka, name, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001")
         cut = 0
@@ -158,7 +158,7 @@ class TestWhatIsThere:
         assert read(client_options(own_kafka), name) == checkpoint(cut)
 
     @pytest.mark.parametrize("value", [b"\x00\x00\x00\x00\x05", b"{}", b"", None])
-    def test_a_record_that_is_no_checkpoint(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
+    def test_a_record_that_is_not_a_checkpoint_is_refused(self, kafka: Kafka, topic: str, value: bytes | None) -> None:
         """The record must not be skipped, because starting at an older checkpoint would repeat changes."""
         commit(kafka, topic, record(1), value)
         sentence = f"^Record 1 of topic {topic} is not one that this version of pgsluice can read"
@@ -180,7 +180,7 @@ class TestOpenTransactions:
             foreign.abort_transaction()
             assert reading.result() == checkpoint(2)
 
-    def test_not_for_ever(self, kafka: Kafka, topic: str) -> None:
+    def test_the_reader_does_not_wait_for_ever(self, kafka: Kafka, topic: str) -> None:
         commit(kafka, topic, record(1))
         with transaction(kafka, topic, [b"foreign"]) as foreign:
             with transaction(kafka, topic, [record(2)], f"beside-{topic}") as beside:
@@ -244,7 +244,9 @@ class TestOutdatedBrokers:
             assert last_checkpoint(read_checkpoints(tail, "shop", is_atomic=True)) == checkpoint(2)
         outdated.close()
 
-    def test_a_probe_that_no_broker_shows(self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_probe_that_no_broker_shows_is_reported(
+        self, kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(probes, "OUTDATED_S", 1.0)
         monkeypatch.setattr(probes, "LOOK_S", 0.1)
         commit(kafka, topic, record(1))
@@ -253,7 +255,7 @@ class TestOutdatedBrokers:
             Probe(client_options(kafka), Event()).find(b"a probe", [topic], topics)
         topics.close()
 
-    def test_the_search_for_it_ends_with_the_session(self, kafka: Kafka, topic: str) -> None:
+    def test_the_search_for_the_probe_ends_with_the_session(self, kafka: Kafka, topic: str) -> None:
         given_up, topics = Event(), Topics(client_options(kafka), Event())
         given_up.set()
         started = time.monotonic()
@@ -278,7 +280,7 @@ class TestOutdatedBrokers:
 
 
 class TestOutages:
-    def test_kafka_does_not_answer(self, own_kafka: Kafka) -> None:
+    def test_a_topic_that_kafka_does_not_return_is_retried(self, own_kafka: Kafka) -> None:
         """The error must be one after which pgsluice retries."""
         name = f"shop-{uuid4().hex[:8]}.checkpoint"
         create_topic(own_kafka, name)
@@ -293,7 +295,7 @@ class TestOutages:
                 read_checkpoints(tail, "shop", is_atomic=True)
         assert read(options, name) == checkpoint(1)
 
-    def test_it_may_not_be_read(self, secured_kafka: SecuredKafka) -> None:
+    def test_a_missing_right_to_read_the_topic_is_reported(self, secured_kafka: SecuredKafka) -> None:
         name = f"shop-{uuid4().hex[:8]}.checkpoint"
         reader = ClientOptions(secured_kafka.properties("reader"), "pgsluice-test")
         create_topic(secured_kafka, name)

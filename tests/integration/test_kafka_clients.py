@@ -46,7 +46,7 @@ def assert_ended(before: int) -> None:
 
 @pytest.mark.usefixtures("_uncollected")
 class TestThreadsEndWithTheSession:
-    async def test_after_an_orderly_end(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_threads_end_after_an_orderly_end(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         before = threads_of_clients()
         for number in range(SESSIONS):
             async with Session(kafka, prefix) as session:
@@ -55,7 +55,7 @@ class TestThreadsEndWithTheSession:
                 assert threads_of_clients() > before
             assert_ended(before)
 
-    async def test_in_the_middle_of_a_transaction(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_threads_end_in_the_middle_of_a_transaction(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         before = threads_of_clients()
         for number in range(SESSIONS):
             async with Session(kafka, prefix) as session:
@@ -63,7 +63,7 @@ class TestThreadsEndWithTheSession:
                 await session.produce(insert(orders, number))
             assert_ended(before)
 
-    async def test_after_a_fatal_error(self, kafka: Kafka, prefix: str) -> None:
+    async def test_threads_end_after_a_fatal_error(self, kafka: Kafka, prefix: str) -> None:
         """The session is fenced. The test still holds a reference to its error, and so to the error's cause."""
         before, errors = threads_of_clients(), []
         for _ in range(SESSIONS):
@@ -76,7 +76,7 @@ class TestThreadsEndWithTheSession:
             assert_ended(before)
         assert len(errors) == SESSIONS
 
-    async def test_while_kafka_does_not_answer(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_threads_end_while_kafka_does_not_answer(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
         """The transaction has records that have not been sent yet. The session must not wait for them."""
         before = threads_of_clients()
         session = Session(own_kafka, prefix)
@@ -88,7 +88,7 @@ class TestThreadsEndWithTheSession:
             await asyncio.wait_for(session.sink.close(), 30)
             assert_ended(before)
 
-    async def test_of_the_registry(self, kafka: Kafka, prefix: str) -> None:
+    async def test_threads_of_the_registry_end(self, kafka: Kafka, prefix: str) -> None:
         before = threads_of_clients()
         for number in range(SESSIONS):
             registry = BuiltinRegistry(RegistryOptions(client_options(kafka)), f"{prefix}.schemas")

@@ -116,7 +116,7 @@ async def last_cut(kafka: Kafka, prefix: str) -> dict[str, Any]:
 
 class TestBetweenSessions:
     @INTERFERENCES
-    async def test_it_stops_until_the_change_is_accepted(
+    async def test_a_change_stops_every_start_until_it_is_accepted(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target, interference: Interference, sentence: str
     ) -> None:
         await written(kafka, prefix, orders, items)
@@ -147,7 +147,9 @@ class TestBetweenSessions:
             place: end + 1 for place, (_, end) in found.items()
         }
 
-    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_records_that_were_lost_between_sessions_are_noticed(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         """An unclean leader election loses records. Here, the cut record claims more records than were written."""
         await written(kafka, prefix, orders)
         cut = await last_cut(kafka, prefix)
@@ -158,7 +160,7 @@ class TestBetweenSessions:
         sentence = rf"Partition 1 of topic {orders.topic} ends at offset {written_to + 1}, although .* up to {end}"
         await refuses_to_start(kafka, prefix, sentence + REMEDY)
 
-    async def test_what_retention_deletes_is_nothing_to_speak_of(
+    async def test_a_start_ignores_records_that_retention_deleted(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
         await written(kafka, prefix, orders)
@@ -173,7 +175,7 @@ class TestBetweenSessions:
         await asyncio.to_thread(delete, kafka, orders.topic)
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted")
 
-    async def test_the_cut_records_themselves(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_deleted_cut_records_are_noticed(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         await written(kafka, prefix, orders)
         await asyncio.to_thread(delete, kafka, f"{prefix}.transactions")
         sentence = rf"Topic {prefix}.transactions is empty, but cut 1 was committed: it was deleted"
@@ -183,7 +185,9 @@ class TestBetweenSessions:
             await session.deliver()
         assert offsets(await last_cut(kafka, prefix)).keys() == {(orders.topic, n) for n in range(PARTITIONS)}
 
-    async def test_schemas_that_no_longer_exist(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
+    async def test_schemas_that_no_longer_exist_are_noticed(
+        self, kafka: Kafka, prefix: str, orders: Target, items: Target
+    ) -> None:
         """After the loss is accepted, a topic is not checked until its next row has registered its schema again."""
         await written(kafka, prefix, orders, items)
         described = [items.topic]
@@ -193,7 +197,7 @@ class TestBetweenSessions:
         assert {topic for topic, _ in offsets(await last_cut(kafka, prefix))} == set(described)
         await deliver_with(Session(kafka, prefix), described)
 
-    async def test_cut_records_that_end_too_soon(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_cut_records_that_end_too_soon_are_noticed(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         await written(kafka, prefix, orders)
         cut = await last_cut(kafka, prefix)
         async with Session(kafka, prefix) as session:
@@ -203,7 +207,9 @@ class TestBetweenSessions:
         await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", json.dumps(cut).encode())
         await refuses_to_start(kafka, prefix, f"Topic {prefix}.transactions ends with cut 1, but cut 2 was committed")
 
-    async def test_a_foreign_record_among_the_cut_records(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_foreign_record_among_the_cut_records_is_noticed(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         await written(kafka, prefix, orders)
         await asyncio.to_thread(commit, kafka, f"{prefix}.transactions", b"foreign")
         await refuses_to_start(
@@ -213,7 +219,7 @@ class TestBetweenSessions:
             await session.open_topics(orders.topic)
             await session.deliver()
 
-    async def test_a_full_cut_in_parts_and_far_back(
+    async def test_changes_are_noticed_if_the_last_full_cut_is_old_and_in_parts(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await written(kafka, prefix, orders, items)
@@ -230,7 +236,7 @@ class TestBetweenSessions:
         both = f"Topic {items.topic} has 5 partitions now instead of 2.* Topic {orders.topic} was deleted"
         await refuses_to_start(kafka, prefix, both)
 
-    async def test_the_partitions_of_a_topic_that_no_full_cut_lists(
+    async def test_the_first_cut_of_a_topic_lists_all_its_partitions(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
         """Because no full cut lists them, the first cut of the topic must list all its partitions."""
@@ -265,7 +271,7 @@ class TestBetweenSessions:
 class TestDuringASession:
     @INTERFERENCES
     @pytest.mark.usefixtures("_always_full")
-    async def test_it_is_detected_without_traffic(
+    async def test_a_change_is_detected_without_traffic(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
         """The next full cut must detect the change."""
@@ -279,7 +285,7 @@ class TestDuringASession:
         await refuses_to_start(kafka, prefix, sentence.format(orders.topic) + REMEDY)
 
     @pytest.mark.usefixtures("_always_full")
-    async def test_if_it_is_accepted_the_next_session_continues(
+    async def test_if_the_change_is_accepted_the_next_session_continues(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
         async with Session(kafka, prefix, accept=True) as session:
@@ -294,7 +300,7 @@ class TestDuringASession:
         assert {number for _, number in offsets(await last_cut(kafka, prefix))} == set(range(5))
 
     @INTERFERENCES
-    async def test_it_is_detected_when_the_topic_is_written_to(
+    async def test_a_change_is_detected_when_the_topic_is_written_to(
         self, kafka: Kafka, prefix: str, orders: Target, interference: Interference, sentence: str
     ) -> None:
         """Additional partitions do no harm before the next full cut, because records go to the former partitions."""
@@ -311,7 +317,7 @@ class TestDuringASession:
         await refuses_to_start(kafka, prefix, sentence.format(orders.topic) + REMEDY)
 
     @pytest.mark.parametrize("opened", [False, True], ids=["its first row", "a table's next version"])
-    async def test_it_is_detected_when_the_topic_is_opened(
+    async def test_a_change_is_detected_when_the_topic_is_opened(
         self, kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch, *, opened: bool
     ) -> None:
         """A topic that existed at the session's start must not be created again."""
@@ -325,7 +331,9 @@ class TestDuringASession:
                 await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted" + REMEDY)
 
-    async def test_it_is_detected_while_the_queue_is_full(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_change_is_detected_while_the_queue_is_full(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         async with Session(kafka, prefix, timeout_s=600, queue_bytes=64 * 1024) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1))
@@ -336,7 +344,7 @@ class TestDuringASession:
         await refuses_to_start(kafka, prefix, f"Topic {orders.topic} was deleted" + REMEDY)
 
     @pytest.mark.parametrize("topic", ["transactions", "checkpoint"])
-    async def test_the_service_topics(self, kafka: Kafka, prefix: str, topic: str) -> None:
+    async def test_changes_of_service_topics_are_detected(self, kafka: Kafka, prefix: str, topic: str) -> None:
         """If Kafka aborts the transaction before the topics are examined, the next session must report the reason."""
         async with Session(kafka, prefix, timeout_s=600) as session:
             await session.deliver()
@@ -353,7 +361,9 @@ class TestDuringASession:
                 assert session.checkpoint.cut == 0
 
     @pytest.mark.parametrize("predicted", [True, False])
-    async def test_records_that_are_lost(self, kafka: Kafka, prefix: str, orders: Target, *, predicted: bool) -> None:
+    async def test_records_that_are_lost_during_a_session_are_detected(
+        self, kafka: Kafka, prefix: str, orders: Target, *, predicted: bool
+    ) -> None:
         """An unclean leader election loses records. Here, the ledger claims more records than were written."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -366,7 +376,7 @@ class TestDuringASession:
                 await session.deliver(insert(orders, 2))
 
     @pytest.mark.usefixtures("_always_full")
-    async def test_what_retention_deletes_is_nothing_to_speak_of(
+    async def test_a_session_ignores_records_that_retention_deleted(
         self, kafka: Kafka, prefix: str, orders: Target
     ) -> None:
         async with Session(kafka, prefix) as session:
@@ -393,7 +403,9 @@ class TestDuringASession:
 class TestPrediction:
     """A cut record contains the end offsets of its cut before Kafka has reported them."""
 
-    async def test_the_offsets_are_as_predicted(self, kafka: Kafka, prefix: str, orders: Target, items: Target) -> None:
+    async def test_the_offsets_of_a_cut_are_as_predicted(
+        self, kafka: Kafka, prefix: str, orders: Target, items: Target
+    ) -> None:
         """Topics can be new, or have the markers of earlier transactions."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
@@ -406,7 +418,9 @@ class TestPrediction:
                     assert sum(end_of(kafka, *place) - end for place, end in ends.items()) == min(count, PARTITIONS)
             assert session.prediction.is_clear
 
-    async def test_markers_that_are_still_to_come(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_full_cut_does_not_wait_for_outstanding_markers(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         """A full cut without records must not wait for the markers of the previous cut."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 50), keyed=True)
@@ -417,7 +431,9 @@ class TestPrediction:
             await session.deliver(insert(orders, 1))
             assert session.prediction.is_clear
 
-    async def test_somebody_else_writes_to_a_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_cut_is_abandoned_if_another_program_writes_to_its_topic(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         """The cut must be abandoned. The next session must wait for the actual offsets."""
         prediction = OffsetPrediction()
         async with Session(kafka, prefix, prediction=prediction) as session:
@@ -508,13 +524,13 @@ class TestLedger:
         known.examine()
         assert topics.answers == 1
 
-    def test_brokers_that_know_their_leader_epoch(self, kafka: Kafka, orders: Target) -> None:
+    def test_brokers_that_report_their_leader_epoch_are_compared_by_it(self, kafka: Kafka, orders: Target) -> None:
         topics = Topics(client_options(kafka), Event())
         topics.ensure(TopicSpec(orders.topic, 1))
         found = topics.account(Account({orders.topic: TopicState("", 1)}, {(orders.topic, 0): 0}))
         assert found.leader_epochs == {(orders.topic, 0): 0}
 
-    def test_whoever_gives_up_is_not_kept_waiting(
+    def test_a_caller_that_gives_up_is_not_kept_waiting(
         self, kafka: Kafka, orders: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ledger, "CONFIRM_S", 3600.0)
@@ -528,7 +544,7 @@ class TestLedger:
         known.examine()
         assert time.monotonic() - started < 60
 
-    def test_several_topics_in_one_message(self, kafka: Kafka, orders: Target) -> None:
+    def test_one_message_names_the_changes_of_several_topics(self, kafka: Kafka, orders: Target) -> None:
         topics = Topics(client_options(kafka), Event())
         known = Ledger(topics, Event(), accept=False)
         (state,) = topics.ensure(TopicSpec(orders.topic, 1))
@@ -539,7 +555,7 @@ class TestLedger:
         assert str(caught.value).count("was deleted") == 5
 
 
-def test_the_last_cuts_are_read_back_to_a_full_one(kafka: Kafka, prefix: str) -> None:
+def test_cut_records_are_read_back_to_the_last_full_cut(kafka: Kafka, prefix: str) -> None:
     topic = f"{prefix}.transactions"
     create_topic(kafka, topic)
     topics = Topics(client_options(kafka), Event())

@@ -147,7 +147,7 @@ def read(options: ClientOptions, topic: str, reach: int = 0) -> Checkpoint | Non
 
 
 @pytest.mark.long
-def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_reveals_the_outdated_broker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = f"shop-{uuid4().hex[:8]}.checkpoint"
     cluster.create(topic)
     write(cluster.options(2, 3), topic, FORMER)
@@ -167,7 +167,7 @@ def test_the_mark_tells_the_outdated_broker_apart(cluster: Cluster, monkeypatch:
 
 
 @pytest.mark.long
-def test_records_that_it_does_not_have_were_not_deleted(cluster: Cluster) -> None:
+def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster: Cluster) -> None:
     """Another client gets another answer from a newer leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
     cluster.create(topic)

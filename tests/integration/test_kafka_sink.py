@@ -216,7 +216,7 @@ class TestDelivery:
         # Since the records of ``earlier``, only their marker has been written.
         assert {place: following + 1 for place, (_, following) in offsets(earlier).items()} == ends
 
-    async def test_a_large_transaction_in_parts(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_large_transaction_is_written_in_parts(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 3), keyed=True)
             cut, checkpoint = await session.produce(*(insert(orders, n) for n in range(100)))
@@ -232,7 +232,9 @@ class TestDelivery:
         assert not await asyncio.to_thread(read_committed, kafka, f"{prefix}.transactions")
 
     @pytest.mark.parametrize("size", [1000, 0])  # the limit is a number of bytes, or a number of records
-    async def test_a_queue_smaller_than_a_cut(self, kafka: Kafka, prefix: str, orders: Target, size: int) -> None:
+    async def test_a_queue_may_be_smaller_than_a_cut(
+        self, kafka: Kafka, prefix: str, orders: Target, size: int
+    ) -> None:
         records = [insert(orders, n, size) for n in range(2000)]
         async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -259,7 +261,7 @@ class TestOwners:
         assert [message.value() for message in visible] == [b"value 1", b"value 3"]
 
     @pytest.mark.parametrize("begun", [False, True], ids=["before a transaction", "within a transaction"])
-    async def test_a_former_owner_that_learns_of_it_between_two_records_reports_the_reason(
+    async def test_an_owner_that_is_fenced_between_two_records_reports_the_reason(
         self, kafka: Kafka, prefix: str, orders: Target, *, begun: bool
     ) -> None:
         """librdkafka then accepts no more records, and reports the reason only on request."""
@@ -355,7 +357,9 @@ class TestOwners:
             with pytest.raises(DeadlineMissed):
                 await session.sink.commit(*lost)
 
-    async def test_nor_if_the_client_learns_of_it_first(self, own_kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_the_deadline_is_not_mistaken_for_another_owner_if_the_client_notices_it_first(
+        self, own_kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         """The client refuses a record with the error for another owner, before the deadline is checked."""
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
@@ -385,7 +389,7 @@ def produce_until_refused(producer: Producer, topic: str) -> None:
 
 
 class TestRefusals:
-    async def test_a_record_too_large_for_its_topic(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_record_too_large_for_its_topic_is_refused(self, kafka: Kafka, prefix: str, orders: Target) -> None:
         large = Record(orders, "c", SECRET, SECRET * 1000)
         client = ClientOptions({**client_options(kafka).properties, "batch.size": "2000"}, "pgsluice-test")
         async with Session(kafka, prefix, client=client) as session:
@@ -399,21 +403,27 @@ class TestRefusals:
         assert [message.value() for message in visible] == [b"value 1"]
         assert len(await asyncio.to_thread(cut_records, kafka, prefix)) == 1
 
-    async def test_a_record_too_large_for_the_memory_allowed(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_a_record_too_large_for_the_allowed_memory_is_refused(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         async with Session(kafka, prefix, queue_bytes=64 * 1024) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             await session.deliver(insert(orders, 1, 60_000))
             with pytest.raises(PoisonError, match=r"70007 bytes.* larger than the 65536 bytes.*delivery.inflight_max"):
                 await session.deliver(insert(orders, 2, 70_000))
 
-    async def test_a_record_without_key_on_a_compacted_topic(self, kafka: Kafka, prefix: str, logs: Target) -> None:
+    async def test_a_record_without_key_is_refused_by_a_compacted_topic(
+        self, kafka: Kafka, prefix: str, logs: Target
+    ) -> None:
         async with Session(kafka, prefix) as session:
             truncated_never = replace(policy(logs, cleanup_policy="compact"), truncate=False)
             await session.sink.open_topic(truncated_never, keyed=True)
             with pytest.raises(PoisonError, match=r"public.logs \[0\].*cleanup.policy=compact takes no record without"):
                 await session.deliver(insert(logs, 1))
 
-    async def test_small_records_in_a_batch_too_large(self, kafka: Kafka, prefix: str, orders: Target) -> None:
+    async def test_small_records_in_a_batch_that_is_too_large_are_refused(
+        self, kafka: Kafka, prefix: str, orders: Target
+    ) -> None:
         async with Session(kafka, prefix) as session:
             sentence = rf"{orders.topic} takes 2000 bytes .*1000000 \(batch.size\).*set batch.size under .* to 2000 or"
             with pytest.raises(ConfigError, match=sentence):
@@ -466,7 +476,7 @@ class TestOutages:
             # The topic contains only the probe and its marker.
             assert end_of(own_kafka, f"{prefix}.transactions") == (2 if step == "deliver" else 0)
 
-    async def test_what_cannot_be_aborted_ends_with_its_timeout(
+    async def test_a_transaction_that_cannot_be_aborted_ends_with_its_timeout(
         self, own_kafka: Kafka, prefix: str, orders: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(transactional, "_ABORT_S", 0.5)

@@ -91,13 +91,13 @@ class TestEnsure:
         with pytest.raises(ConfigError, match=reason):
             topics.ensure(spec)
 
-    def test_several_at_once(self, topics: Topics, name: str) -> None:
+    def test_several_topics_are_created_together(self, topics: Topics, name: str) -> None:
         topics.ensure(TopicSpec(f"{name}.2", 2))
         states = topics.ensure(*(TopicSpec(f"{name}.{number}", number) for number in (1, 2, 3)))
         assert [state.partitions for state in states] == [1, 2, 3]
         assert [topics.describe([f"{name}.{number}"])[f"{name}.{number}"] for number in (1, 2, 3)] == states
 
-    def test_one_of_several_is_refused(self, topics: Topics, name: str) -> None:
+    def test_a_refused_topic_among_several_is_named(self, topics: Topics, name: str) -> None:
         with pytest.raises(ConfigError, match="topic no spaces: Broker: Invalid topic"):
             topics.ensure(TopicSpec("no spaces", 1), TopicSpec(name, 1))
 
@@ -105,7 +105,7 @@ class TestEnsure:
 class TestMake:
     """Many topics are created at the same time, as for a session with many new tables."""
 
-    def test_those_that_do_not_exist_are_created(
+    def test_topics_that_do_not_exist_are_created(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(topic_spec, "PARTITIONS_MAX", 7)
@@ -116,7 +116,7 @@ class TestMake:
         assert topics.describe([spec.name for spec in specs]) == made
         assert topics.make([]) == {}
 
-    def test_other_clients_create_them_at_the_same_time(self, kafka: Kafka, name: str) -> None:
+    def test_topics_that_other_clients_create_at_the_same_time_are_used(self, kafka: Kafka, name: str) -> None:
         several = [Topics(client_options(kafka), Event()) for _ in range(3)]
         specs = [TopicSpec(f"{name}.{number}", 2) for number in range(5)]
         with ThreadPoolExecutor(len(several)) as threads:
@@ -181,7 +181,7 @@ class TestSettings:
         with pytest.raises(ConfigError, match=r"Topic t takes 999999 bytes at once .*1000000 \(batch.size\)"):
             topics.check(TopicSpec("t", 1), TopicSettings("delete", 999_999))
 
-    def test_settings_of_many_topics_and_of_none(
+    def test_settings_of_any_number_of_topics_are_read(
         self, topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Topics that do not exist must be omitted."""
@@ -258,7 +258,9 @@ class TestOutages:
         own_kafka.start()
         assert topics.next_offsets(places) == {(name, 0): 0, (name, 1): 0}
 
-    def test_one_of_several_brokers_does_not_answer(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offsets_on_a_broker_that_does_not_answer_are_unknown(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The offsets of the broker's partitions are unknown. This must not look like a truncated topic."""
         monkeypatch.setattr(module, "REQUEST_S", SOON_S)
         monkeypatch.setattr(module, "_LEADERS_S", SOON_S)
@@ -273,7 +275,7 @@ class TestOutages:
             monkeypatch.undo()
             assert topics.next_offsets(places) == offsets
 
-    def test_a_broker_that_does_not_answer(self, own_kafka: Kafka, name: str) -> None:
+    def test_requests_end_if_a_broker_does_not_answer(self, own_kafka: Kafka, name: str) -> None:
         given_up = Event()
         topics = Topics(client_options(own_kafka), given_up)
         topics.ensure(TopicSpec(name, 1))
@@ -304,7 +306,7 @@ def by_name(findings: Iterable[Finding]) -> dict[str, tuple[Verdict, str]]:
 
 
 class TestCheck:
-    def test_all_is_well(self, kafka: Kafka, topics: Topics, name: str) -> None:
+    def test_a_correct_setup_has_no_problems(self, kafka: Kafka, topics: Topics, name: str) -> None:
         before = {
             "kafka reachable": (Verdict.OK, "1 broker(s)"),
             "delivery mode": (Verdict.OK, "exactly once, by Kafka transactions"),
@@ -331,7 +333,7 @@ class TestCheck:
         assert "kafka transaction timeout" not in found
         assert "kafka transactional id" not in found
 
-    def test_topics_with_wrong_settings(self, kafka: Kafka, name: str) -> None:
+    def test_topics_with_wrong_settings_are_reported(self, kafka: Kafka, name: str) -> None:
         create_topic(kafka, f"{name}.transactions", 3)
         create_topic(kafka, f"{name}.checkpoint", cleanup_policy="delete")
         options = sink_options(client_options(kafka), name)
@@ -341,7 +343,7 @@ class TestCheck:
         assert verdict is Verdict.FAIL
         assert "cleanup.policy=delete" in detail
 
-    def test_topics_that_kafka_would_not_create(self, kafka: Kafka, name: str) -> None:
+    def test_topics_that_kafka_would_not_create_are_reported(self, kafka: Kafka, name: str) -> None:
         client = client_options(kafka)
         options = SinkOptions(
             ProducerOptions(client, name, 1, 3600.0),
@@ -355,13 +357,13 @@ class TestCheck:
         assert "Fewer brokers are up" in detail
         assert found["kafka transaction timeout"] == (Verdict.OK, "3600 s wanted, 900 s allowed and used")
 
-    def test_a_wrong_password(self, secured_kafka: SecuredKafka, name: str) -> None:
+    def test_a_wrong_password_is_reported(self, secured_kafka: SecuredKafka, name: str) -> None:
         client = ClientOptions(secured_kafka.properties("admin", "wrong"), "pgsluice-test")
         (finding,) = check(sink_options(client, name))
         assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
         assert "Authentication failed" in finding.detail
 
-    def test_a_user_without_rights(self, secured_kafka: SecuredKafka, name: str) -> None:
+    def test_missing_rights_are_reported(self, secured_kafka: SecuredKafka, name: str) -> None:
         client = ClientOptions(secured_kafka.properties("reader"), "pgsluice-test")
         found = by_name(check(sink_options(client, name)))
         assert found["kafka reachable"][0] is Verdict.OK

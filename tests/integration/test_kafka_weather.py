@@ -63,7 +63,7 @@ def leader(kafka: Kafka, topic: str) -> int:
 
 class TestThreeBrokers:
     @pytest.mark.long
-    def test_leaders_and_coordinators_change(self, cluster: Kafka, start: Start) -> None:
+    def test_nothing_is_lost_when_leaders_and_coordinators_change(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -80,7 +80,7 @@ class TestThreeBrokers:
         assert pipeline.daemon.alive
 
     @pytest.mark.long
-    def test_two_of_them_are_down(self, cluster: Kafka, start: Start) -> None:
+    def test_the_daemon_waits_while_two_of_three_brokers_are_down(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -93,7 +93,7 @@ class TestThreeBrokers:
         pipeline.assert_complete()
 
     @pytest.mark.long
-    def test_too_few_replicas(self, cluster: Kafka, start: Start) -> None:
+    def test_the_daemon_waits_for_enough_replicas_and_says_so(self, cluster: Kafka, start: Start) -> None:
         pipeline = start(broker=cluster)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -111,7 +111,7 @@ class TestThreeBrokers:
 
 
 class TestOneBroker:
-    def test_the_disk_is_full(self, own_kafka: Kafka, start: Start) -> None:
+    def test_the_daemon_continues_after_the_brokers_disk_was_full(self, own_kafka: Kafka, start: Start) -> None:
         pipeline = start(broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -124,7 +124,9 @@ class TestOneBroker:
         pipeline.assert_complete()
 
     @pytest.mark.long
-    def test_it_comes_back_and_takes_less(self, own_kafka: Kafka, start: Start) -> None:
+    def test_batches_are_refused_if_a_broker_comes_back_with_a_lower_limit(
+        self, own_kafka: Kafka, start: Start
+    ) -> None:
         """The rows are small, but the limit also applies to batches of rows."""
         pipeline = start(broker=own_kafka)
         pipeline.write()
@@ -158,7 +160,7 @@ def changed(kafka: Kafka, name: str, value: str) -> Iterator[None]:
 class TestRights:
     """Waiting does not help if a right is withdrawn or a password has changed, so pgsluice must stop."""
 
-    def test_rights_withdrawn_while_it_runs(self, guarded_kafka: SecuredKafka, start: Start) -> None:
+    def test_rights_that_are_withdrawn_stop_the_daemon(self, guarded_kafka: SecuredKafka, start: Start) -> None:
         pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
         name = pipeline.daemon.name
         for kind, resource_name, operation, sentence in (
@@ -182,7 +184,7 @@ class TestRights:
             pipeline.daemon.start()
         pipeline.assert_complete()
 
-    def test_a_password_that_changed(self, guarded_kafka: SecuredKafka, start: Start) -> None:
+    def test_a_changed_password_stops_the_daemon(self, guarded_kafka: SecuredKafka, start: Start) -> None:
         pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()

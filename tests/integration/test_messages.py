@@ -188,7 +188,7 @@ class TestOrder:
         expected = [b"first", 1, b"after 1", 2, 3, b"of one that is not", 4, 5, b"a transaction by itself", 6]
         assert followed.read() == expected
 
-    def test_outside_transactions(self, follow: Follow, version: int) -> None:
+    def test_messages_outside_transactions_arrive_in_order(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
         writer = followed.writer()
         with writer.connection.transaction(force_rollback=True):
@@ -205,7 +205,7 @@ class TestOrder:
         alone = [b"of a transaction that is rolled back", b"before 2", b"before 2, too"]
         assert followed.read() == [*alone, 2, b"after 2", b"between", 3]
 
-    def test_its_lsn_is_the_end_of_its_record(self, follow: Follow, version: int) -> None:
+    def test_the_lsn_of_a_message_is_the_end_of_its_record(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
         writer = followed.writer()
         lsns = []
@@ -264,7 +264,7 @@ def test_messages_of_a_prepared_transaction_arrive_at_its_commit(follow: Follow,
 
 
 class TestContent:
-    def test_any_bytes(self, follow: Follow) -> None:
+    def test_messages_may_contain_any_bytes(self, follow: Follow) -> None:
         followed = follow()
         writer = followed.writer()
         contents = [b"", bytes(range(256)), bytes(range(256)) * 20_000, b"\0"]
@@ -273,7 +273,9 @@ class TestContent:
             writer.alone(content)
         assert followed.read() == [content for content in contents for _ in range(2)]
 
-    def test_a_database_in_another_encoding(self, follow: Follow, postgres_server: Callable[..., Postgres]) -> None:
+    def test_messages_arrive_from_a_database_in_another_encoding(
+        self, follow: Follow, postgres_server: Callable[..., Postgres]
+    ) -> None:
         server = postgres_server(17)
         database = Database(server, "test_latin1_messages")
         with server.connect() as connection:
@@ -291,7 +293,7 @@ class TestContent:
 class TestExactlyOnce:
     @pytest.mark.long
     @pytest.mark.parametrize("version", VERSIONS)
-    def test_across_restarts(self, follow: Follow, version: int) -> None:
+    def test_messages_arrive_once_across_restarts(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
         done, expected = Flag(), []
 
@@ -317,7 +319,7 @@ class TestExactlyOnce:
         assert not followed.reader.read_rest()
 
     @pytest.mark.parametrize("own_postgres", [*long(14), 18], indirect=True)
-    def test_across_crashes_of_the_server(self, follow: Follow, own_postgres: Postgres) -> None:
+    def test_messages_arrive_once_across_crashes_of_the_server(self, follow: Follow, own_postgres: Postgres) -> None:
         with own_postgres.database() as database:
             followed = follow(database=database)
             expected: list[Item] = []
@@ -340,7 +342,7 @@ class TestExactlyOnce:
 
     @pytest.mark.long
     @pytest.mark.parametrize("version", VERSIONS)
-    def test_a_message_is_the_last_event_before_a_restart(self, follow: Follow, version: int) -> None:
+    def test_a_message_may_be_the_last_event_before_a_restart(self, follow: Follow, version: int) -> None:
         followed = follow(version=version)
         writer = followed.writer()
         expected: list[Item] = []
@@ -353,7 +355,7 @@ class TestExactlyOnce:
             expected += [content, number]
             assert followed.read() == expected
 
-    def test_a_kill_between_a_message_and_the_commit_at_the_same_lsn(self, follow: Follow) -> None:
+    def test_a_kill_between_a_message_and_a_commit_at_the_same_lsn_loses_nothing(self, follow: Follow) -> None:
         """From PostgreSQL 17 on, a message can be flushed before its transaction commits.
 
         In this case, the end of the message is confirmed, and the commit record begins at the same LSN.
@@ -376,7 +378,7 @@ class TestExactlyOnce:
         assert {event["seq"] for event in same} == {-1}
 
     @pytest.mark.parametrize("version", VERSIONS)
-    def test_a_message_that_is_flushed_late(self, follow: Follow, version: int) -> None:
+    def test_a_message_that_is_flushed_late_arrives(self, follow: Follow, version: int) -> None:
         """If the transaction around a message is rolled back, nothing flushes the message."""
         followed = follow(version=version)
         writer = followed.writer()
@@ -388,7 +390,7 @@ class TestExactlyOnce:
         assert followed.messages[0]["lsn"] == lsn
 
 
-def test_many_at_once(follow: Follow) -> None:
+def test_many_messages_arrive(follow: Follow) -> None:
     followed = follow()
     writer = followed.writer()
     emit = "SELECT pg_logical_emit_message(%s, 'p', n::text) FROM generate_series(1, 20000) AS n"

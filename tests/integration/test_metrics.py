@@ -39,7 +39,7 @@ def assert_growing(daemon: Program) -> None:
     assert lag_seconds(daemon) < before + time.monotonic() - began + 10, "the lag grows no faster than time passes"
 
 
-def test_names_labels_and_values(start: Start) -> None:
+def test_metrics_have_the_documented_names_labels_and_values(start: Start) -> None:
     pipeline = start()
     daemon = pipeline.daemon
     pipeline.write(7)
@@ -83,7 +83,7 @@ def test_an_idle_server_causes_no_lag(version: int, start: Start) -> None:
 
 
 @pytest.mark.long
-def test_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:
+def test_the_lag_grows_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:
     pipeline = start(broker=own_kafka)
     daemon = pipeline.daemon
     pipeline.write()
@@ -111,7 +111,7 @@ def test_while_kafka_is_away(own_kafka: Kafka, start: Start) -> None:
 
 
 @pytest.mark.long
-def test_while_postgresql_is_away(own_postgres: Postgres, start: Start) -> None:
+def test_the_lag_grows_while_postgresql_is_away(own_postgres: Postgres, start: Start) -> None:
     pipeline = start(server=own_postgres)
     daemon = pipeline.daemon
     pipeline.write()
@@ -174,7 +174,9 @@ def _status_lag(pipeline: Pipeline) -> float:
 
 
 @pytest.mark.long
-def test_the_slot_is_dropped_while_kafka_is_away(own_kafka: Kafka, own_postgres: Postgres, start: Start) -> None:
+def test_a_slot_that_is_dropped_while_kafka_is_away_is_noticed(
+    own_kafka: Kafka, own_postgres: Postgres, start: Start
+) -> None:
     """Only the metrics show this, because no session gets far enough to check the slot."""
     own_postgres.create_database("shop")
     pipeline = start(broker=own_kafka, database=Database(own_postgres, "shop"))

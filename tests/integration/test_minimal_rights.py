@@ -286,7 +286,7 @@ class TestEnough:
             assert scene.ends("snapshot", "status")[0] == 0
             assert daemon.alive
 
-    def test_where_topics_are_made_before(self, scene: Scene) -> None:
+    def test_topics_made_beforehand_need_no_right_to_create_them(self, scene: Scene) -> None:
         """A table without a topic goes into quarantine, so a user who may create tables cannot stop the pipeline."""
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(DELIVERING, without=lambda right: right.operation == "Create")
@@ -322,7 +322,7 @@ MISSING = {
 
 class TestNeeded:
     @pytest.mark.parametrize("right", [one for one in rights(DELIVERING) if str(one) in MISSING], ids=str)
-    def test_to_kafka(self, right: Right, scene: Scene) -> None:
+    def test_every_right_in_kafka_is_needed(self, right: Right, scene: Scene) -> None:
         scene.grant(DELIVERING, without=lambda one: str(one) == scene.named(str(right)))
         scene.configure(NEW)
         code, said = scene.ends("run")
@@ -412,7 +412,7 @@ REFUSALS = {
 @pytest.mark.parametrize("version", [OLD, NEW])
 class TestNeededInPostgresql:
     @pytest.mark.parametrize("right", withdrawals())
-    def test_a_right_of_the_role(self, version: int, right: str, scene: Scene) -> None:
+    def test_every_right_of_the_role_is_needed(self, version: int, right: str, scene: Scene) -> None:
         withdraw, give = withdrawals()[right]
         with scene.server(version).connect("shop") as connection:
             connection.execute(withdraw.encode())
@@ -421,7 +421,7 @@ class TestNeededInPostgresql:
             finally:
                 connection.execute(give.encode())
 
-    def test_the_line_of_pg_hba_conf(self, version: int, scene: Scene) -> None:
+    def test_the_line_of_pg_hba_conf_is_needed(self, version: int, scene: Scene) -> None:
         let_in(scene.server(version), ADMIN, possible=False)
         try:
             assert_refused(scene, version, r"add a line to pg_hba\.conf")
@@ -458,7 +458,7 @@ def _is_let_in(server: Postgres) -> bool:
 
 
 class TestOthers:
-    def test_the_registry(self, scene: Scene) -> None:
+    def test_the_rights_of_the_registry_are_needed_and_sufficient(self, scene: Scene) -> None:
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.configure(NEW, user="registry")
         code, said = scene.ends("registry")
@@ -471,7 +471,7 @@ class TestOthers:
         stop.join()
 
     @pytest.mark.parametrize("right", rights(CONSUMER), ids=str)
-    def test_consumers(self, right: Right, scene: Scene) -> None:
+    def test_every_right_of_consumers_is_needed(self, right: Right, scene: Scene) -> None:
         make_topics(scene.kafka, scene.named(TOPICS))
         scene.grant(CONSUMER, without=lambda one: one.kind == right.kind)
         refusals = {"TOPIC": KafkaError.TOPIC_AUTHORIZATION_FAILED, "GROUP": KafkaError.GROUP_AUTHORIZATION_FAILED}

@@ -56,7 +56,9 @@ def origins(pipeline: Pipeline, count: int) -> dict[int, str | None]:
 
 
 @pytest.mark.parametrize("version", [10, 14, 16, 18])
-def test_the_envelope_names_it(start: Start, abroad: Callable[[Database], psycopg.Connection], version: int) -> None:
+def test_the_envelope_names_the_origin(
+    start: Start, abroad: Callable[[Database], psycopg.Connection], version: int
+) -> None:
     pipeline = start(version=version)
     name = pipeline.database.name
     elsewhere = abroad(pipeline.database)
@@ -68,7 +70,7 @@ def test_the_envelope_names_it(start: Start, abroad: Callable[[Database], psycop
 
 
 @pytest.mark.parametrize("version", [14, 16, 18])
-def test_the_envelope_names_it_for_streamed_transactions(
+def test_the_envelope_names_the_origin_of_streamed_transactions(
     start: Start, abroad: Callable[[Database], psycopg.Connection], new_database: Callable[..., Database], version: int
 ) -> None:
     database = new_database(version)
@@ -90,7 +92,7 @@ def test_the_envelope_names_it_for_streamed_transactions(
 
 
 @pytest.mark.parametrize("version", [16, 18])
-def test_the_envelope_names_it_for_prepared_transactions(
+def test_the_envelope_names_the_origin_of_prepared_transactions(
     start: Start, abroad: Callable[[Database], psycopg.Connection], version: int
 ) -> None:
     pipeline = start({"postgres": {"two_phase": True}}, version=version)
@@ -107,7 +109,7 @@ def test_the_envelope_names_it_for_prepared_transactions(
 
 @pytest.mark.parametrize("streaming", ["off", "on"])
 @pytest.mark.parametrize("version", [16, 18])
-def test_none_omits_changes_from_other_servers(
+def test_origin_none_omits_changes_from_other_servers(
     start: Start,
     abroad: Callable[[Database], psycopg.Connection],
     new_database: Callable[..., Database],
@@ -133,7 +135,7 @@ def test_none_omits_changes_from_other_servers(
 
 
 @pytest.mark.parametrize("origin", ["any", "none"])
-def test_it_also_applies_to_messages(
+def test_origin_none_also_omits_messages(
     start: Start, abroad: Callable[[Database], psycopg.Connection], origin: str
 ) -> None:
     pipeline = start({"postgres": {"messages": True, "origin": origin}})
@@ -179,7 +181,7 @@ class TestNoneBesidePreparedTransactions:
         pipeline.assert_complete()
 
 
-def test_none_needs_postgresql_16(start: Start) -> None:
+def test_origin_none_needs_postgresql_16(start: Start) -> None:
     pipeline = start({"postgres": {"origin": "none"}}, version=14, wait=False)
     assert pipeline.daemon.wait() == 78
     assert 'postgres.origin = "none" needs PostgreSQL 16 or later' in pipeline.daemon.why_it_stopped()

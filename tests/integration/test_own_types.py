@@ -50,7 +50,7 @@ def test_arrays_whose_types_were_dropped_keep_their_fields(start: Start) -> None
     assert four["after"] == {"id": 4}
 
 
-def test_a_composite_that_gains_an_attribute_of_a_new_type(start: Start) -> None:
+def test_a_composite_may_gain_an_attribute_of_a_new_type(start: Start) -> None:
     """In binary format, values of the composite refer to a type that was unknown when the table was described."""
     pipeline = start({"postgres": {"binary": True}})
     with pipeline.database.connect() as connection:

@@ -99,7 +99,9 @@ def test_identity_full_of_the_root_does_not_turn_missing_values_into_nulls(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_same_after_an_alter_or_with_a_new_partition(version: int, follow: Follow, kafka: Kafka) -> None:
+def test_missing_values_do_not_become_nulls_after_an_alter_or_with_a_new_partition(
+    version: int, follow: Follow, kafka: Kafka
+) -> None:
     with follow(version, "") as (connection, daemon):
         run(connection, "INSERT INTO parts VALUES (2, 2, 'y'), (101, 1, 'z')")
         run(connection, "ALTER TABLE parts REPLICA IDENTITY FULL", "ALTER TABLE high REPLICA IDENTITY FULL")
@@ -145,7 +147,7 @@ def test_partitions_with_different_keys_go_into_quarantine(version: int, follow:
     ],
 )
 @pytest.mark.usefixtures("restored_logging")
-def test_check_names_them_and_warns_if_a_session_would_refuse_them(
+def test_check_names_such_partitions_and_warns_if_a_session_would_refuse_them(
     more: str,
     named: str,
     *,

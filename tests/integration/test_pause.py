@@ -25,7 +25,10 @@ QUIET_S = 2.0
 WAL_SENDER_TIMEOUT_S = 2
 
 FAR_MORE = 300, 100_000
-"""The number of rows and their width. Connections buffer much less data than this, and pgsluice reads less at once."""
+"""The number of rows and their width.
+
+Connections buffer much less data than this, and one read of pgsluice returns less.
+"""
 
 
 def give(daemon: Daemon, *command: str) -> tuple[int, str]:
@@ -48,7 +51,7 @@ def assert_nothing_arrives(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exactly_once", *long("at_least_once")])
-def test_it_is_shown_and_lasts_over_restarts_until_resume(mode: str, start: Start) -> None:
+def test_a_pause_is_shown_and_survives_restarts_until_resume(mode: str, start: Start) -> None:
     pipeline = start({"delivery": {"mode": mode}})
     daemon = pipeline.daemon
     assert give(daemon, "resume") == (0, "The pipeline was not paused.\n")

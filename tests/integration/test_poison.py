@@ -98,7 +98,7 @@ def configure(pipeline: Pipeline, name: str, setting: str, value: str) -> None:
 
 
 class TestARecordTooLarge:
-    def test_it_stops_with_a_sentence(self, start: Start, mode: str) -> None:
+    def test_a_record_too_large_stops_the_daemon_with_a_sentence(self, start: Start, mode: str) -> None:
         pipeline = with_texts(start(settings(mode, "stop")))
         insert(pipeline, (1, "small"))
         pipeline.wait_until_confirmed()
@@ -111,7 +111,7 @@ class TestARecordTooLarge:
         assert f", seq 1): it is larger than the topic's max.message.bytes ({LIMIT}, after compression)" in log
         assert text[:20] not in log
 
-    def test_a_dead_letter_takes_its_place_in_the_same_cut(self, start: Start, mode: str) -> None:
+    def test_a_dead_letter_replaces_a_record_too_large_in_the_same_cut(self, start: Start, mode: str) -> None:
         pipeline = with_texts(start(settings(mode)))
         insert(pipeline, (1, "small"))
         insert(pipeline, (2, "small"), (3, large()), (4, "small"))
@@ -142,14 +142,14 @@ class TestARecordTooLarge:
         assert pipeline.daemon.metric("pgsluice_dead_letters_total") == 1
         assert "dead letter" in pipeline.daemon.log_text()
 
-    def test_many_of_them(self, start: Start, mode: str) -> None:
+    def test_many_records_too_large_become_dead_letters(self, start: Start, mode: str) -> None:
         pipeline = with_texts(start(settings(mode)))
         insert(pipeline, *((n, large() if n % 5 == 0 else "small") for n in range(1, 31)))
         insert(pipeline, (31, "small"))
         assert list(dict.fromkeys(numbers(pipeline))) == [n for n in range(1, 32) if n % 5]
         assert [letter["seq"] for letter in dead_letters(pipeline)][-6:] == [4, 9, 14, 19, 24, 29]
 
-    def test_in_a_large_transaction_with_its_own_kafka_transaction(self, start: Start, mode: str) -> None:
+    def test_a_large_transaction_may_contain_a_dead_letter(self, start: Start, mode: str) -> None:
         pipeline = with_texts(start(settings(mode, cut_bytes="64KiB")))
         rows = [(n, large() if n == 1500 else "small" * 10) for n in range(1, 3001)]
         insert(pipeline, *rows)
@@ -162,7 +162,7 @@ class TestARecordTooLarge:
         assert cut["transactions"] == 1
         assert counts(cut) == {"dead_letters": {"dead_letter": 1}, "texts": {"c": 2999}}
 
-    def test_a_delete_and_its_tombstone(self, start: Start) -> None:
+    def test_a_dead_letter_replaces_a_delete_and_its_tombstone(self, start: Start) -> None:
         given = settings("exactly_once") | {"tables": {"tombstones": True}}
         pipeline = with_texts(start(given))
         with pipeline.database.connect() as connection:
@@ -182,7 +182,7 @@ class TestARecordTooLarge:
         assert pipeline.daemon.wait() == 78
         assert "set batch.size under kafka.client to 20000 or less" in pipeline.daemon.log_text()
 
-    def test_through_kills(self, start: Start) -> None:
+    def test_dead_letters_are_written_once_in_spite_of_kills(self, start: Start) -> None:
         pipeline = with_texts(start(settings("exactly_once")))
         for n in range(1, 41, 4):
             insert(pipeline, (n, "small"), (n + 1, large()), (n + 2, "small"))
@@ -194,7 +194,7 @@ class TestARecordTooLarge:
         assert len(dead_letters(pipeline)) == 10
 
 
-def test_a_record_that_brokers_would_close_the_connection_on(start: Start) -> None:
+def test_a_record_that_brokers_would_disconnect_for_is_not_sent(start: Start) -> None:
     with Kafka(settings={"socket.request.max.bytes": "200000"}) as kafka:
         given = settings("exactly_once")
         given["kafka"] = {"topics": {"partitions": 1, "config": {"max.message.bytes": "10000000"}}}
@@ -206,7 +206,7 @@ def test_a_record_that_brokers_would_close_the_connection_on(start: Start) -> No
         assert "socket.request.max.bytes" in letter["detail"]
 
 
-def test_a_timestamp_that_the_topic_does_not_accept(start: Start, mode: str) -> None:
+def test_a_timestamp_that_the_topic_does_not_accept_is_refused(start: Start, mode: str) -> None:
     given = settings(mode)
     given["kafka"] = {**SMALL_TOPICS, "timestamp": "commit"}
     pipeline = with_texts(start(given))
@@ -245,7 +245,7 @@ class TestAKeyThatAvroCannotHold:
     SQL = "CREATE TABLE amounts (n int PRIMARY KEY, amount numeric(10,2)); ALTER TABLE amounts REPLICA IDENTITY FULL"
     KEYS: ClassVar = {"tables": {"rules": [{"match": "public.amounts", "keys": ["amount"]}]}}
 
-    def test_it_stops_with_a_sentence(self, start: Start) -> None:
+    def test_a_key_that_avro_cannot_hold_stops_the_daemon_with_a_sentence(self, start: Start) -> None:
         pipeline = start(settings("exactly_once", "stop") | self.KEYS)
         with pipeline.database.connect() as connection:
             connection.execute(self.SQL)
@@ -255,7 +255,7 @@ class TestAKeyThatAvroCannotHold:
         assert "A change of table public.amounts (key: amount; epoch 1, LSN " in log
         assert ", seq 1) cannot be written: key column amount is null." in log
 
-    def test_a_dead_letter_takes_its_place(self, start: Start) -> None:
+    def test_a_dead_letter_replaces_a_key_that_avro_cannot_hold(self, start: Start) -> None:
         pipeline = start(settings("exactly_once") | self.KEYS)
         with pipeline.database.connect() as connection:
             connection.execute(self.SQL)
@@ -292,7 +292,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_every_kind_of_value_that_a_key_cannot_represent(start: Start, *, binary: bool) -> None:
+def test_every_value_that_a_key_cannot_represent_becomes_a_dead_letter(start: Start, *, binary: bool) -> None:
     """An update that changes the key consists of a delete and an insert.
 
     If the old or the new key cannot be represented, the delete or the insert is a dead letter. An update that keeps a
@@ -320,7 +320,7 @@ def test_every_kind_of_value_that_a_key_cannot_represent(start: Start, *, binary
         assert ops == [("c", []), ("d", ["key_change"]), ("c", ["key_change"])]
 
 
-def test_a_dead_letter_that_is_refused_stops(start: Start) -> None:
+def test_a_refused_dead_letter_stops_the_daemon(start: Start) -> None:
     pipeline = with_texts(start(settings("exactly_once")))
     configure(pipeline, "dead_letters", "max.message.bytes", "100")
     insert(pipeline, (1, "small"), (2, large()))

@@ -38,7 +38,7 @@ def poor_role(new_database: Callable[..., Database]) -> Iterator[Callable[..., t
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_queries_of_the_catalog(
+async def test_the_catalog_describes_tables_and_types(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
     database, options = poor_role(version)
@@ -124,7 +124,9 @@ async def test_a_primary_key_leaves_out_included_columns(
 
 
 @pytest.mark.parametrize("version", covered([13, 14, 18]))
-async def test_partitions(version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]) -> None:
+async def test_the_catalog_describes_partitions(
+    version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
+) -> None:
     database, options = poor_role(version)
     with database.connect() as admin:
         admin.execute("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)")
@@ -227,7 +229,7 @@ async def columns_of(catalog: Catalog, *publications: str) -> dict[str, list[str
 
 
 @pytest.mark.parametrize("version", covered([15, 16, 18]))
-async def test_row_filters_and_column_lists(
+async def test_the_catalog_describes_row_filters_and_column_lists(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
     database, options = poor_role(version)
@@ -300,7 +302,9 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
     return {finding.name: finding.verdict.value for finding in findings}
 
 
-async def test_types_that_consist_of_too_many_others(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_types_that_consist_of_too_many_others_are_refused(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user who may create types must not be able to make pgsluice read an unlimited number of types."""
     monkeypatch.setattr("pgsluice.postgres.catalog.TYPES_AT_ONCE", 2)
     with database.connect() as admin:
@@ -316,7 +320,7 @@ async def test_types_that_consist_of_too_many_others(database: Database, monkeyp
 
 
 @pytest.mark.parametrize("version", covered())
-async def test_a_server_as_it_should_be(
+async def test_a_correct_server_has_no_problems(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
     database, options = poor_role(version)
@@ -346,7 +350,7 @@ async def test_a_server_as_it_should_be(
     assert slot.detail.startswith("in use by process ")
 
 
-async def test_a_server_as_it_should_not_be() -> None:
+async def test_every_problem_of_a_server_is_found() -> None:
     settings = {
         "wal_level": "replica",
         "max_replication_slots": "1",
@@ -394,7 +398,7 @@ async def test_a_server_as_it_should_not_be() -> None:
         assert found["published tables"].verdict is Verdict.WARN
 
 
-async def test_standbys() -> None:
+async def test_check_on_a_standby_advises_to_connect_to_the_primary() -> None:
     with Postgres(15) as primary, primary.standby() as standby:
         found = by_name(await check(options_for(Database(standby, "postgres")), SLOT, [PUBLICATION]))
         assert found["postgres reachable"].verdict is Verdict.FAIL
@@ -405,13 +409,13 @@ async def test_standbys() -> None:
             assert "SELECT pg_log_standby_snapshot()" in blocker
 
 
-async def test_a_server_that_does_not_exist() -> None:
+async def test_a_server_that_does_not_exist_is_reported() -> None:
     (finding,) = await check(ConnectionOptions({"host": "127.0.0.1", "port": "1"}), SLOT, [PUBLICATION])
     assert finding.verdict is Verdict.FAIL
     assert "Connection refused" in finding.detail
 
 
-async def test_roles_that_may_not_replicate(new_database: Callable[..., Database]) -> None:
+async def test_roles_that_may_not_replicate_are_reported(new_database: Callable[..., Database]) -> None:
     database = new_database()
     with database.connect() as admin:
         admin.execute("CREATE ROLE mere_reader LOGIN")

@@ -81,7 +81,7 @@ def hostile_database(new_database: Callable[..., Database]) -> Callable[[int], t
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_our_settings_win(
+async def test_our_settings_take_precedence(
     version: int,
     hostile_database: Callable[[int], tuple[Database, str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +219,7 @@ async def create_slot_blocked(
 
 
 @pytest.mark.parametrize("explained", [True, False])
-async def test_slot_creation_that_cannot_be_explained_goes_on(
+async def test_slot_creation_continues_if_the_blocker_is_unknown(
     database: Database, monkeypatch: pytest.MonkeyPatch, *, explained: bool
 ) -> None:
     monkeypatch.setattr(connection_module, "SLOT_CREATION_REPORT_S", 0.02)
@@ -274,7 +274,7 @@ async def test_names_with_special_characters(database: Database) -> None:
         assert await catalog.missing_publications([*names, "nosuch"]) == ["nosuch"]
 
 
-async def test_a_promotion_makes_a_timeline_with_a_history() -> None:
+async def test_a_promotion_creates_a_timeline_with_a_history() -> None:
     with Postgres(17) as primary, primary.standby() as standby:
         with standby.connect() as admin:
             admin.execute("SELECT pg_promote()")
@@ -300,7 +300,7 @@ def tls_server(tls: tuple[Path, Path]) -> Iterator[Database]:
         yield Database(server, "postgres")
 
 
-async def test_tls(tls_server: Database, tls: tuple[Path, Path]) -> None:
+async def test_connections_use_tls(tls_server: Database, tls: tuple[Path, Path]) -> None:
     options = options_for(tls_server, host="localhost", sslmode="verify-full", sslrootcert=str(tls[0]))
     async with Catalog(options) as catalog:
         assert str((await catalog.server()).tls).startswith("TLSv1.3, ")

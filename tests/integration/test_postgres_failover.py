@@ -72,7 +72,7 @@ def go_over(pipeline: Pipeline, standby: Standby, proxy: Proxy) -> None:
     pipeline.database = Database(standby, pipeline.database.name)
 
 
-def test_a_standby_with_a_copy_of_the_slot_is_promoted(start: Start) -> None:
+def test_nothing_is_lost_if_a_standby_with_a_copy_of_the_slot_is_promoted(start: Start) -> None:
     """The copy of the slot is older, so the server sends delivered transactions again, and pgsluice drops them."""
     with followed_primary(start, 17) as (pipeline, standby, proxy):
         pipeline.write(50)
@@ -96,7 +96,7 @@ def resent(pipeline: Pipeline) -> float:
 
 
 @pytest.mark.long
-def test_a_standby_that_lacks_delivered_changes_is_promoted(start: Start) -> None:
+def test_a_promoted_standby_that_lacks_delivered_changes_is_refused(start: Start) -> None:
     """Changes must never be skipped silently, even if the new primary's WAL is already past the delivered position."""
     with followed_primary(start, 18) as (pipeline, standby, proxy):
         pipeline.write()
@@ -172,7 +172,7 @@ def test_a_standby_is_followed_and_promoted(version: int, start: Start) -> None:
         pipeline.assert_complete()
 
 
-def test_the_server_that_a_standby_follows_is_promoted(start: Start) -> None:
+def test_a_pipeline_on_a_standby_survives_the_promotion_of_its_upstream(start: Start) -> None:
     """The daemon's server stays a standby, but from then on it is on another timeline."""
     with Postgres(17) as primary:
         primary.create_database("shop")

@@ -63,7 +63,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
         ({"user": "ready", "target_session_attrs": "standby"}, SourceUnavailable, "not in hot standby mode"),
     ],
 )
-async def test_refused_connections(
+async def test_refused_connections_are_reported_with_a_remedy(
     parameters: dict[str, str], kind: type[PgsluiceError], words: str, guarded: Database
 ) -> None:
     with pytest.raises(kind, match=words) as caught:
@@ -114,7 +114,7 @@ async def test_a_slot_with_an_invalid_name_is_refused(database: Database) -> Non
 
 
 @pytest.mark.parametrize("version", [10, 18])
-async def test_slots_that_are_not_ours(version: int, new_database: Callable[..., Database]) -> None:
+async def test_slots_of_another_kind_are_refused(version: int, new_database: Callable[..., Database]) -> None:
     database, other = new_database(version), new_database(version)
     with other.connect() as admin:
         admin.execute("SELECT pg_create_logical_replication_slot('elsewhere', 'pgoutput')")

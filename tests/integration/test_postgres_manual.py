@@ -10,7 +10,7 @@ from sandbox.postgres import Postgres
 MANUAL = Path(__file__).parents[2] / "docs" / "postgresql.md"
 
 
-def test_the_statements_of_the_manual() -> None:
+def test_postgresql_accepts_the_statements_of_the_manual() -> None:
     blocks = re.findall(r"```sql\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     assert blocks
     with Postgres(18) as server, server.connect() as connection:

@@ -181,7 +181,7 @@ def write(admin: psycopg.Connection, written: int, weather: random.Random) -> in
     return written
 
 
-def test_the_daemon_on_a_bad_network(followed: Database, proxy: Proxy, start: Start) -> None:
+def test_the_daemon_delivers_everything_once_on_a_bad_network(followed: Database, proxy: Proxy, start: Start) -> None:
     pipeline = start(database=followed, conninfo=lambda database: database.conninfo(port=proxy.port))
     weather = random.Random(SEED)
     with pipeline.busy():

@@ -23,7 +23,7 @@ def numbers(changes: list[dict[str, Any]], epoch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("version", [14, 18])
-def test_tables_are_added_and_dropped_while_it_streams(version: int, start: Start) -> None:
+def test_tables_can_be_added_and_dropped_while_the_daemon_streams(version: int, start: Start) -> None:
     pipeline = start(version=version)
     execute(
         pipeline,
@@ -40,7 +40,7 @@ def test_tables_are_added_and_dropped_while_it_streams(version: int, start: Star
     assert pipeline.read(6) == [4, 5, 6, 10, 11, 12]
 
 
-def test_a_row_filter_changes_while_it_streams(start: Start) -> None:
+def test_a_row_filter_can_change_while_the_daemon_streams(start: Start) -> None:
     pipeline = start(version=15)
     execute(pipeline, "DROP PUBLICATION pgsluice; CREATE PUBLICATION pgsluice FOR TABLE numbers WHERE (n % 2 = 0)")
     pipeline.write(4)
@@ -52,7 +52,7 @@ def test_a_row_filter_changes_while_it_streams(start: Start) -> None:
 
 
 @pytest.mark.parametrize("version", covered([14, 17, 18]))
-def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> None:
+def test_a_dropped_publication_stops_the_daemon(version: int, start: Start) -> None:
     """PostgreSQL up to 17 refuses to continue. From 18 on, it would only warn, and omit the changes."""
     pipeline = start(version=version)
     pipeline.write(3)
@@ -74,7 +74,7 @@ def test_a_publication_dropped_while_it_streams(version: int, start: Start) -> N
     assert (numbers(changes, 1), numbers(changes, 2)) == ([1, 2, 3], [10, 11, 12])
 
 
-def test_a_row_that_the_server_cannot_send(start: Start) -> None:
+def test_a_row_that_the_server_cannot_send_can_be_skipped(start: Start) -> None:
     """All earlier transactions must be delivered. The documented remedy must skip only the row's transaction."""
     pipeline = start(version=17)
     execute(

@@ -84,7 +84,7 @@ async def test_the_stream_continues_and_the_next_session_reports_the_missing_rig
     assert PASSWORD not in str(caught.value)
 
 
-def test_the_daemon_stops(guarded: Database, start: Start) -> None:
+def test_a_withdrawn_right_stops_the_daemon_at_its_next_session(guarded: Database, start: Start) -> None:
     pipeline = start(database=guarded, conninfo=lambda database: database.conninfo(user=ROLE, password=PASSWORD))
     pipeline.write()
     with guarded.connect() as admin:

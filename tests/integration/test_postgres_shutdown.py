@@ -29,7 +29,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
 
 
 @pytest.mark.parametrize("server", [10, 14, 18], indirect=True)
-def test_while_it_streams(server: Postgres, start: Start) -> None:
+def test_a_server_can_stop_while_the_daemon_streams(server: Postgres, start: Start) -> None:
     pipeline = start(server=server)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -44,7 +44,7 @@ def test_while_it_streams(server: Postgres, start: Start) -> None:
 
 
 @pytest.mark.parametrize("server", [18], indirect=True)
-def test_while_a_prepared_transaction_holds_the_slot(server: Postgres, start: Start) -> None:
+def test_a_server_can_stop_while_a_prepared_transaction_holds_the_slot(server: Postgres, start: Start) -> None:
     pipeline = start({"postgres": {"two_phase": True}}, server=server)
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
@@ -62,7 +62,9 @@ def test_while_a_prepared_transaction_holds_the_slot(server: Postgres, start: St
 
 @pytest.mark.long
 @pytest.mark.parametrize("server", UNREAD, indirect=True)
-def test_while_kafka_accepts_nothing_and_changes_are_unread(server: Postgres, own_kafka: Kafka, start: Start) -> None:
+def test_a_server_can_stop_while_kafka_accepts_nothing_and_changes_are_unread(
+    server: Postgres, own_kafka: Kafka, start: Start
+) -> None:
     pipeline = start(TIGHT, server=server, broker=own_kafka)
     pipeline.write()
     pipeline.wait_until_confirmed()
@@ -77,7 +79,7 @@ def test_while_kafka_accepts_nothing_and_changes_are_unread(server: Postgres, ow
 
 
 @pytest.mark.parametrize("server", [14, 18], indirect=True)
-def test_a_crash_in_the_middle_of_large_transactions(server: Postgres, start: Start) -> None:
+def test_a_crash_in_the_middle_of_large_transactions_loses_nothing(server: Postgres, start: Start) -> None:
     """The server may lose confirmed positions since its last checkpoint, and send transactions again."""
     pipeline = start(TIGHT, server=server)
     pipeline.write()

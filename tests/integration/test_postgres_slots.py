@@ -45,7 +45,7 @@ def assert_stops_until_adopted(pipeline: Pipeline, reason: str) -> None:
     pipeline.wait_for(state="streaming", epoch=2)
 
 
-def test_invalidated_while_the_daemon_was_stopped(limited: Postgres, start: Start) -> None:
+def test_a_slot_invalidated_while_the_daemon_was_stopped_is_refused(limited: Postgres, start: Start) -> None:
     pipeline = start(server=limited)
     pipeline.write(5)
     pipeline.wait_until_confirmed()
@@ -57,7 +57,7 @@ def test_invalidated_while_the_daemon_was_stopped(limited: Postgres, start: Star
     assert [change["epoch"] for change in pipeline.changes(10)] == [1] * 5 + [2] * 5
 
 
-def test_invalidated_while_we_lag_behind(limited: Postgres, own_kafka: Kafka, start: Start) -> None:
+def test_a_slot_invalidated_while_the_daemon_lags_is_refused(limited: Postgres, own_kafka: Kafka, start: Start) -> None:
     """The server ends the session without giving the reason. The next session must report the reason."""
     pipeline = start(TIGHT, server=limited, broker=own_kafka)
     pipeline.write()
@@ -78,7 +78,7 @@ def state_of(connection: Connection, slot: str) -> str:
     return str(state)
 
 
-def test_invalidated_because_the_daemon_was_stopped_for_too_long(start: Start) -> None:
+def test_a_slot_invalidated_because_it_was_idle_is_refused(start: Start) -> None:
     with Postgres(18, {"idle_replication_slot_timeout": "1s"}) as server:
         server.create_database("shop")
         pipeline = start(database=Database(server, "shop"))
@@ -95,7 +95,7 @@ def test_invalidated_because_the_daemon_was_stopped_for_too_long(start: Start) -
 class TestMadeAnew:
     """A new slot with the same name begins at the position of its creation. Earlier changes would be lost silently."""
 
-    def test_while_the_daemon_is_stopped(self, version: int, start: Start) -> None:
+    def test_a_slot_replaced_while_the_daemon_is_stopped_is_refused(self, version: int, start: Start) -> None:
         pipeline = start(version=version)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -107,7 +107,7 @@ class TestMadeAnew:
         code, log = fails(pipeline)
         assert (code, "Somebody else advanced or re-created the slot" in log) == (65, True), log
 
-    def test_while_the_daemon_runs(self, version: int, start: Start) -> None:
+    def test_a_slot_replaced_while_the_daemon_runs_is_refused(self, version: int, start: Start) -> None:
         pipeline = start(version=version)
         pipeline.write()
         pipeline.wait_until_confirmed()

@@ -50,7 +50,7 @@ def own_server() -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("option", [StreamOptions(two_phase=True), StreamOptions(binary=True, origin="none")])
-async def test_a_stream_with_options(published: Database, option: StreamOptions) -> None:
+async def test_a_stream_starts_with_each_supported_option(published: Database, option: StreamOptions) -> None:
     async with replication(options_for(published)) as connection:
         await connection.create_slot(SLOT)
         stream = await connection.start(SLOT, [PUBLICATION], option)

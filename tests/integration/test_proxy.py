@@ -85,7 +85,7 @@ def test_a_cut_resets_open_connections_and_new_ones_are_accepted(proxy: Proxy) -
     connected(proxy).close()
 
 
-def test_a_cut_at_a_byte(proxy: Proxy) -> None:
+def test_a_connection_can_be_cut_at_a_byte(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.cut_after(3, "to_client")
         client.sendall(b"abcdef")
@@ -95,7 +95,7 @@ def test_a_cut_at_a_byte(proxy: Proxy) -> None:
     connected(proxy).close()
 
 
-def test_a_stall_at_a_byte(proxy: Proxy) -> None:
+def test_a_connection_can_be_stalled_at_a_byte(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.stall_after(3, "to_client")
         client.sendall(b"abcdef")
@@ -155,7 +155,7 @@ def test_an_unreachable_server_resets_the_client(proxy: Proxy) -> None:
             connected(proxy)
 
 
-def test_it_can_listen_on_a_given_address(echo: int) -> None:
+def test_the_proxy_can_listen_on_a_given_address(echo: int) -> None:
     with Proxy("127.0.0.1", echo, at=("127.77.0.1", echo)) as proxy:
         assert proxy.address == f"127.77.0.1:{echo}"
         with socket.create_connection(("127.77.0.1", echo), TIMEOUT_S) as connection:

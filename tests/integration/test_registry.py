@@ -172,7 +172,7 @@ class TestBuiltin:
         records = [record for _, record in read(kafka, topic)]
         assert [(record.version, record.postgres) for record in records] == [(1, {"typmod": 24}), (1, {"typmod": 54})]
 
-    async def test_concurrent_registrations(self, kafka: Kafka, topic: str) -> None:
+    async def test_concurrent_registrations_agree(self, kafka: Kafka, topic: str) -> None:
         schemas = [record_schema(n % 20) for n in range(60)]
         async with open_registry(options(kafka), topic) as registry:
             ids = await asyncio.gather(*(registry.register(SUBJECT, schema) for schema in schemas))
@@ -202,7 +202,7 @@ class TestBuiltin:
             compacted.add(record)
         assert compacted.versions(SUBJECT) == known[0]
 
-    async def test_writers_that_start_at_once(self, kafka: Kafka, topic: str) -> None:
+    async def test_writers_that_start_together_share_one_topic(self, kafka: Kafka, topic: str) -> None:
         """None of the writers finds the topic, so all of them try to create it."""
         registries = [BuiltinRegistry(options(kafka), topic) for _ in range(3)]
         await asyncio.gather(*(registry.start() for registry in registries))
@@ -211,7 +211,7 @@ class TestBuiltin:
         for registry in registries:
             await registry.close()
 
-    async def test_schemas_that_share_a_hash(self, kafka: Kafka, topic: str) -> None:
+    async def test_schemas_that_share_a_hash_get_different_ids(self, kafka: Kafka, topic: str) -> None:
         one, other = (dict(record_schema(0, name), fields=[]) for name in ("Value9066", "Value44534"))
         number = schema_id(normalise(one))
         assert schema_id(normalise(other)) == number
@@ -222,7 +222,7 @@ class TestBuiltin:
             assert await registry.register(SUBJECT, one) == number + 1
             assert await registry.register(SUBJECT, other) == number
 
-    async def test_a_topic_that_was_compacted(self, own_kafka: Kafka, topic: str) -> None:
+    async def test_a_compacted_topic_is_read_completely(self, own_kafka: Kafka, topic: str) -> None:
         """After compaction, schemas that were registered first may be at the end of the topic."""
         config = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
         wanted = options(own_kafka, topic_config=config)
@@ -276,7 +276,7 @@ class TestBuiltin:
             async with open_registry(wanted, topic):
                 pass
 
-    async def test_a_schema_too_large_for_the_topic(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_schema_too_large_for_the_topic_is_refused(self, kafka: Kafka, topic: str) -> None:
         wanted = options(kafka, topic_config={"max.message.bytes": "2000"})
         async with open_registry(wanted, topic) as registry:
             with pytest.raises(PoisonError, match=f"subject {SUBJECT} in topic {topic}: .* max.message.bytes"):
@@ -311,7 +311,9 @@ class TestBuiltin:
             ids = [await registry.register(SUBJECT, record_schema(n)) for n in range(10)]
         assert ids == [schema_id(normalise(record_schema(n))) for n in range(10)]
 
-    async def test_thousands_of_versions(self, kafka: Kafka, topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def test_thousands_of_versions_are_read(
+        self, kafka: Kafka, topic: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         create_topic(kafka, topic, cleanup_policy="compact")
         store = SchemaStore()
         for n in range(5_000):
@@ -329,7 +331,7 @@ class TestBuiltin:
 
 
 class TestFollower:
-    async def test_sees_what_is_registered(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_follower_sees_registered_schemas(self, kafka: Kafka, topic: str) -> None:
         async with (
             open_registry(options(kafka), topic) as registry,
             open_follower(options(kafka), topic) as follower,
@@ -338,7 +340,7 @@ class TestFollower:
                 identifier = await registry.register(SUBJECT, record_schema(n))
                 await until(lambda identifier=identifier: bool(follower.store.uses(identifier)))  # type: ignore[misc]
 
-    async def test_waits_for_topics_that_do_not_exist_yet(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_follower_waits_for_topics_that_do_not_exist_yet(self, kafka: Kafka, topic: str) -> None:
         first, second = f"a-{topic}", f"b-{topic}"
         async with AsyncExitStack() as stack:
             writer = await stack.enter_async_context(open_registry(options(kafka), first))
@@ -354,7 +356,7 @@ class TestFollower:
             assert follower.store.subjects() == ["a", "b"]
         assert second in admin(kafka).list_topics().topics
 
-    async def test_an_id_that_stands_for_two_schemas(self, kafka: Kafka, topic: str) -> None:
+    async def test_an_id_for_two_schemas_of_one_topic_is_refused(self, kafka: Kafka, topic: str) -> None:
         """An id may stand for two schemas in two topics, but not in the same topic."""
         first, second = f"a-{topic}", f"b-{topic}"
         for name in (first, second):
@@ -374,7 +376,7 @@ class TestFollower:
             assert follower.store.subjects() == []
         assert topic not in admin(kafka).list_topics().topics
 
-    async def test_reads_what_compaction_left(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_follower_reads_what_compaction_left(self, kafka: Kafka, topic: str) -> None:
         """Even the last offsets may be missing. The follower must still reach the end."""
         create_topic(kafka, topic, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001")
         known = Registered(SUBJECT, 1, 5, '"long"')
@@ -403,12 +405,12 @@ class TestFollower:
             async with open_follower(options(kafka), topic):
                 pass
 
-    async def test_closes_though_it_never_started(self, kafka: Kafka, topic: str) -> None:
+    async def test_a_registry_that_never_started_can_be_closed(self, kafka: Kafka, topic: str) -> None:
         await SchemaFollower(options(kafka), [topic], SchemaStore()).close()
 
 
 class TestOutages:
-    async def test_nobody_answers(self, topic: str) -> None:
+    async def test_a_broker_that_does_not_answer_is_reported(self, topic: str) -> None:
         nobody = RegistryOptions(ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-test"), timeout_s=1.5)
         registry, follower = BuiltinRegistry(nobody, topic), SchemaFollower(nobody, [topic], SchemaStore())
         with pytest.raises(SinkUnavailable, match=f"Preparing topic {topic}: .*Connection refused"):
@@ -418,7 +420,7 @@ class TestOutages:
         await registry.close()
         await follower.close()
 
-    async def test_kafka_starts_late(self, own_kafka: Kafka, topic: str) -> None:
+    async def test_the_registry_waits_for_a_broker_that_starts_late(self, own_kafka: Kafka, topic: str) -> None:
         own_kafka.stop()
         registry = BuiltinRegistry(options(own_kafka, timeout_s=1.0), topic)
         with pytest.raises(SinkUnavailable):
@@ -429,7 +431,7 @@ class TestOutages:
         await starting
         await registry.close()
 
-    async def test_an_outage_while_registering(self, own_kafka: Kafka, topic: str) -> None:
+    async def test_a_registration_during_an_outage_is_retried(self, own_kafka: Kafka, topic: str) -> None:
         async with open_registry(options(own_kafka, timeout_s=2.0), topic, patiently=True) as registry:
             first = await persist(lambda: registry.register(SUBJECT, record_schema(0)))
             with paused(own_kafka):
@@ -440,7 +442,9 @@ class TestOutages:
         versions = {record.id: record.version for _, record in read(own_kafka, topic)}
         assert versions == {first: 1, second: 2}
 
-    async def test_an_unknown_end_offset(self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_unknown_end_offset_is_an_error(
+        self, own_kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """If the end is unknown, the registry must not assume that it has read everything."""
         create_topic(own_kafka, topic)
         admin = TopicAdmin(client_options(own_kafka))
@@ -449,7 +453,7 @@ class TestOutages:
         with paused(own_kafka), pytest.raises(SinkUnavailable, match=f"Asking for the end of topic {topic}"):
             await admin.end(topic)
 
-    async def test_a_broker_that_was_killed(self, own_kafka: Kafka, topic: str) -> None:
+    async def test_a_killed_broker_loses_no_schema(self, own_kafka: Kafka, topic: str) -> None:
         async with (
             open_registry(options(own_kafka, timeout_s=2.0), topic, patiently=True) as registry,
             open_follower(options(own_kafka), topic) as follower,
@@ -468,7 +472,7 @@ def logged_in(kafka: SecuredKafka, user: str, password: str = "right") -> Regist
 
 
 class TestRights:
-    async def test_the_right_password(self, secured_kafka: SecuredKafka, topic: str) -> None:
+    async def test_the_right_password_is_accepted(self, secured_kafka: SecuredKafka, topic: str) -> None:
         async with open_registry(options(secured_kafka), topic) as registry:
             assert await registry.register(SUBJECT, record_schema(0)) > 0
 
@@ -481,13 +485,15 @@ class TestRights:
             async with open_follower(wrong, topic):
                 pass
 
-    async def test_a_user_without_rights(self, secured_kafka: SecuredKafka, topic: str) -> None:
+    async def test_missing_rights_are_reported(self, secured_kafka: SecuredKafka, topic: str) -> None:
         reader = logged_in(secured_kafka, "reader")
         with pytest.raises(PermissionDenied, match=topic):
             async with open_registry(reader, topic):
                 pass
 
-    async def test_a_user_who_may_only_look(self, secured_kafka: SecuredKafka, topic: str) -> None:
+    async def test_a_user_who_may_only_describe_topics_is_refused(
+        self, secured_kafka: SecuredKafka, topic: str
+    ) -> None:
         async with open_registry(options(secured_kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             grant(secured_kafka, topic, AclOperation.DESCRIBE)
@@ -499,7 +505,7 @@ class TestRights:
                 async with open_registry(reader, topic):
                     pass
 
-    async def test_a_user_who_may_not_write(self, secured_kafka: SecuredKafka, topic: str) -> None:
+    async def test_a_user_who_may_not_write_is_refused(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """The producer fails before anything is registered.
 
         After the user has been granted the right, another producer must replace it.
@@ -577,24 +583,26 @@ async def client(kafka: Kafka, topic: str) -> AsyncIterator[SchemaRegistryClient
 class TestConfluentClient:
     @pytest.mark.parametrize("table", ["shop.public.orders", ODD])
     @pytest.mark.parametrize("reader", [None, json.dumps(VALUE)])
-    async def test_deserializer(self, client: SchemaRegistryClient, table: str, reader: str | None) -> None:
+    async def test_the_deserializer_reads_messages(
+        self, client: SchemaRegistryClient, table: str, reader: str | None
+    ) -> None:
         deserializer = AvroDeserializer(client, reader)
         context = SerializationContext(table, MessageField.VALUE)
         value = await asyncio.to_thread(deserializer, message(VALUE, CHANGE), context)
         assert value == CHANGE
 
-    async def test_deserializer_with_the_latest_schema_as_reader(self, client: SchemaRegistryClient) -> None:
+    async def test_the_deserializer_can_read_with_the_latest_schema(self, client: SchemaRegistryClient) -> None:
         deserializer = AvroDeserializer(client, conf={"use.latest.version": True})
         context = SerializationContext("shop.public.orders", MessageField.VALUE)
         assert await asyncio.to_thread(deserializer, message(VALUE, CHANGE), context) == CHANGE
 
-    async def test_serializer_that_registers_nothing_new(self, client: SchemaRegistryClient) -> None:
+    async def test_the_serializer_can_use_registered_schemas(self, client: SchemaRegistryClient) -> None:
         context = SerializationContext("shop.public.orders", MessageField.VALUE)
         for automatic in (False, True):
             serializer = AvroSerializer(client, json.dumps(VALUE), conf={"auto.register.schemas": automatic})
             assert await asyncio.to_thread(serializer, CHANGE, context) == message(VALUE, CHANGE)
 
-    async def test_look_ups(self, client: SchemaRegistryClient) -> None:
+    async def test_every_kind_of_look_up_is_answered(self, client: SchemaRegistryClient) -> None:
         def ask() -> None:
             identifier = schema_id(normalise(VALUE))
             assert client.get_subjects() == [f"{ODD}-value", SUBJECT]
@@ -630,7 +638,7 @@ class TestConfluentClient:
             (lambda client: client.get_contexts(), 404, 404),
         ],
     )
-    async def test_errors(
+    async def test_errors_are_answered_as_clients_expect(
         self, client: SchemaRegistryClient, request_to: Callable[[Any], object], status: int, code: int
     ) -> None:
         with pytest.raises(SchemaRegistryError) as caught:

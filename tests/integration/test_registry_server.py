@@ -118,7 +118,7 @@ class TestIds:
                 assert await one.register(subjects[number], record("Key", "id")) == ids[number]
             assert server.requests[asked:] == [f"POST /subjects/{subjects[0]}"]
 
-    async def test_a_server_that_takes_nothing_will_do_if_it_has_the_schemas(
+    async def test_a_read_only_server_is_sufficient_if_it_has_the_schemas(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:
         async with registry(kafka, topic, server.url) as one:
@@ -154,7 +154,9 @@ class TestIds:
             with pytest.raises(HistoryError, match=f"gives id 1 to a schema of subject {VALUE}, but"):
                 await one.register(VALUE, record("Value", "id"))
 
-    async def test_a_server_that_ignores_properties(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
+    async def test_ids_stay_the_same_on_a_server_that_ignores_properties(
+        self, kafka: Kafka, topic: str, server: RegistryServer
+    ) -> None:
         server.ignores_properties = True
         async with registry(kafka, topic, server.url) as one:
             for kind in ("varchar", "text"):
@@ -164,7 +166,7 @@ class TestIds:
             (entry,) = one.store.versions(KEY)
             assert entry.postgres == {"typmod": "text"}
 
-    async def test_from_the_builtin_registry_to_a_server_and_back(
+    async def test_a_pipeline_can_switch_to_a_server_and_back(
         self, kafka: Kafka, topic: str, server: RegistryServer
     ) -> None:
         builtin = BuiltinRegistry(RegistryOptions(client_options(kafka)), topic)
@@ -177,7 +179,7 @@ class TestIds:
         assert await builtin.register(KEY, record("Key", "id")) == 1
         await builtin.close()
 
-    async def test_a_server_that_is_unavailable(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
+    async def test_an_unavailable_server_is_retried(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
         server.faults = [Fault(status=503, times=1)]
         async with registry(kafka, topic, server.url) as one:
             with pytest.raises(RegistryUnavailable, match="HTTP 503"):
@@ -238,7 +240,9 @@ class TestIncompatible:
                 assert part in sentence
             assert len(one.store.versions(subject)) == 1
 
-    async def test_force_on_a_real_server(self, kafka: Kafka, topic: str, apicurio: Apicurio) -> None:
+    async def test_force_registers_an_incompatible_schema_on_a_real_server(
+        self, kafka: Kafka, topic: str, apicurio: Apicurio
+    ) -> None:
         subject = f"{topic}-key"
         async with registry(kafka, topic, apicurio.url, on_incompatible="force") as one:
             await self.grow(one, subject)
@@ -285,7 +289,9 @@ class TestIncompatible:
 
 
 class TestDaemon:
-    def test_on_a_real_server(self, start: Start, apicurio: Apicurio) -> None:
+    def test_poison_and_incompatible_schemas_on_a_real_server_lose_nothing(
+        self, start: Start, apicurio: Apicurio
+    ) -> None:
         """A record that Kafka refuses becomes a dead letter. Later, a key that gains a column stops the daemon.
 
         After the setting allows incompatible schemas, the daemon starts, and must read the earlier cuts.
@@ -316,7 +322,7 @@ class TestDaemon:
             found = AvroDeserializer(client)(letter.value(), SerializationContext(topic, MessageField.VALUE))
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
 
-    def test_tenants_in_one_topic_with_separate_subjects(self, start: Start, apicurio: Apicurio) -> None:
+    def test_tenants_in_one_topic_can_have_separate_subjects(self, start: Start, apicurio: Apicurio) -> None:
         """The columns of a tenant's table, and an ALTER TABLE of it, must not affect other tenants."""
         rules = [{"match": "tenant_*.*", "topic": "{prefix}.{table}"}]
         settings = at(apicurio.url)
@@ -343,7 +349,7 @@ class TestDaemon:
         assert len(subjects) == 4
 
     @pytest.mark.usefixtures("restored_logging")
-    def test_a_server_takes_over(
+    def test_a_server_can_take_over_from_the_builtin_registry(
         self, start: Start, server: RegistryServer, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """The ids must stay the same, so that readers with the server's schemas can also read earlier records."""
@@ -370,7 +376,9 @@ class TestDaemon:
         assert cli.main(["check", "-c", str(pipeline.daemon.config_file)]) == 0
         assert "it knows our schemas" in capsys.readouterr().out
 
-    def test_bad_weather(self, start: Start, server: RegistryServer, tmp_path: Path) -> None:
+    def test_nothing_is_lost_while_the_server_is_unavailable_or_slow(
+        self, start: Start, server: RegistryServer, tmp_path: Path
+    ) -> None:
         """The server is unavailable at the start and later, and then slower than PostgreSQL's timeout.
 
         Finally, the daemon is killed while it waits for the server.

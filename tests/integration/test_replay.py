@@ -142,7 +142,7 @@ def test_fastavro_reads_old_rows_with_new_schemas_and_new_rows_with_old_ones(out
     assert fastavro_problems(outcome.pairs) == []
 
 
-def test_java_reads_them_too_and_finds_the_schemas_compatible(outcomes: Mapping[int, Future[Outcome]]) -> None:
+def test_java_reads_rows_with_all_schemas_and_finds_them_compatible(outcomes: Mapping[int, Future[Outcome]]) -> None:
     assert java_problems([pair for outcome in outcomes.values() for pair in outcome.result().pairs]) == []
 
 

@@ -174,7 +174,7 @@ CLIENT_CERTIFICATE = "it refuses the TLS connection, perhaps because it requires
 
 
 @pytest.mark.parametrize("message", [UNTRUSTED, CLIENT_CERTIFICATE])
-def test_a_registry_with_tls(message: str, scene: Scene, files: Path) -> None:
+def test_a_registry_with_wrong_tls_files_is_refused(message: str, scene: Scene, files: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files / "server.crt", files / "server.key")
     trusted = {}

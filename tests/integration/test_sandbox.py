@@ -68,7 +68,7 @@ def test_every_version_serves_logical_replication_and_survives_kill(version: int
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
-def test_stop_modes(mode: StopMode) -> None:
+def test_only_an_immediate_stop_is_not_orderly(mode: StopMode) -> None:
     with Postgres() as server:
         pid = server.pid
         server.restart(mode)
@@ -302,7 +302,7 @@ def test_an_isolated_broker_remains_leader_beside_the_new_leaders(silently: bool
         assert kafka.rivals(2) == 0
 
 
-def test_a_listener_with_passwords_beside_the_plain_one() -> None:
+def test_a_broker_can_have_listeners_with_and_without_passwords() -> None:
     module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     settings = {
         "sasl.enabled.mechanisms": "SCRAM-SHA-256",
@@ -421,7 +421,7 @@ def command_line(*arguments: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("own_session")
-def test_up_status_psql_down() -> None:
+def test_up_status_psql_and_down_work_together() -> None:
     up = command_line("up", "--postgres", "12")
     assert command_line("status") == up
     assert command_line("up", "--postgres", "12") == up
@@ -442,7 +442,7 @@ def test_fetch_prints_the_paths() -> None:
     assert Path(jars) == fetch("kafka")
 
 
-def test_statements_without_psql(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+def test_statements_are_executed_without_psql(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     statements = ["CREATE TABLE t (a int, b text)", "INSERT INTO t VALUES (1, NULL)", "TABLE t", "NONSENSE"]
     prompt.run_in_python(database.conninfo(), statements)
     lines = capsys.readouterr().out.splitlines()

@@ -130,7 +130,7 @@ def test_before_version_13_the_publication_names_the_partitions(
         assert capsys.readouterr().out == "-- Nothing is missing.\n"
 
 
-def test_offline(file: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_statements_can_be_printed_offline(file: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = sql(file, capsys, "--offline")
     assert "because of --offline" in found
     assert f'CREATE ROLE "{role}" LOGIN REPLICATION;' in found

@@ -101,7 +101,7 @@ async def test_the_slot_is_watched_with_minimal_rights(
         assert (sample.slot, sample.retained_bytes) == (None, None)
 
 
-async def test_a_slot_on_a_standby() -> None:
+async def test_a_slot_on_a_standby_is_watched() -> None:
     with Postgres(17) as primary:
         primary.create_database("shop")
         with primary.connect() as admin:
@@ -132,7 +132,7 @@ def _create_slot(primary: Postgres, at_standby: Database) -> None:
         created.result()
 
 
-async def test_a_slot_with_a_limit_and_a_lost_slot() -> None:
+async def test_the_remaining_bytes_and_the_loss_of_a_slot_are_reported() -> None:
     with (
         Postgres(18, {"max_slot_wal_keep_size": "32MB", "max_wal_size": "32MB"}) as server,
         server.database() as database,
@@ -181,7 +181,7 @@ class TestAServerThatHangs:
             await next_sample(watch)
 
     @pytest.mark.parametrize("while_connecting", [False, True])
-    async def test_a_stop_does_not_wait_for_it(
+    async def test_a_stop_does_not_wait_for_the_watch(
         self,
         while_connecting: bool,  # noqa: FBT001 - a parameter of the test
         database: Database,
@@ -199,7 +199,9 @@ class TestAServerThatHangs:
             began = time.monotonic()
         assert time.monotonic() - began < 20
 
-    async def test_a_server_that_cannot_be_reached(self, database: Database, proxy: Proxy) -> None:
+    async def test_a_server_that_cannot_be_reached_is_watched_again_later(
+        self, database: Database, proxy: Proxy
+    ) -> None:
         async with watching(options_for(database), proxy) as watch:
             await next_sample(watch)
             proxy.cut()

@@ -246,7 +246,7 @@ def test_the_mark_names_the_load_that_is_stale(follow: Follow, kafka: Kafka, ite
 
 
 @pytest.mark.parametrize("moment", ["before it is known", "while it is loaded again"])
-def test_killed_between_the_change_and_the_end_of_the_load(
+def test_a_kill_between_the_change_and_the_end_of_the_load_loses_nothing(
     moment: str, follow: Follow, kafka: Kafka, items: Database
 ) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
@@ -263,7 +263,9 @@ def test_killed_between_the_change_and_the_end_of_the_load(
         assert_same(mirror(cuts, "items"), connection, "items", CASES["same_type"])
 
 
-def test_altered_while_the_pipeline_is_stopped(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_table_altered_while_the_pipeline_is_stopped_is_loaded_again(
+    follow: Follow, kafka: Kafka, items: Database
+) -> None:
     daemon = follow(items)
     wait_until_loaded(daemon)
     daemon.stop()
@@ -277,7 +279,7 @@ def test_altered_while_the_pipeline_is_stopped(follow: Follow, kafka: Kafka, ite
 
 
 @pytest.mark.long
-def test_a_name_that_a_former_column_had(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_new_column_with_a_former_name_causes_a_load(follow: Follow, kafka: Kafka, items: Database) -> None:
     """Check that a new column with a former column's name causes a load, because mirrors may still have old values."""
     daemon = follow(items)
     wait_until_loaded(daemon)
@@ -300,7 +302,7 @@ def test_a_name_that_a_former_column_had(follow: Follow, kafka: Kafka, items: Da
     ],
 )
 @pytest.mark.parametrize("version", [14, 18])
-def test_a_table_with_partitions(
+def test_an_altered_table_with_partitions_is_loaded_again(
     sql: str, version: int, new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
     database = new_database(version)
@@ -328,7 +330,7 @@ def test_a_table_with_partitions(
         "ALTER PUBLICATION pgsluice SET TABLE items (id) WHERE (id < 50)",
     ],
 )
-def test_a_publication_that_is_extended(
+def test_an_extended_publication_causes_a_load(
     sql: str, new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
     database = new_database(18)
@@ -344,7 +346,7 @@ def test_a_publication_that_is_extended(
 
 
 @pytest.mark.long
-def test_a_table_that_leaves_the_publication_and_comes_back(
+def test_a_table_that_returns_to_the_publication_is_loaded_again(
     new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
     """Check that the table is loaded again, because changes in the meantime were not sent."""
@@ -379,7 +381,7 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
         return daemon
 
     @pytest.mark.long
-    def test_the_log_and_the_status_report_it_until_a_command_loads_the_table(
+    def test_the_log_and_the_status_report_a_stale_table_until_it_is_loaded(
         self, daemon: Daemon, kafka: Kafka, items: Database
     ) -> None:
         with items.connect() as connection:

@@ -99,7 +99,7 @@ async def test_each_problem_is_found_and_the_remedy_solves_it(
     assert "snapshot row security" not in again
 
 
-async def test_tables_of_untrusted_owners_until_they_are_named(
+async def test_tables_of_untrusted_owners_are_left_out_until_they_are_named(
     reader_role: Callable[[int], tuple[Database, str]],
 ) -> None:
     database, role = reader_role(18)
@@ -166,7 +166,9 @@ def without_key(relation: Relation) -> Relation:
 
 
 @pytest.mark.parametrize("version", [10, 18])
-async def test_sizes(version: int, reader_role: Callable[[int], tuple[Database, str]]) -> None:
+async def test_the_sizes_of_tables_are_reported(
+    version: int, reader_role: Callable[[int], tuple[Database, str]]
+) -> None:
     """Check the reported sizes, including that of a locked table."""
     database, role = reader_role(version)
     with database.connect() as admin:
@@ -198,7 +200,7 @@ async def test_a_large_table_without_key_is_not_loaded(reader_role: Callable[[in
     assert large.detail.endswith("public.keyless")
 
 
-async def test_a_standby() -> None:
+async def test_a_standby_is_reported() -> None:
     with Postgres(18) as primary, primary.standby() as standby:
         async with Catalog(options_for(Database(standby, "postgres"))) as catalog:
             (finding,) = await check(catalog, [PUBLICATION], POLICIES.policy, without_key_max=0, rows_per_s=None)
@@ -206,7 +208,7 @@ async def test_a_standby() -> None:
     assert "standby" in finding.detail
 
 
-def test_the_report_of_check(
+def test_check_reports_a_thousand_tables_in_one_line(
     database: Database, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check that problems with a thousand tables are reported in one line."""

@@ -284,7 +284,7 @@ def test_a_late_command_is_refused(follow: Follow) -> None:
 
 
 @pytest.mark.long
-def test_records_that_are_no_commands_are_passed_over(follow: Follow) -> None:
+def test_records_that_are_not_commands_are_ignored(follow: Follow) -> None:
     scene = follow()
     garbage = [
         None,
@@ -305,7 +305,7 @@ def test_records_that_are_no_commands_are_passed_over(follow: Follow) -> None:
 
 
 @pytest.mark.long
-def test_where_nothing_runs_no_command_is_sent(kafka: Kafka, follow: Follow) -> None:
+def test_without_a_daemon_no_command_is_sent(kafka: Kafka, follow: Follow) -> None:
     scene = follow()
     scene.daemon.name = f"c{uuid4().hex[:10]}"
     scene.daemon.config_file.write_text(scene.daemon.configuration())
@@ -320,7 +320,7 @@ def test_where_nothing_runs_no_command_is_sent(kafka: Kafka, follow: Follow) -> 
     assert scene.snapshot("status")[0] == 69
 
 
-def test_a_detached_command_returns_at_once(follow: Follow) -> None:
+def test_a_detached_command_returns_immediately(follow: Follow) -> None:
     scene = follow()
     code, said = scene.snapshot("start", "public.items", "--detach")
     assert code == 0

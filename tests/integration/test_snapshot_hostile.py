@@ -56,7 +56,7 @@ def test_reading_runs_no_functions_of_users_who_can_only_create_tables(
 
 @pytest.mark.parametrize(("member", "is_trusted"), [("ALL TABLES", False), ("TABLE whole", True), ("TABLE part", True)])
 @pytest.mark.parametrize("owner", ["somebody", "the database's owner"])
-def test_tables_of_which_owners_are_read(
+def test_tables_are_read_only_if_their_owners_are_trusted(
     member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
 ) -> None:
     """Check also partitions whose root is published."""

@@ -99,7 +99,7 @@ def test_rows_are_read_on_the_primary_and_changes_on_its_standby(version: int, k
                 assert end["rows"] == sum(event["op"] == "r" for event in events_of(cuts)) > 0
 
 
-def test_it_continues_when_its_standby_is_promoted(kafka: Kafka) -> None:
+def test_a_pipeline_continues_when_its_standby_is_promoted(kafka: Kafka) -> None:
     """Check that new tables are not loaded afterwards, because the settings name the former primary."""
     with standby_of(18) as (shop, standby):
         address = f"host={shop.server.host} port={shop.server.port}"
@@ -121,7 +121,7 @@ def test_it_continues_when_its_standby_is_promoted(kafka: Kafka) -> None:
 
 
 @pytest.mark.long
-def test_a_setting_that_names_another_server(kafka: Kafka, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_names_another_server_blocks_loads(kafka: Kafka, capsys: pytest.CaptureFixture[str]) -> None:
     """Check that changes are still delivered, and that ``pgsluice check`` and commands report the same error."""
     with standby_of(17) as (shop, standby), Postgres(16) as other:
         for primary, reason, finding in (

@@ -105,7 +105,7 @@ def has_checkpoints(pipeline: Pipeline, records: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_what_an_earlier_version_has_delivered_counts_as_loaded(
+def test_tables_delivered_by_an_earlier_version_count_as_loaded(
     former: Pipeline, delivery: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     choose(former, None, delivery)

@@ -99,7 +99,9 @@ def test_a_table_that_is_added_to_the_publication_is_loaded(follow: Follow, kafk
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_a_transaction_that_wrote_before_the_table_was_added(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_load_waits_for_transactions_that_wrote_before_the_table_was_added(
+    follow: Follow, kafka: Kafka, items: Database
+) -> None:
     """Check that the load waits. The rows are not in the stream, nor in a snapshot before the transaction commits."""
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
@@ -117,7 +119,7 @@ def test_a_transaction_that_wrote_before_the_table_was_added(follow: Follow, kaf
 
 
 @pytest.mark.long
-def test_a_prepared_transaction_that_wrote_before_the_table_was_added(
+def test_a_load_waits_for_prepared_transactions_that_wrote_before_the_table_was_added(
     follow: Follow, kafka: Kafka, items: Database
 ) -> None:
     with items.connect() as connection:
@@ -146,7 +148,7 @@ def test_a_prepared_transaction_that_wrote_before_the_table_was_added(
         "ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (id) INCLUDE (v)",
     ],
 )
-def test_a_table_that_is_altered_during_its_load(sql: str, follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_table_may_be_altered_during_its_load(sql: str, follow: Follow, kafka: Kafka, items: Database) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
     wait_for(daemon, '"event": "loading"')
     with items.connect() as connection:
@@ -156,7 +158,9 @@ def test_a_table_that_is_altered_during_its_load(sql: str, follow: Follow, kafka
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_an_enum_label_in_the_key_is_renamed(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_load_begins_again_if_an_enum_label_in_the_key_is_renamed(
+    follow: Follow, kafka: Kafka, items: Database
+) -> None:
     """Check that the table is read from the beginning, because PostgreSQL no longer accepts the last key."""
     with items.connect() as connection:
         connection.execute("CREATE TYPE size AS ENUM ('small')")
@@ -174,7 +178,9 @@ def test_an_enum_label_in_the_key_is_renamed(follow: Follow, kafka: Kafka, items
     assert {event["after"]["size"] for event in events_of(cuts)} == {"small", "tiny"}
 
 
-def test_a_table_that_is_dropped_and_created_again(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_table_may_be_dropped_and_created_again_during_its_load(
+    follow: Follow, kafka: Kafka, items: Database
+) -> None:
     daemon = follow(items, snapshot={"mode": "initial", "chunk_rows": 2})
     wait_for(daemon, '"event": "loading"')
     with items.connect() as connection:
@@ -186,9 +192,7 @@ def test_a_table_that_is_dropped_and_created_again(follow: Follow, kafka: Kafka,
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_a_table_that_is_locked_is_waited_for_while_others_are_streamed(
-    follow: Follow, kafka: Kafka, items: Database
-) -> None:
+def test_a_locked_table_does_not_delay_the_stream(follow: Follow, kafka: Kafka, items: Database) -> None:
     with items.connect(autocommit=False) as owner, items.connect() as connection:
         connection.execute("CREATE TABLE others (id int PRIMARY KEY)")
         connection.execute("ALTER PUBLICATION pgsluice ADD TABLE others")
@@ -205,7 +209,7 @@ def test_a_table_that_is_locked_is_waited_for_while_others_are_streamed(
     assert [event.op for event in events_of(cuts) if event.topic.endswith(".others")].count("c") == 1
 
 
-def test_without_the_right_to_read_the_table(follow: Follow, kafka: Kafka, items: Database) -> None:
+def test_a_missing_right_to_read_the_table_blocks_only_its_load(follow: Follow, kafka: Kafka, items: Database) -> None:
     with items.connect() as connection:
         role = f"reader_{uuid4().hex[:8]}"
         connection.execute(f"CREATE ROLE {role} LOGIN REPLICATION")
@@ -245,7 +249,7 @@ def test_a_terminated_connection_is_replaced(follow: Follow, kafka: Kafka, items
     assert mirror(read(daemon, kafka, items)) == held(items)
 
 
-def test_a_server_that_crashes(follow: Follow, kafka: Kafka) -> None:
+def test_a_load_continues_after_a_crash_of_the_server(follow: Follow, kafka: Kafka) -> None:
     with Postgres(17, {"fsync": "on"}) as server, server.database() as database:
         with database.connect() as connection:
             make_items(connection)

@@ -152,7 +152,7 @@ def test_two_daemons_can_share_a_directory(begin: Callable[..., Pipeline], kafka
             Pipeline(pipeline.database, kafka, standby).expect(pipeline)
 
 
-def test_no_more_than_allowed_goes_to_disk(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+def test_the_allowed_bytes_on_disk_are_not_exceeded(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path, spill_max="2MiB")
     pipeline.write(3)
     pipeline.wait_until_confirmed()
@@ -165,7 +165,7 @@ def test_no_more_than_allowed_goes_to_disk(begin: Callable[..., Pipeline], tmp_p
     pipeline.assert_complete()
 
 
-def test_a_full_disk_stops_it_and_costs_nothing(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
+def test_a_full_disk_stops_the_daemon_and_loses_nothing(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     directory = tmp_path / "small"
     with small_disk(directory, "2m"):
         pipeline = begin(directory)
@@ -179,9 +179,7 @@ def test_a_full_disk_stops_it_and_costs_nothing(begin: Callable[..., Pipeline], 
         pipeline.assert_complete()
 
 
-def test_a_file_that_somebody_cut_short_stops_it_and_costs_nothing(
-    begin: Callable[..., Pipeline], tmp_path: Path
-) -> None:
+def test_a_truncated_file_stops_the_daemon_and_loses_nothing(begin: Callable[..., Pipeline], tmp_path: Path) -> None:
     pipeline = begin(tmp_path)
     with open_transaction(pipeline, 4) as connection:
         wait_until_spilled(pipeline, 2)

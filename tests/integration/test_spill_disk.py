@@ -130,7 +130,9 @@ def wait_until_the_slot_is_free(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_write_that_hangs_is_told_and_then_stops_it(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
+def test_a_hanging_write_is_reported_and_then_stops_the_daemon(
+    begin: Callable[..., Pipeline], disk: FileSystem
+) -> None:
     pipeline = begin()
     with spilled(pipeline) as connection:
         disk.freeze()
@@ -210,7 +212,7 @@ def test_a_start_on_a_hanging_disk_is_alive_and_can_be_stopped(
 
 
 @pytest.mark.long
-def test_a_start_on_a_disk_that_hangs_is_given_up(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
+def test_a_start_on_a_hanging_disk_is_given_up(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
     pipeline = begin()
     pipeline.daemon.stop_well()
     disk.freeze()

@@ -24,7 +24,9 @@ def own_postgres() -> Iterator[Postgres]:
 class TestStartRules:
     """If slot, checkpoint and server have different histories, nothing must be skipped silently."""
 
-    def test_a_server_restored_to_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_server_restored_to_before_delivered_changes_is_refused(
+        self, own_postgres: Postgres, start: Start
+    ) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
         write_and_stop(pipeline)
@@ -33,7 +35,7 @@ class TestStartRules:
         assert (code, "the server's WAL ends at" in log) == (65, True), log
 
     @pytest.mark.long
-    def test_a_restored_server_that_has_other_changes(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_restored_server_that_has_other_changes_is_refused(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
         write_and_stop(pipeline)
@@ -44,7 +46,7 @@ class TestStartRules:
         assert (code, "restored from a backup" in log) == (65, True), log
 
     @pytest.mark.long
-    def test_a_server_restored_to_before_heartbeats(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_server_restored_to_before_heartbeats_is_refused(self, own_postgres: Postgres, start: Start) -> None:
         """Check that new transactions whose LSNs are before the delivered position are not mistaken for repetitions."""
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
@@ -61,7 +63,9 @@ class TestStartRules:
         pipeline.assert_complete()
 
     @pytest.mark.long
-    def test_one_that_has_written_as_much_before_the_first_start(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_restored_server_is_refused_even_if_its_wal_has_grown_before_the_start(
+        self, own_postgres: Postgres, start: Start
+    ) -> None:
         pipeline = start(server=own_postgres)
         backup = back_up_before_heartbeats(pipeline, own_postgres)
         backup.restore()
@@ -92,7 +96,9 @@ class TestStartRules:
         assert pipeline.daemon.status()["epoch"] == 1
 
     @pytest.mark.long
-    def test_a_server_promoted_from_before_a_published_message(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_server_promoted_from_before_a_published_message_is_refused(
+        self, own_postgres: Postgres, start: Start
+    ) -> None:
         pipeline = start({"postgres": {"messages": True}}, server=own_postgres)
         write_and_stop(pipeline)
         backup = Backup(own_postgres)
@@ -106,7 +112,9 @@ class TestStartRules:
         code, log = fails(pipeline)
         assert (code, "the server lost changes that were published" in log) == (65, True), log
 
-    def test_a_server_promoted_from_before_what_was_delivered(self, own_postgres: Postgres, start: Start) -> None:
+    def test_a_server_promoted_from_before_delivered_changes_is_refused(
+        self, own_postgres: Postgres, start: Start
+    ) -> None:
         pipeline = start(server=own_postgres)
         backup = Backup(own_postgres)
         write_and_stop(pipeline)
@@ -121,7 +129,7 @@ class TestStartRules:
         in_new_epoch = [one["after"]["n"] for one in pipeline.changes(120) if one["epoch"] == 2]
         assert in_new_epoch == pipeline.committed(), "what the server has committed since the backup"
 
-    def test_a_server_promoted_from_after_what_was_delivered_continues(
+    def test_a_server_promoted_from_after_delivered_changes_continues(
         self, own_postgres: Postgres, start: Start
     ) -> None:
         pipeline = start(server=own_postgres)
@@ -133,7 +141,7 @@ class TestStartRules:
         pipeline.assert_complete()
 
     @pytest.mark.usefixtures("restored_logging")
-    def test_a_slot_advanced_past_a_prepared_transaction(self, start: Start) -> None:
+    def test_a_slot_advanced_past_a_prepared_transaction_is_refused(self, start: Start) -> None:
         pipeline = start({"postgres": {"two_phase": True}})
         with pipeline.database.connect() as connection:
             connection.execute("BEGIN")
@@ -153,7 +161,7 @@ class TestStartRules:
         assert cli.main(["snapshot", "start", "-c", str(pipeline.daemon.config_file), "public.numbers"]) == 0
         assert set(pipeline.read(21)) == set(pipeline.committed())
 
-    def test_another_cluster(self, start: Start) -> None:
+    def test_another_cluster_is_refused(self, start: Start) -> None:
         pipeline = start()
         pipeline.daemon.stop()
         with Postgres(17, own_identifier=True) as other:

@@ -120,7 +120,7 @@ def test_every_committed_change_is_printed(tailed: Database, config: Callable[..
         time.sleep(0.05)
 
 
-def test_lines_for_people_and_filters(tailed: Database, config: Callable[..., Path]) -> None:
+def test_lines_for_people_can_be_filtered(tailed: Database, config: Callable[..., Path]) -> None:
     with tail(
         config(tailed), "--table", "public.w*", "--op", "insert", "--op", "update", "--column", "note"
     ) as running:
@@ -134,7 +134,9 @@ def test_lines_for_people_and_filters(tailed: Database, config: Callable[..., Pa
     assert lines[1].endswith('  update  public.whole note="null" -> "\\u001b[31mred"\n')
 
 
-def test_one_transaction_and_a_reader_that_closes_the_pipe(tailed: Database, config: Callable[..., Path]) -> None:
+def test_tail_ends_after_one_transaction_or_when_the_pipe_is_closed(
+    tailed: Database, config: Callable[..., Path]
+) -> None:
     with tail(config(tailed), "--json") as running, tailed.connect() as connection:
         connection.execute("INSERT INTO whole SELECT n, 'x' FROM generate_series(1, 20000) AS n")
         assert running.process.stdout is not None
@@ -148,14 +150,14 @@ def test_one_transaction_and_a_reader_that_closes_the_pipe(tailed: Database, con
     assert f"xid {xid + 1}  insert  public.items id=1 note=" in lines[0]
 
 
-def test_the_error_when_nothing_can_be_followed(database: Database, config: Callable[..., Path]) -> None:
+def test_tail_reports_why_nothing_can_be_followed(database: Database, config: Callable[..., Path]) -> None:
     with tail(config(database)) as running:
         running.process.wait(60)
     assert running.process.returncode == 78
     assert "Publication 'tailed' does not exist" in running.first
 
 
-def test_the_topics_of_a_pipeline(start: Start, config: Callable[..., Path]) -> None:
+def test_tail_prints_the_topics_of_a_pipeline(start: Start, config: Callable[..., Path]) -> None:
     pipeline = start({"snapshot": {"mode": "never"}})
     with pipeline.database.connect() as connection:
         connection.execute(TABLES)

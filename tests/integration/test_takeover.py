@@ -70,7 +70,7 @@ def taken_over(former: Pipeline, by: Pipeline) -> Iterator[None]:
 
 
 class TestAStandby:
-    def test_it_waits_without_disturbing_and_takes_over_within_seconds(self, pair: Pair) -> None:
+    def test_a_standby_does_not_disturb_and_takes_over_within_seconds(self, pair: Pair) -> None:
         with pair.owner.busy():
             time.sleep(3)
             assert [pair.standby.daemon.readiness(role) for role in ROLES] == [200, 503]
@@ -94,7 +94,7 @@ class TestAStandby:
         assert "warning" not in daemon.log_text()
         pair.assert_complete()
 
-    def test_an_owner_whose_process_is_suspended(self, pair: Pair) -> None:
+    def test_a_suspended_owner_is_replaced(self, pair: Pair) -> None:
         """Check also that the process, when it continues later, becomes the standby."""
         with pair.owner.busy():
             for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
@@ -107,7 +107,7 @@ class TestAStandby:
 
     @pytest.mark.long
     @pytest.mark.parametrize("direction", [None, "to_server"])
-    def test_an_owner_cut_off_from_postgresql_only(self, pair: Pair, direction: Direction | None) -> None:
+    def test_an_owner_cut_off_only_from_postgresql_is_replaced(self, pair: Pair, direction: Direction | None) -> None:
         with pair.owner.busy():
             with taken_over(pair.owner, by=pair.standby):
                 pair.proxy.drop(direction)
@@ -118,7 +118,7 @@ class TestAStandby:
         pair.assert_complete()
 
     @pytest.mark.long
-    def test_an_owner_in_the_middle_of_a_large_transaction(self, pair: Pair) -> None:
+    def test_an_owner_in_the_middle_of_a_large_transaction_is_replaced(self, pair: Pair) -> None:
         pair.owner.write()
         assert pair.owner.read(10)
         topic = f"{pair.owner.daemon.name}.public.numbers"

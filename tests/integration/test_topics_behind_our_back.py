@@ -37,7 +37,7 @@ def accept_changes(pipeline: Pipeline, *, accept: bool) -> None:
 
 class TestWhileItIsDown:
     @pytest.mark.long
-    def test_a_topic_is_deleted(self, start: Start) -> None:
+    def test_a_deleted_topic_stops_the_daemon_until_this_is_accepted(self, start: Start) -> None:
         """Check that the topic is created again, because its table still exists."""
         pipeline = start()
         pipeline.write(5)
@@ -59,7 +59,7 @@ class TestWhileItIsDown:
         assert pipeline.read(10) == list(range(6, 16))
 
     @pytest.mark.long
-    def test_a_topic_goes_with_its_table(self, start: Start) -> None:
+    def test_a_topic_deleted_with_its_table_has_to_be_accepted_once(self, start: Start) -> None:
         """Check that the loss has to be accepted only once, because the next full cut does not list the topic."""
         pipeline = start()
         with pipeline.database.connect() as connection:
@@ -84,7 +84,7 @@ class TestWhileItIsDown:
         pipeline.daemon.restart()
         pipeline.assert_complete()
 
-    def test_the_cut_records_are_deleted(self, start: Start) -> None:
+    def test_deleted_cut_records_stop_the_daemon(self, start: Start) -> None:
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -100,7 +100,7 @@ class TestWhileItIsDown:
             topic["topic"] for cut in cuts(pipeline) for topic in cut["topics"] if cut["full"]
         }
 
-    def test_the_checkpoint_is_deleted(self, start: Start) -> None:
+    def test_a_deleted_checkpoint_needs_a_new_epoch(self, start: Start) -> None:
         """Check that the epoch increases, so that later positions are not older than those that readers have."""
         pipeline = start()
         pipeline.write(5)
@@ -118,7 +118,7 @@ class TestWhileItIsDown:
         numbers = [cut["cut"] for cut in cuts(pipeline)]
         assert numbers == list(range(1, len(numbers) + 1))
 
-    def test_the_schemas_are_deleted(self, start: Start) -> None:
+    def test_deleted_schemas_stop_the_daemon(self, start: Start) -> None:
         """Check that pgsluice stops. Consumers could not read existing records, and column names would be unknown."""
         pipeline = start()
         pipeline.write(5)
@@ -135,7 +135,7 @@ class TestWhileItIsDown:
 
 
 class TestWhileItRuns:
-    def test_a_topic_in_use_is_deleted(self, start: Start) -> None:
+    def test_a_topic_deleted_while_in_use_stops_the_daemon(self, start: Start) -> None:
         """Check that pgsluice does not wait for the Kafka transaction's timeout, which is a quarter of an hour."""
         pipeline = start()
         pipeline.write(5)
@@ -146,7 +146,7 @@ class TestWhileItRuns:
         assert f"Topic {topic_of(pipeline)} was deleted. Consumers miss" in pipeline.daemon.log_text()
 
     @pytest.mark.long
-    def test_partitions_are_raised(self, start: Start) -> None:
+    def test_added_partitions_are_noticed_without_traffic(self, start: Start) -> None:
         """Check that the change is noticed even without traffic, and that everything is delivered."""
         pipeline = start()
         pipeline.write(5)

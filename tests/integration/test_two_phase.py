@@ -29,7 +29,7 @@ def wait_until_prepared(pipeline: Pipeline, *names: str) -> None:
     wait_until(lambda: [one["gid"] for one in pipeline.daemon.status()["prepared"]] == gids, f"{names} to be prepared")
 
 
-def test_it_is_switched_on_and_off_while_transactions_are_prepared(start: Start) -> None:
+def test_two_phase_can_be_switched_on_and_off_while_transactions_are_prepared(start: Start) -> None:
     pipeline = start(version=VERSION)
     for name in ("before", "before, in vain"):
         prepare(pipeline, name)

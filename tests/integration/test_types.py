@@ -288,7 +288,7 @@ async def test_values_that_do_not_fit_are_delivered_as_text(new_database: NewDat
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version >= EXACT_EPOCH])
-async def test_the_full_range_of_times(new_database: NewDatabase, version: int) -> None:
+async def test_times_in_the_full_range_are_delivered(new_database: NewDatabase, version: int) -> None:
     async with sent(new_database(version), BEYOND_COMMON) as row:
         for index, (column, value) in enumerate(zip(row.relation.columns, row.row, strict=True)):
             is_date = column.type.name == "date"
@@ -298,7 +298,7 @@ async def test_the_full_range_of_times(new_database: NewDatabase, version: int) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_numbers_of_built_in_types(postgres_server: Callable[[int], Postgres], version: int) -> None:
+def test_built_in_types_have_the_oids_of_the_server(postgres_server: Callable[[int], Postgres], version: int) -> None:
     query = """
         SELECT t.oid, t.typname FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
         WHERE nspname = 'pg_catalog' AND t.oid < 10000 AND typrelid = 0 AND typtype IN ('b', 'r', 'm')

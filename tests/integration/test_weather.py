@@ -38,14 +38,14 @@ class TestStopAndStart:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_stopping_in_the_middle_of_the_stream(self, start: Start) -> None:
+    def test_a_stop_in_the_middle_of_the_stream_loses_nothing(self, start: Start) -> None:
         pipeline = start()
         for _ in range(3):
             pipeline.write_at_once(2000)
             pipeline.daemon.restart()
         pipeline.assert_complete()
 
-    def test_after_kill_9(self, start: Start) -> None:
+    def test_kill_9_loses_and_repeats_nothing(self, start: Start) -> None:
         pipeline = start()
         for _ in range(3):
             pipeline.write(50)
@@ -61,7 +61,7 @@ class TestStopAndStart:
         pipeline.write(3)
         pipeline.assert_complete()
 
-    def test_stopping_while_a_large_transaction_is_written_blocks_no_reader(self, start: Start) -> None:
+    def test_a_stop_while_a_large_transaction_is_written_blocks_no_reader(self, start: Start) -> None:
         pipeline = start({"delivery": {"cut_bytes": "16KiB", "heartbeat": "500ms"}})
         pipeline.write(3)
         pipeline.write_at_once(20_000)
@@ -72,7 +72,7 @@ class TestStopAndStart:
 
 class TestKafkaIsAway:
     @pytest.mark.long
-    def test_at_the_start_it_waits_and_says_so_once(self, own_kafka: Kafka, start: Start) -> None:
+    def test_a_start_waits_for_kafka_and_says_so_once(self, own_kafka: Kafka, start: Start) -> None:
         pipeline = start(broker=own_kafka)
         pipeline.daemon.stop()
         own_kafka.stop()
@@ -86,7 +86,7 @@ class TestKafkaIsAway:
         pipeline.assert_complete()
         assert pipeline.daemon.log_text()[before:].count("Kafka cannot be reached") == 1
 
-    def test_it_continues_where_it_was(self, own_kafka: Kafka, start: Start) -> None:
+    def test_delivery_continues_after_an_outage_of_kafka(self, own_kafka: Kafka, start: Start) -> None:
         pipeline = start(broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -97,7 +97,9 @@ class TestKafkaIsAway:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_stopping_meanwhile_ends_with_75_and_loses_nothing(self, own_kafka: Kafka, start: Start) -> None:
+    def test_a_stop_during_an_outage_of_kafka_exits_with_75_and_loses_nothing(
+        self, own_kafka: Kafka, start: Start
+    ) -> None:
         pipeline = start({"shutdown": {"drain_timeout": "2s"}}, broker=own_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
@@ -113,7 +115,7 @@ class TestKafkaIsAway:
 
 class TestPostgresIsAway:
     @pytest.mark.parametrize("mode", ["fast", "immediate"])
-    def test_it_reconnects_and_continues(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - one of a Literal's values
+    def test_the_daemon_reconnects_to_a_restarted_server(self, own_postgres: Postgres, start: Start, mode: Any) -> None:  # noqa: ANN401 - one of a Literal's values
         pipeline = start(server=own_postgres)
         for _ in range(2):
             pipeline.write(20)
@@ -123,7 +125,7 @@ class TestPostgresIsAway:
         pipeline.assert_complete()
 
     @pytest.mark.long
-    def test_its_shutdown_is_not_delayed_while_kafka_is_down(
+    def test_a_server_can_shut_down_while_kafka_is_down(
         self, own_postgres: Postgres, own_kafka: Kafka, start: Start
     ) -> None:
         pipeline = start(server=own_postgres, broker=own_kafka)
@@ -137,7 +139,7 @@ class TestPostgresIsAway:
         pipeline.write()
         pipeline.assert_complete()
 
-    def test_it_waits_for_a_server_that_has_not_started(self, own_postgres: Postgres, start: Start) -> None:
+    def test_the_daemon_waits_for_a_server_that_has_not_started(self, own_postgres: Postgres, start: Start) -> None:
         pipeline = start(server=own_postgres)
         pipeline.write()
         pipeline.daemon.stop()
@@ -158,7 +160,7 @@ class TestPostgresIsAway:
 
 
 class TestAStandby:
-    def test_it_waits_without_disturbing_and_takes_over(self, start: Start) -> None:
+    def test_a_standby_does_not_disturb_the_owner_and_takes_over(self, start: Start) -> None:
         owner = start()
         owner.write()
         settings = {**SETTINGS, **owner.daemon.settings}

@@ -52,11 +52,11 @@ def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
 class TestTheTestsOfTheAlerts:
     """The tests of an alert must fail if the alert never fires, or if it always fires."""
 
-    def test_an_alert_that_never_fires(self, name: str, tmp_path: Path) -> None:
+    def test_tests_fail_for_an_alert_that_never_fires(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=name):
             promtool("test", "rules", str(changed(tmp_path, name, lambda _: "")))
 
-    def test_an_alert_that_always_fires(self, name: str, tmp_path: Path) -> None:
+    def test_tests_fail_for_an_alert_that_always_fires(self, name: str, tmp_path: Path) -> None:
         at_once = changed(tmp_path, name, lambda rule: re.sub(r"        for: .*\n", "", _without_limit(rule)))
         with pytest.raises(ServerError, match=name):
             promtool("test", "rules", str(at_once))
@@ -74,14 +74,14 @@ def exposed() -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_metrics_are_exposed(name: str) -> None:
+def test_the_metrics_of_each_alert_are_exposed(name: str) -> None:
     found = set(re.findall(r"\b(?:pgsluice|process)_\w+", BY_NAME[name].partition("annotations:")[0]))
     assert found
     assert found <= exposed()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_annotations_name_a_command(name: str) -> None:
+def test_the_annotations_of_each_alert_name_a_command(name: str) -> None:
     """Each alert must mention a command. Commands of pgsluice must have valid arguments."""
     annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
     commands = re.findall(r"`(.+?)`", annotations)

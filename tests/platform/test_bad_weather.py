@@ -30,7 +30,7 @@ def container(pipeline: Pipeline) -> Container:
 # -- the configuration ---------------------------------------------------------------------------
 
 
-def test_no_configuration_was_mounted(pipeline: Pipeline) -> None:
+def test_a_missing_configuration_is_reported(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.mount = None
     code, reason = daemon.fail()
@@ -39,7 +39,7 @@ def test_no_configuration_was_mounted(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
+def test_a_directory_in_place_of_the_configuration_is_reported(pipeline: Pipeline) -> None:
     """If the file does not exist, for example because of a typing error, Docker creates a directory."""
     daemon = container(pipeline)
     daemon.mount = f"./confg.toml:{CONFIG}:ro"
@@ -49,7 +49,7 @@ def test_a_directory_was_mounted(pipeline: Pipeline) -> None:
     assert (daemon.directory / "confg.toml").is_dir()
 
 
-def test_a_configuration_that_only_root_can_read(pipeline: Pipeline) -> None:
+def test_a_configuration_that_only_root_can_read_is_reported(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     locked = daemon.directory / "locked.toml"
     locked.write_text(daemon.configuration())
@@ -75,7 +75,7 @@ def guest(engine: Engine, guarded: Postgres, kafka: Kafka) -> Iterator[Pipeline]
         yield Pipeline(database, kafka, daemon)
 
 
-def test_a_password_in_the_directory_of_secrets(guest: Pipeline) -> None:
+def test_a_password_can_be_in_the_directory_of_secrets(guest: Pipeline) -> None:
     daemon = container(guest)
     daemon.secrets = {"postgres__password": "right\n"}
     daemon.start()
@@ -87,7 +87,7 @@ def test_a_password_in_the_directory_of_secrets(guest: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_password_in_a_file_of_its_own(guest: Pipeline) -> None:
+def test_a_password_can_be_in_a_file_of_its_own(guest: Pipeline) -> None:
     daemon = container(guest)
     daemon.settings["postgres"] |= {"password_file": "/run/secrets/database"}
     daemon.secrets = {"database": "right"}
@@ -97,7 +97,7 @@ def test_a_password_in_a_file_of_its_own(guest: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_password_that_is_missing(guest: Pipeline) -> None:
+def test_a_missing_password_is_reported(guest: Pipeline) -> None:
     daemon = container(guest)
     code, reason = daemon.fail()
     assert code == 77
@@ -109,7 +109,7 @@ def test_a_password_that_is_missing(guest: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_password_that_cannot_be_read(guest: Pipeline) -> None:
+def test_a_password_that_cannot_be_read_is_reported(guest: Pipeline) -> None:
     daemon = container(guest)
     daemon.secrets = {"postgres__password": "right"}
     daemon.write_configuration()
@@ -120,7 +120,7 @@ def test_a_password_that_cannot_be_read(guest: Pipeline) -> None:
     assert f"postgres__password: cannot be read: Permission denied. pgsluice runs as uid {UID}" in reason
 
 
-def test_a_password_whose_file_does_not_exist(guest: Pipeline) -> None:
+def test_a_directory_in_place_of_a_secret_is_reported(guest: Pipeline) -> None:
     daemon = container(guest)
     daemon.options = ("-v", "./absent:/run/more/postgres__password:ro", "-e", "PGSLUICE_SECRETS_DIR=/run/more")
     code, reason = daemon.fail()
@@ -131,7 +131,7 @@ def test_a_password_whose_file_does_not_exist(guest: Pipeline) -> None:
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def test_a_volume_that_is_read_only(pipeline: Pipeline) -> None:
+def test_a_read_only_volume_is_reported(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.options = ("-v", f"./spill:{SPILL}:ro")
     code, reason = daemon.fail()
@@ -141,7 +141,7 @@ def test_a_volume_that_is_read_only(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_volume_of_root(pipeline: Pipeline) -> None:
+def test_a_volume_of_root_is_reported(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.options = ("-v", f"./spill:{SPILL}")
     code, reason = daemon.fail()
@@ -161,7 +161,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
-def test_a_volume_that_is_full(pipeline: Pipeline, small_disk: Path) -> None:
+def test_a_full_volume_stops_the_daemon_and_loses_nothing(pipeline: Pipeline, small_disk: Path) -> None:
     """The uncommitted data in memory and on disk is lost with the container, so PostgreSQL must send it again."""
     daemon = container(pipeline)
     daemon.settings["buffer"] = {"memory_max": "2MiB"}
@@ -182,7 +182,7 @@ def test_a_volume_that_is_full(pipeline: Pipeline, small_disk: Path) -> None:
     pipeline.assert_complete()
 
 
-def test_a_port_that_is_taken(make_pipeline: Callable[[], Pipeline]) -> None:
+def test_a_port_that_is_taken_is_reported(make_pipeline: Callable[[], Pipeline]) -> None:
     pipeline, other = make_pipeline(), make_pipeline()
     pipeline.daemon.start()
     second = container(other)

@@ -251,7 +251,7 @@ def test_the_volume_is_larger_than_what_may_be_spilled(size: str, limit: str) ->
     assert deployment["spec"]["template"]["spec"]["volumes"][0]["emptyDir"] == {"sizeLimit": size}
 
 
-def test_nobody_else_may_write_where_transactions_wait() -> None:
+def test_only_pgsluices_user_can_write_to_the_spill_directory() -> None:
     """An emptyDir is writable for all users. So pgsluice must create a directory in it that only its user can write."""
     pipeline = container(one(manifests(*MINIMAL), "Deployment"))
     (mounted,) = (mount["mountPath"] for mount in pipeline["volumeMounts"] if mount["name"] == "spill")
@@ -313,7 +313,7 @@ def test_the_network_policy_and_quotas_admit_the_pod_of_helm_test() -> None:
     assert pod["spec"]["containers"][0]["resources"]["limits"]
 
 
-def test_in_maintenance_one_pod_waits() -> None:
+def test_in_maintenance_mode_one_pod_waits() -> None:
     deployment = one(manifests(*values_of("maintenance")), "Deployment")
     waiting = container(deployment)
     assert deployment["spec"]["replicas"] == 1

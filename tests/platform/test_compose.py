@@ -113,7 +113,7 @@ def test_the_documented_ports_answer(project: Project) -> None:
     assert "shop.transactions-value" in json.loads(project.ask(8080, "/subjects"))
 
 
-def test_it_continues_after_a_restart(project: Project) -> None:
+def test_the_project_continues_after_a_restart(project: Project) -> None:
     project.run("restart", "pgsluice")
     wait_until(lambda: "streaming" in status(project), "the daemon to stream again")
 

@@ -67,7 +67,7 @@ def test_a_standby_container_takes_over(make_pipeline: Callable[[], Pipeline]) -
     standby.assert_complete()
 
 
-def test_it_has_no_rights(pipeline: Pipeline) -> None:
+def test_the_container_has_no_rights(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.start()
     status = dict(line.split(":\t", 1) for line in daemon.exec("cat", "/proc/1/status").splitlines() if ":\t" in line)
@@ -81,7 +81,7 @@ def test_it_has_no_rights(pipeline: Pipeline) -> None:
     assert daemon.exec("pgsluice", "health", "--url", daemon.url)
 
 
-def test_it_prints_only_json_objects(pipeline: Pipeline, engine: Engine) -> None:
+def test_the_container_prints_only_json_objects(pipeline: Pipeline, engine: Engine) -> None:
     daemon = container(pipeline)
     daemon.start()
     pipeline.write()
@@ -106,7 +106,7 @@ def test_the_slot_is_removed_as_documented(pipeline: Pipeline) -> None:
         assert connection.execute(sql, [pipeline.slot]).fetchone() == (0,)
 
 
-def test_it_reports_all_mistakes_in_a_broken_file(pipeline: Pipeline) -> None:
+def test_the_container_reports_all_mistakes_in_a_broken_file(pipeline: Pipeline) -> None:
     daemon = container(pipeline)
     daemon.settings["postgres"] = {"hots": "localhost"}
     daemon.settings["delivery"] = {"cut_bytes": "16MB"}
@@ -117,7 +117,7 @@ def test_it_reports_all_mistakes_in_a_broken_file(pipeline: Pipeline) -> None:
     assert "delivery.cut_bytes" in daemon.log_text()
 
 
-def test_its_contents(engine: Engine) -> None:
+def test_the_image_has_the_required_size_user_health_check_and_labels(engine: Engine) -> None:
     assert "compiled" in engine.podman("run", "--rm", IMAGE, "version")
     (image,) = json.loads(engine.podman("image", "inspect", IMAGE))
     (base,) = json.loads(engine.podman("image", "inspect", next(iter(BASES))))
@@ -129,7 +129,7 @@ def test_its_contents(engine: Engine) -> None:
     assert not programs
 
 
-def test_nothing_is_compiled_when_it_starts(engine: Engine) -> None:
+def test_nothing_is_compiled_when_the_container_starts(engine: Engine) -> None:
     found = engine.podman("run", "--rm", "--entrypoint", "python3", IMAGE, "-c", _NOT_COMPILED)
     assert found.split() == []
 

@@ -63,7 +63,10 @@ def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> C
 
 
 def strictly(path: str) -> str:
-    """Return the path of a dry run. The server checks the object, refuses unknown fields, and creates nothing."""
+    """Return the path of a request that only checks an object.
+
+    The server refuses unknown fields, and creates nothing.
+    """
     return f"{path}?dryRun=All&fieldValidation=Strict"
 
 

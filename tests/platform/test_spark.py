@@ -50,7 +50,7 @@ def test_a_wrong_manifest_does_not_conform(tmp_path: Path, schemas: Path) -> Non
     assert len(conformity(tmp_path / "wrong.yaml", chart.NEWEST, schemas)) == 1
 
 
-def test_apaches_manifest(tmp_path: Path, schemas: Path) -> None:
+def test_apaches_manifest_has_the_documented_fields(tmp_path: Path, schemas: Path) -> None:
     """The definition of this operator cannot be fetched, so the test contains the names from its documentation.
 
     https://github.com/apache/spark-kubernetes-operator/blob/main/docs/spark_custom_resources.md
@@ -78,7 +78,7 @@ def applications() -> Iterator[tuple[str, list[str]]]:
     yield apache["pyFiles"], apache["driverArgs"]
 
 
-def test_pgsluice_spark_accepts_them(tmp_path: Path) -> None:
+def test_pgsluice_spark_accepts_the_manifests(tmp_path: Path) -> None:
     text = next(yaml.safe_load_all((HERE / "configuration.yaml").read_text()))["data"]["mirror.toml"]
     (tmp_path / "mirror.toml").write_text(text)
     assert read(str(tmp_path / "mirror.toml")).maintenance == {"every": "6 hours", "keep": "7 days"}
@@ -88,7 +88,7 @@ def test_pgsluice_spark_accepts_them(tmp_path: Path) -> None:
         assert parser().parse_args(arguments).command == "mirror"
 
 
-def test_versions() -> None:
+def test_the_manifests_name_the_supported_versions() -> None:
     assert f"\nARG SPARK={pyspark.__version__}\n" in (HERE / "Dockerfile").read_text()
     kubeflow, apache = manifest("kubeflow.yaml")["spec"], manifest("apache.yaml")["spec"]
     assert kubeflow["sparkVersion"] == apache["runtimeVersions"]["sparkVersion"] == pyspark.__version__

@@ -81,7 +81,7 @@ def _note_foreign(complaints: list[str], url: str, own: str) -> None:
         complaints.append(url)
 
 
-def test_it_shows_the_pipeline_and_treats_names_as_text(open_page: Callable[..., Any]) -> None:
+def test_the_page_shows_the_pipeline_and_treats_names_as_text(open_page: Callable[..., Any]) -> None:
     page = open_page(viewport=DESK)
     assert page.title() == "shop - pgsluice"
     assert "streaming" in page.inner_text("h1")
@@ -94,7 +94,7 @@ def test_it_shows_the_pipeline_and_treats_names_as_text(open_page: Callable[...,
     assert "bootstrap_servers" in page.inner_text("pre")
 
 
-def test_it_refreshes_itself_and_keeps_details_open(open_page: Callable[..., Any], pipeline: Pipeline) -> None:
+def test_the_page_refreshes_itself_and_keeps_details_open(open_page: Callable[..., Any], pipeline: Pipeline) -> None:
     page = open_page(viewport=DESK)
     page.click("summary")
     row = page.get_by_role("row", name="shop.public.numbers")
@@ -105,14 +105,14 @@ def test_it_refreshes_itself_and_keeps_details_open(open_page: Callable[..., Any
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_in_light_and_dark(open_page: Callable[..., Any], scheme: str) -> None:
+def test_the_page_fits_a_phone_in_light_and_dark(open_page: Callable[..., Any], scheme: str) -> None:
     page = open_page(viewport=PHONE, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     background = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
     assert background == "light dark"
 
 
-def test_it_shows_that_the_process_no_longer_answers(browser: Any, pipeline: Pipeline) -> None:
+def test_the_page_shows_that_the_process_no_longer_answers(browser: Any, pipeline: Pipeline) -> None:
     page = browser.new_context(viewport=DESK).new_page()
     page.goto(pipeline.daemon.url)
     pipeline.daemon.stop()

@@ -80,7 +80,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 # -- the settings of the unit --------------------------------------------------------------------
 
 
-def test_it_is_not_restarted_if_an_operator_has_to_act() -> None:
+def test_the_unit_is_not_restarted_if_an_operator_has_to_act() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.StopError)]
     codes = {kind.exit_code for kind in kinds} | {errors.EXIT_BUG}
     assert {int(code) for code in settings()["RestartPreventExitStatus"][0].split()} == codes - RETRIED
@@ -165,7 +165,7 @@ def unit(pipeline: Pipeline) -> Iterator[Unit]:
     pipeline.daemon.host.run("systemctl", "stop", UNIT.name)
 
 
-def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
+def test_the_unit_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
     pipeline.write_at_once(5_000, width=1000)  # exceeds the memory limit, so rows go through the state directory
     pipeline.assert_complete()
@@ -178,7 +178,7 @@ def test_it_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
 
 
 @pytest.mark.long
-def test_it_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
+def test_the_unit_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     with pipeline.busy():
         unit.host.run("systemctl", "kill", "--signal", "KILL", UNIT.name)
         wait_until(lambda: int(unit.state("NRestarts")) > 0, "systemd to start it again")
@@ -187,7 +187,7 @@ def test_it_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
 
 
 @pytest.mark.long
-def test_it_stops_in_an_orderly_way(pipeline: Pipeline, unit: Unit) -> None:
+def test_the_unit_stops_in_an_orderly_way(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
     assert unit.host.run("systemctl", "stop", UNIT.name).returncode == 0
     assert (unit.state("Result"), unit.state("ExecMainStatus")) == ("success", "0")
@@ -195,7 +195,7 @@ def test_it_stops_in_an_orderly_way(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.assert_complete()
 
 
-def test_it_does_not_retry_after_a_wrong_password(pipeline: Pipeline, unit: Unit) -> None:
+def test_the_unit_does_not_retry_after_a_wrong_password(pipeline: Pipeline, unit: Unit) -> None:
     unit.host.run("systemctl", "stop", UNIT.name)
     with secret(unit, "wrong"):
         unit.start(wait=False)
@@ -205,7 +205,7 @@ def test_it_does_not_retry_after_a_wrong_password(pipeline: Pipeline, unit: Unit
     pipeline.assert_complete()
 
 
-def test_it_does_not_start_without_a_password_file(unit: Unit) -> None:
+def test_the_unit_does_not_start_without_a_password_file(unit: Unit) -> None:
     unit.host.run("systemctl", "stop", UNIT.name)
     with secret(unit, None):
         unit.start(wait=False)

@@ -1,7 +1,7 @@
 """Properties of the Avro encoding.
 
-fastavro reads the same values from it as psycopg from PostgreSQL's text. A text that PostgreSQL never writes is either
-read in the same way or marked as a value that does not fit.
+fastavro reads from it the values that psycopg reads from PostgreSQL's text. A text that PostgreSQL never writes is
+either read in the same way or marked as a value that does not fit.
 """
 
 import io
@@ -178,7 +178,7 @@ def test_fastavro_reads_the_values_that_psycopg_reads(row: list[tuple[Kind, byte
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @given(st.data())
-def test_every_type(kind: Kind, data: st.DataObject) -> None:
+def test_values_of_every_type_are_read_as_by_psycopg(kind: Kind, data: st.DataObject) -> None:
     text = data.draw(TYPES[kind])
     values, raw = encoded(table(kind), [text], OPTIONS)
     assert raw == {}
@@ -220,7 +220,7 @@ def test_any_bytes_are_encoded_or_marked(kind: Kind, text: bytes) -> None:
         try:
             key.encode([text])
         except PoisonError:
-            assert raw, "what fits a row fits a key"
+            assert raw, "a value that fits a row has to fit a key"
 
 
 @given(st.sampled_from(KINDS).flatmap(cells))
@@ -250,7 +250,7 @@ def test_longs_are_encoded_as_specified(number: int) -> None:
 
 
 @given(st.integers(0, 0x7F7FFFFE), st.sampled_from([Decimal(0), Decimal("1e-40"), Decimal("-1e-40")]))
-def test_float4_near_the_middle_of_two_neighbours(bits: int, nudge: Decimal) -> None:
+def test_float4_is_rounded_correctly_near_the_middle_of_two_neighbours(bits: int, nudge: Decimal) -> None:
     low, high = (nearest_single(repr(value).encode()) for value in singles(bits))
     with_nudge = (Decimal(low) + Decimal(high)) / 2 * (1 + nudge)
     text = str(with_nudge.normalize()).lower().encode()
@@ -280,7 +280,7 @@ def days_of_year(year: int) -> int:
 @example(0, 364, 86_399_999_999)
 @example(9999, 364, 86_399_999_999)
 @example(10_000, 0, 0)
-def test_years_outside_the_range_of_python(year: int, day_of_year: int, time_us: int) -> None:
+def test_dates_and_times_of_any_year_are_counted_from_1970(year: int, day_of_year: int, time_us: int) -> None:
     # 2001 is not a leap year. In leap years, dates after February come one day later.
     day = date(2001, 1, 1) + timedelta(days=day_of_year)
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
@@ -415,7 +415,7 @@ def test_every_schema_reads_or_refuses_the_rows_of_every_other(versions: list[Re
             try:
                 as_read = reread(writer_schema, reader_schema, body)
             except fastavro.read.SchemaResolutionError:
-                # Only a reader with a schema from before a field became wider refuses a row. It never reads a wrong
+                # A reader may refuse a row only if a field was narrower in its schema. It must never read a wrong
                 # value.
                 assert known < written
                 assert narrower(reader_schema, writer_schema)

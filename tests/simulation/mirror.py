@@ -198,12 +198,12 @@ class Mirror:
             del self._complete[topic]  # the table was dropped
             return
         if {key.decode() for key in table} != copy.keys():
-            self._violate(f"{where} has the rows {sorted(copy)}, and the table {sorted(table)}")
+            self._violate(f"{where} has the rows {sorted(copy)}, but the table has {sorted(table)}")
             return
         for key, row in table.items():
             found = copy[key.decode()][1]
             if not self._is_same(oid, row, found):
-                self._violate(f"{where} has {found}, and the table {row}")
+                self._violate(f"{where} has {found}, but the table has {row}")
 
     def _is_same(self, oid: int, row: Values, found: Row) -> bool:
         """Return whether two rows agree in the columns that the table still has and that were always published."""

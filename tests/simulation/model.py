@@ -192,7 +192,7 @@ class Model:
         read the record and begun a new epoch.
         """
         if reason not in self._refusals:
-            self._violate(f"a daemon stopped, and has not recorded why: {reason}")
+            self._violate(f"a daemon stopped without recording its reason: {reason}")
             return
         self._refusals.remove(reason)
 
@@ -330,7 +330,7 @@ class Model:
                     record = self._read(value)
                     place = (record["epoch"], record["lsn"], record["seq"])
                     if place <= self._last.get((topic, partition), (0, 0, -1)):
-                        self._violate(f"{topic} [{partition}] goes back to {place}")
+                        self._violate(f"{topic} [{partition}] has {place} after a later position")
                     self._last[topic, partition] = place
                     found.setdefault(record["lsn"], {}).setdefault(record["seq"], []).append((topic, record))
         return found
@@ -436,11 +436,15 @@ class Model:
             if listed not in wanted:
                 self._violate(f"cut {cut['cut']} lists partitions {listed} of {topic} instead of {wanted}")
         if cut["full"] and not self._listed <= topics:
-            self._violate(f"cut {cut['cut']} is full, and does not list {self._listed - topics}")
+            self._violate(f"cut {cut['cut']} is full, but does not list {self._listed - topics}")
         self._listed |= topics
         for place, (first, following) in named.items():
             self._check_range(
-                f"cut {cut['cut']} says {first} to {following} of {place}", transaction, place, first, following
+                f"cut {cut['cut']} lists offsets {first} to {following} of {place}",
+                transaction,
+                place,
+                first,
+                following,
             )
 
     def _check_range(
@@ -451,17 +455,17 @@ class Model:
         # many copies there are, so ``next`` may be too low by their number.
         unknown = _copies(log[: own[-1]], first) if own and self._was_shown(transaction) else 0
         if own and not first <= own[0] <= own[-1] < following + unknown:
-            self._violate(f"{says}: it has {own}")
+            self._violate(f"{says}, but has the offsets {own}")
         self._misplaced |= {(place, offset) for offset in own if offset >= following}
         if not self._following.get(place, 0) <= first <= following <= len(log):
-            self._violate(f"{says}: the last one went to {self._following.get(place, 0)}, and the log to {len(log)}")
+            self._violate(f"{says}, but the last cut ended at {self._following.get(place, 0)}, the log at {len(log)}")
         self._following[place] = following
         for offset, entry in enumerate(log[first:following], first):
             if entry.marker or entry.transaction is transaction or (place, offset) in self._misplaced:
                 continue
             other = entry.transaction
             if other is not None and other.producer == TRANSACTIONAL_ID and other.committed:
-                self._violate(f"{says}: the record at {offset} belongs to another")
+                self._violate(f"{says}, but the record at {offset} belongs to another cut")
 
     def _was_shown(self, transaction: Transaction) -> bool:
         """Return whether a copy of a marker has made the checkpoint of this transaction visible before its end."""
@@ -484,7 +488,7 @@ class Model:
             wanted[topic] = dict(Counter(op for op, _ in changes.values())), list(schemas)
         found = {topic["topic"]: (topic["counts"], topic["schema_ids"]) for topic in cut["topics"]}
         if {topic: what for topic, what in found.items() if what != ({}, [])} != wanted:
-            self._violate(f"cut {cut['cut']} has {wanted}, and says {found}")
+            self._violate(f"cut {cut['cut']} has {wanted}, but its record says {found}")
 
     # In at-least-once mode, readers see records one by one, and some of them more than once.
 
@@ -572,11 +576,11 @@ class Model:
         """
         delivered = max(self.delivered, self.recorded)
         if lsn > delivered:
-            self._violate(f"{lsn:X} was acknowledged, and only what is before {delivered:X} is committed in Kafka")
+            self._violate(f"{lsn:X} was acknowledged, but only changes before {delivered:X} are committed in Kafka")
             return
         owed = self.owes
         if owed is not None and owed.end <= lsn:
-            self._violate(f"{lsn:X} was acknowledged, and transaction {owed.xid} at {owed.lsn:X} was not seen")
+            self._violate(f"{lsn:X} was acknowledged, but no reader has seen transaction {owed.xid} at {owed.lsn:X}")
         two_phase_at = self.two_phase_at()
         if two_phase_at is not None:
             self._check_prepares(lsn, two_phase_at)
@@ -589,11 +593,11 @@ class Model:
         for transaction in self._wal.prepared:
             prepare = transaction.prepared
             if prepare is not None and two_phase_at <= prepare.lsn < lsn and self._rows_of(transaction):
-                self._violate(f"{lsn:X} was acknowledged, and transaction {prepare.xid} is prepared at {prepare.lsn:X}")
+                self._violate(f"{lsn:X} was acknowledged, but transaction {prepare.xid} is prepared at {prepare.lsn:X}")
         for truth in self._wal.truth[self._next :]:
             if truth.prepare_lsn is not None and two_phase_at <= truth.prepare_lsn < lsn and self._events_of(truth):
                 self._violate(
-                    f"{lsn:X} was acknowledged, and transaction {truth.xid}, prepared at {truth.prepare_lsn:X}, is not "
+                    f"{lsn:X} was acknowledged, but transaction {truth.xid}, prepared at {truth.prepare_lsn:X}, is not "
                     "committed in Kafka"
                 )
 

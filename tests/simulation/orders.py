@@ -158,7 +158,7 @@ class Orders:
         unanswered = [one for one in self._commands.values() if one.id not in self._answered]
         if unanswered:
             return f"command {unanswered[0]} is never answered"
-        return f"the end of {list(self._accepted)} is never told" if self._accepted else None
+        return f"no final answer comes to {list(self._accepted)}" if self._accepted else None
 
 
 def _goes_on(command: Command) -> bool:

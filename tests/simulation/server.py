@@ -34,7 +34,10 @@ class Slot:
     durable: int
     two_phase_at: int | None = None
     unsaved: list[int] = field(default_factory=list)
-    """The positions that were confirmed since ``durable`` was saved. A crash may find any of them on disk."""
+    """The positions that were confirmed since ``durable`` was saved.
+
+    Any of them may be on disk when the server crashes.
+    """
 
     def confirm(self, lsn: int) -> None:
         self.confirmed = lsn

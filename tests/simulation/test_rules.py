@@ -94,7 +94,10 @@ NOTICED: Mapping[str, int] = {
     "without_transactions_an_owner_throws_away_what_it_has_not_sent": 191,
     "writers_of_a_table_are_waited_for": 54,
 }
-"""For a rule whose absence few worlds notice: a world that notices it. This world runs first, to save time."""
+"""The seeds of worlds that go wrong without a rule.
+
+They run first, because few worlds notice that this rule is missing.
+"""
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
@@ -901,7 +904,7 @@ OF_COMMANDS: list[Sabotage] = [
 @pytest.mark.parametrize(
     "rule", [*RULES, *WITHOUT_TRANSACTIONS, *OF_LOADING, *OF_COMMANDS], ids=lambda rule: str(rule.__name__)
 )
-def test_without_it_some_world_goes_wrong(
+def test_without_the_rule_some_world_goes_wrong(
     rule: Sabotage, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
     rule(monkeypatch)

@@ -24,13 +24,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("first", range(0, WORLDS, BATCH))
-def test_nothing_goes_wrong(first: int) -> None:
+def test_no_world_goes_wrong(first: int) -> None:
     """Run each world. ``python -m tests.simulation --seed N`` shows what happened in world N."""
     found = {seed: run(seed) for seed in range(first, first + BATCH)}
     assert {seed: violation for seed, violation in found.items() if violation} == {}
 
 
-def test_everything_that_can_happen_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_message_and_fault_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that every kind of message and fault occurs. Otherwise, the test above would prove little."""
     sent: Counter[str] = Counter()
     told: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def test_commands_are_carried_out_in_every_way() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_world_happens_again_exactly(seed: int) -> None:
+def test_a_world_can_be_repeated_exactly(seed: int) -> None:
     """Run a world again in another process, in which sets are iterated in another order."""
     told: list[str] = []
     run(seed, told.append)

@@ -268,7 +268,7 @@ class Simulation:
         if self.mode == "exactly_once" and active is not None and active.process is not process:
             own = self.server.last[process]
             if own.found_slot and own.stream is None:
-                self.world.violate("a standby fences the owner")
+                self.world.violate("a standby has fenced the owner")
 
     @property
     def is_new_epoch_due(self) -> bool:
@@ -328,7 +328,7 @@ class Simulation:
             return f"transaction {owed.xid} at {owed.lsn:X} never arrives"
         last = self.wal.truth[-1].end if self.wal.truth else 0
         if self.server.slot is None or self.server.slot.confirmed < last:
-            return f"the slot never gets to {last:X}"
+            return f"the slot never reaches {last:X}"
         for name, partitions in self.broker.topics.items():
             if any(partition.stable < len(partition.log) for partition in partitions):
                 return f"records in {name} can never be read, because a transaction stays open"

@@ -146,7 +146,10 @@ class World:
             stream.queue.put_nowait([data(one) for one in sent])
 
     def end_streams(self, error: PgsluiceError) -> None:
-        """End the open streams with ``error`` at once. ``wait_ended`` raises it even if nobody reads the streams."""
+        """End the open streams immediately with ``error``.
+
+        ``wait_ended`` raises it even if nobody reads the streams.
+        """
         for stream in self.streams:
             stream.end(error)
 
@@ -199,7 +202,7 @@ class FakeStream:
         raise await asyncio.shield(self._ended)
 
     def end(self, error: PgsluiceError) -> None:
-        """End the stream at once. ``wait_ended`` raises ``error`` even if nobody reads the stream."""
+        """End the stream immediately. ``wait_ended`` raises ``error`` even if nobody reads the stream."""
         if not self._ended.done():
             self._ended.set_result(error)
 

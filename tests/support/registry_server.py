@@ -233,7 +233,7 @@ class RegistryServer:
                 # The client has closed the connection, or one side does not trust the other.
                 except (ssl.SSLError, ConnectionError):
                     self.close_connection = True
-                    with suppress(OSError):  # if the server closed at once, the client could not read the alert
+                    with suppress(OSError):  # if the server closed immediately, the client could not read the alert
                         self.connection.shutdown(SHUT_WR)
                         while self.connection.recv(65536):
                             pass

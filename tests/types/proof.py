@@ -255,7 +255,7 @@ def is_marked(schema: Any, text: str, delimiter: str) -> bool:  # noqa: ANN401 -
         return text == "24:00:00"
     if logical_type in ("date", "timestamp-micros", "local-timestamp-micros"):
         return _NOT_COMMON.fullmatch(text) is not None
-    if isinstance(schema, dict) and schema["type"] == "array" and schema["items"] != "float":  # as a vector is
+    if isinstance(schema, dict) and schema["type"] == "array" and schema["items"] != "float":  # not a vector
         if text[0] == "[" or text[:2] == "{{":
             return True
         return any(

@@ -35,16 +35,16 @@ def record(**changes: object) -> bytes:
 
 
 class TestARecord:
-    def test_holds_a_command(self) -> None:
+    def test_a_record_holds_a_command(self) -> None:
         assert read_command(COMMAND.to_json()) == COMMAND
         assert read_answer(COMMAND.to_json()) is None
 
-    def test_or_an_answer(self) -> None:
+    def test_a_record_holds_an_answer(self) -> None:
         assert read_answer(ANSWER.to_json()) == ANSWER
         assert read_command(ANSWER.to_json()) is None
         assert ANSWER.key == b"5f3a"
 
-    def test_of_a_command_tables_and_condition_may_be_missing(self) -> None:
+    def test_a_command_without_tables_and_condition_is_read(self) -> None:
         found = json.dumps({"version": 1, "command": {"id": "x", "verb": "pause", "expires_ms": 1}}).encode()
         assert read_command(found) == Command("x", "pause", 1)
 
@@ -87,10 +87,10 @@ class TestARecord:
 
 
 class TestARequest:
-    def test_is_named_by_its_table(self) -> None:
+    def test_a_request_is_named_by_its_table(self) -> None:
         assert REQUEST.name == ("public", "orders")
 
-    def test_is_answered_under_the_id_of_its_command(self) -> None:
+    def test_a_request_is_answered_under_the_id_of_its_command(self) -> None:
         assert replace(REQUEST, table="a.b").answer("ended", "gone") == Answer(
             "5f3a", "ended", "gone", ('public."a.b"',)
         )
@@ -98,17 +98,17 @@ class TestARequest:
 
 
 class TestWhatCommandsLeaveBehind:
-    def test_survives_the_way_through_a_checkpoint(self) -> None:
+    def test_the_state_is_read_from_a_checkpoint_as_it_was_written(self) -> None:
         assert read_command_state(as_json(asdict(STATE))) == STATE
         assert read_command_state(as_json(asdict(CommandState()))) == CommandState()
 
-    def test_is_read_by_versions_without_pauses_unless_the_pipeline_is_paused(self) -> None:
+    def test_the_state_names_the_pause_of_the_pipeline_only_while_it_is_paused(self) -> None:
         assert STATE.to_fields().keys() == {"topic_id", "offset", "is_paused", "requests"}
         paused = replace(STATE, is_pipeline_paused=True)
         assert paused.to_fields()["is_pipeline_paused"] is True
         assert [read_command_state(as_json(one.to_fields())) for one in (STATE, paused)] == [STATE, paused]
 
-    def test_is_nothing_in_a_checkpoint_of_an_earlier_version(self) -> None:
+    def test_the_state_is_empty_in_a_checkpoint_of_an_earlier_version(self) -> None:
         assert read_command_state({}) == CommandState()
 
     @pytest.mark.parametrize(
@@ -122,20 +122,20 @@ class TestWhatCommandsLeaveBehind:
             ({"later": 1}, "a CommandState has fields that are not known"),
         ],
     )
-    def test_that_is_damaged_is_refused(self, found: object, complaint: str) -> None:
+    def test_a_damaged_state_is_refused(self, found: object, complaint: str) -> None:
         with pytest.raises(ValueError, match=complaint):
             read_command_state(found)
 
-    def test_has_requests_by_table(self) -> None:
+    def test_the_state_finds_requests_by_table(self) -> None:
         assert STATE.of(("public", "orders")) == REQUEST
         assert STATE.of(("public", "gone")) is None
         assert STATE.without(("public", "orders")).requests == STATE.requests[1:]
 
-    def test_takes_further_requests(self) -> None:
+    def test_the_state_takes_further_requests(self) -> None:
         more = Request("5f3c", "public", "more")
         assert STATE.requesting((more,)) == replace(STATE, requests=(*STATE.requests, more))
 
-    def test_up_to_what_a_checkpoint_can_hold(self) -> None:
+    def test_requests_beyond_the_limit_of_a_checkpoint_are_refused(self) -> None:
         many = tuple(Request("5f3c", "public", f"t{number}") for number in range(REQUESTS_BYTES_MAX // 50))
         with pytest.raises(ValueError, match="too many tables are waiting to be loaded: 2 already"):
             STATE.requesting(many)

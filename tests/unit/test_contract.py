@@ -1,6 +1,6 @@
-"""Tests that our encoders write exactly the bytes in contract/, and that fastavro reads the JSON there from them.
+"""Tests that our encoders write exactly the bytes in contract/, and that fastavro decodes them to the JSON there.
 
-A change of these files is a change of the wire contract. ``python -m tests.contract`` writes them again.
+If these files change, the wire contract changes. ``python -m tests.contract`` writes new files.
 """
 
 import json

@@ -35,7 +35,7 @@ def round_trip(part: dict[str, Any]) -> Any:  # noqa: ANN401 - what fastavro rea
     return fastavro.schemaless_reader(BytesIO(out.getvalue()), SCHEMA)
 
 
-def test_transactions_join_it_in_commit_order() -> None:
+def test_transactions_join_a_cut_in_commit_order() -> None:
     cut = Cut()
     first, second = Transaction(1, 100, 7), Transaction(2, 200, 8)
     records = [record(ORDERS, "c"), record(ORDERS, "d")]
@@ -46,7 +46,7 @@ def test_transactions_join_it_in_commit_order() -> None:
     assert (cut.first, cut.last) == (first, (second, 210))
 
 
-def test_whole_transactions_join_it_as_if_one_after_the_other() -> None:
+def test_whole_transactions_join_a_cut_as_if_each_came_by_itself() -> None:
     cut = Cut()
     first, second, third, fourth = (Transaction(number, 100 * number, 7) for number in (1, 2, 3, 4))
     cut.add_whole(WholeTransactions(2, 210, 2, first, second, 210))
@@ -94,7 +94,7 @@ def test_a_cut_with_marks_of_an_empty_table_is_not_empty() -> None:
 def test_the_effects_of_commands_join_a_cut() -> None:
     cut = Cut()
     cut.add_commands(CommandState("topic", 7), [], [], [])
-    assert cut.is_empty  # an invalid command can wait for the next cut
+    assert cut.is_empty  # an invalid command needs no cut of its own
     cut.opens_commands = True
     assert not cut.is_empty
     cut.opens_commands = False
@@ -104,7 +104,7 @@ def test_the_effects_of_commands_join_a_cut() -> None:
     assert not cut.is_empty
 
 
-def test_the_record_names_what_was_written_where() -> None:
+def test_the_cut_record_names_what_was_written_where() -> None:
     cut = Cut(end_lsn=215)
     cut.add(Transaction(1, 100, 0), 110)
     cut.add_records((), 0, 4)
@@ -156,7 +156,7 @@ def test_the_record_names_what_was_written_where() -> None:
     }
 
 
-def test_the_schema_used_last_is_the_last_one_named() -> None:
+def test_the_schema_used_last_is_named_last() -> None:
     cut = Cut()
     for number in (7, 5, 5, 9, 7, None, 7):
         target = Target("t", 7 if number is None else number, None)
@@ -165,7 +165,7 @@ def test_the_schema_used_last_is_the_last_one_named() -> None:
     assert part["topics"][0]["schema_ids"] == [5, 9, 7]
 
 
-def test_a_heartbeat_has_a_position_and_nothing_else() -> None:
+def test_a_heartbeat_has_only_a_position() -> None:
     (part,) = cut_records(Cut(end_lsn=99), IDENTITY, {}, {}, full=False)
     found = round_trip(part)
     assert (found["first_lsn"], found["last_lsn"], found["end_lsn"], found["ts"]) == (None, None, 99, None)
@@ -184,7 +184,7 @@ def test_a_full_cut_lists_partitions_that_it_did_not_touch() -> None:
     ]
 
 
-def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
+def test_a_cut_record_too_large_for_a_message_is_split_between_topics() -> None:
     offsets = {(f"{'t' * 240}{n:04}", partition): (2**40, 2**41) for n in range(3000) for partition in range(8)}
     ids = {topic: "i" * 22 for topic, _ in offsets}
     parts = cut_records(Cut(), IDENTITY, offsets, ids, full=True)
@@ -197,7 +197,7 @@ def test_a_record_too_large_for_a_message_is_split_between_topics() -> None:
         assert len(out.getvalue()) <= module.MAX_PART_BYTES
 
 
-def test_marks_are_in_the_first_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_are_only_in_the_first_part_of_a_cut_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PART_BYTES", 1)
     cut, marks = Cut(), [mark("begin", 0, 0), mark("rows", 6, 5), mark("end", 7, 5, replaces=False)]
     cut.add_load([], LoadPosition(90, 8), marks, ())
@@ -205,7 +205,7 @@ def test_marks_are_in_the_first_part_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert [round_trip(part)["snapshots"] for part in parts] == [[asdict(one) for one in marks], [], []]
 
 
-def test_one_topic_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entry_of_one_topic_is_never_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PART_BYTES", 1)
     offsets = {(topic, partition): (0, 1) for topic in ("a", "b") for partition in range(3)}
     parts = cut_records(Cut(), IDENTITY, offsets, {}, full=True)

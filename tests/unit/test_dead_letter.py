@@ -33,7 +33,7 @@ def read(letter: DeadLetter) -> Any:  # noqa: ANN401 - what fastavro reads
     return found
 
 
-def test_all_attributes_of_a_change() -> None:
+def test_a_dead_letter_has_all_attributes_of_its_change() -> None:
     found = read(LETTER)
     assert round(found.pop("ts").timestamp() * 1e6) == ORIGIN.ts
     assert found == {

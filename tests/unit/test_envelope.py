@@ -106,7 +106,7 @@ def as_row(number: int, amount: str | None = "1.50", note: str | None = "n") -> 
     return {"id": number, "amount": None if amount is None else Decimal(amount), "note": note}
 
 
-def test_an_insert() -> None:
+def test_an_insert_has_the_new_row_as_after() -> None:
     key, value = Table().only(Insert(None, 7, row("1")))
     assert key == {"id": 1}
     assert value.pop("ts").isoformat() == TS
@@ -128,7 +128,7 @@ def test_an_insert() -> None:
     }
 
 
-def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
+def test_an_insert_lists_values_that_were_not_sent_or_do_not_fit() -> None:
     _, value = Table().only(Insert(None, 7, [b"1", b"NaN", UNCHANGED]))
     assert value["after"] == as_row(1, None, None)
     assert value["unchanged"] == ["note"]
@@ -138,7 +138,7 @@ def test_an_insert_with_values_that_were_not_sent_or_do_not_fit() -> None:
 class TestRowsThatWereRead:
     """Loaded rows. They are older than the stream, so they are not inserts of a transaction."""
 
-    def test_their_op_is_r(self) -> None:
+    def test_the_op_of_loaded_rows_is_r(self) -> None:
         found = Table(insert_op="r")
         (record,) = found.records(Insert(None, 7, row("1")))
         key, value = found.read(record)
@@ -146,7 +146,7 @@ class TestRowsThatWereRead:
         assert key == {"id": 1}
         assert (value["before"], value["before_image"], value["after"]) == (None, "none", as_row(1))
 
-    def test_nothing_else_is_different(self) -> None:
+    def test_only_the_op_of_loaded_rows_differs_from_inserts(self) -> None:
         message = Insert(None, 7, [b"1", b"NaN", UNCHANGED])
         inserted, read = (Table(insert_op=op).only(message) for op in ("c", "r"))
         assert (inserted[1].pop("op"), read[1].pop("op")) == ("c", "r")
@@ -159,7 +159,7 @@ class TestRowsThatWereRead:
         assert seqs == [FIRST_SEQ, FIRST_SEQ + 1]
 
 
-def test_an_update_without_an_old_image() -> None:
+def test_an_update_without_an_old_row_has_no_before() -> None:
     key, value = Table().only(Update(None, 7, None, None, [b"1", b"2.00", UNCHANGED]))
     assert key == {"id": 1}
     assert (value["op"], value["before"], value["before_image"]) == ("u", None, "none")
@@ -175,8 +175,8 @@ def test_an_update_with_the_whole_old_row_fills_what_is_unchanged_from_it() -> N
     assert value["raw"] == {"before.amount": "NaN", "amount": "Infinity"}
 
 
-def test_an_update_with_the_old_key_though_it_did_not_change() -> None:
-    """Use the old key if the new row lacks it. If the key is TOASTed, the server sends it only as the old key."""
+def test_an_update_uses_an_old_key_that_did_not_change() -> None:
+    """Use the old key if the new row lacks it. If the key is TOASTed, only the old key has its value."""
     key, value = Table().only(Update(None, 7, [b"1", None, None], None, [UNCHANGED, b"2.00", b"n"]))
     assert key == {"id": 1}
     assert (value["op"], value["before_image"], value["before"]) == ("u", "key", as_row(1, None, None))
@@ -215,7 +215,7 @@ def test_a_row_that_lacks_values_under_a_new_key_is_reported(message: RowMessage
     assert told == ([(found.relation, [b"2", b"2.00", UNCHANGED])] if is_incomplete else [])
 
 
-def test_an_update_of_the_key_with_the_whole_old_row() -> None:
+def test_both_records_of_a_changed_key_have_the_whole_old_row() -> None:
     found = Table("f")
     records = found.records(Update(None, 7, None, row("1", "NaN"), [b"2", b"2.00", UNCHANGED]))
     (_, gone), (_, come) = map(found.read, records)
@@ -238,7 +238,7 @@ def test_an_old_row_that_only_a_partition_calls_complete_is_a_key() -> None:
 
 
 @pytest.mark.parametrize(("identity", "image"), [("d", "key"), ("f", "full")])
-def test_a_delete(identity: str, image: str) -> None:
+def test_a_delete_has_the_old_row_or_its_key(identity: str, image: str) -> None:
     message = Delete(None, 7, None, row("1")) if identity == "f" else Delete(None, 7, row("1"), None)
     key, value = Table(identity).only(message)
     assert key == {"id": 1}
@@ -259,7 +259,7 @@ def test_without_a_key_there_are_no_tombstones() -> None:
     assert len(Table("f", keys=(), tombstones=True).records(Delete(None, 7, None, row("1")))) == 1
 
 
-def test_a_table_without_a_key() -> None:
+def test_records_of_a_table_without_a_key_have_no_key() -> None:
     found = Table("f", keys=())
     for message in (Insert(None, 7, row("1")), Update(None, 7, None, row("1"), row("2"))):
         key, value = found.only(message)
@@ -271,7 +271,7 @@ def test_a_table_without_a_key() -> None:
     ("cascade", "restart", "flags"),
     [(False, False, []), (True, False, ["cascade"]), (True, True, ["cascade", "restart_identity"])],
 )
-def test_a_truncate(cascade: bool, restart: bool, flags: list[str]) -> None:  # noqa: FBT001
+def test_a_truncate_has_only_flags(cascade: bool, restart: bool, flags: list[str]) -> None:  # noqa: FBT001
     key, value = Table().only(Truncate(None, cascade, restart, (7,)))
     assert key is None
     assert (value["op"], value["before"], value["after"], value["flags"]) == ("t", None, None, flags)
@@ -289,7 +289,7 @@ def test_the_records_of_a_transaction_are_numbered() -> None:
     assert [found.read(record)[1]["seq"] for record in records] == [0, 1, 2]
 
 
-def test_the_origin_of_a_replicated_transaction() -> None:
+def test_the_envelope_has_the_origin_of_a_replicated_transaction() -> None:
     stamp = Stamp(Transaction(1, 2, 3, "ünît"), 1, commit_timestamps=False)
     found = Table()
     assert found.read(found.records(Insert(None, 7, row("1")), stamp)[0])[1]["origin"] == "ünît"
@@ -426,7 +426,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("origin", [None, "elsewhere"])
     @pytest.mark.parametrize("content", [b"", b"\x00\xff", b"x" * 200])
-    def test_a_message_of_a_transaction(self, origin: str | None, content: bytes) -> None:
+    def test_a_message_of_a_transaction_has_its_position(self, origin: str | None, content: bytes) -> None:
         transaction = Transaction(700, 1000, 86_400_000_000, origin)
         stamp = Stamp(transaction, 3, commit_timestamps=False)
         message = LogicalMessage(None, transactional=True, lsn=900, prefix="Prüfung", content=content)

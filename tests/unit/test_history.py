@@ -144,13 +144,13 @@ class TestWhetherLoadsAreTracked:
 
 
 class TestStopping:
-    def test_without_a_checkpoint(self) -> None:
+    def test_a_start_without_a_checkpoint_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="there is no checkpoint for it in Kafka"):
             resume(facts(), SHOP)
 
     @pytest.mark.parametrize("identity", [SHOP, ADOPTING])
     @pytest.mark.parametrize("change", [{"epoch": 2**30}, {"cut": 2**62}, {"cut": 2**61 + 1}])
-    def test_with_numbers_that_no_epoch_could_follow(self, change: dict[str, int], identity: Identity) -> None:
+    def test_numbers_that_no_epoch_could_follow_are_refused(self, change: dict[str, int], identity: Identity) -> None:
         """Refuse such numbers, because only another program can have written them, and no epoch could follow them."""
         last = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         if identity is SHOP and "epoch" in change:
@@ -163,37 +163,37 @@ class TestStopping:
         with pytest.raises(HistoryError, match="such high numbers"):
             announcement(last, Recorded(), SHOP, SERVER)
 
-    def test_with_another_pipelines_topics_also_when_adopting(self) -> None:
+    def test_another_pipelines_topics_are_refused_even_with_adopt_slot(self) -> None:
         check_pipeline(CHECKPOINT, "shop")
         with pytest.raises(ConfigError, match="belong to pipeline 'shop', not to 'other'"):
             resume(facts(CHECKPOINT), replace(ADOPTING, pipeline="other"))
 
-    def test_with_another_slot(self) -> None:
+    def test_another_slot_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="written for slot 's'"):
             check_origin(CHECKPOINT, "t", SERVER)
 
-    def test_with_another_cluster(self) -> None:
+    def test_another_cluster_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="system identifier 7001, but this server's is 7002"):
             resume(facts(CHECKPOINT, server=replace(SERVER, systemid="7002")), SHOP)
 
-    def test_with_a_gap_before_the_slot(self) -> None:
+    def test_a_gap_before_the_slot_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="is at 0/3E9, but only changes before 0/3E8 are in Kafka"):
             resume(facts(CHECKPOINT, slot_lsn=1001), SHOP)
 
-    def test_after_a_prepared_transaction_that_had_not_ended(self) -> None:
+    def test_a_slot_after_a_prepared_transaction_that_had_not_ended_is_refused(self) -> None:
         held = replace(CHECKPOINT, held_lsn=800)
         check_slot(held, 800, SERVER)
         with pytest.raises(HistoryError, match=r"is at 0/321, after a PREPARE TRANSACTION at 0/320"):
             check_slot(held, 801, SERVER)
 
-    def test_where_the_checkpoint_of_a_new_slot_is_lost(self) -> None:
+    def test_a_new_slot_whose_checkpoint_is_lost_is_refused(self) -> None:
         announced = Checkpoint("shop", "s", "7001", 1, 1, 0, 0)
         with pytest.raises(HistoryError, match="Cut 41 was delivered, but the checkpoint that belongs to it is lost"):
             resume(facts(announced, cut=41), SHOP)
 
 
 class TestAServerThatWentBack:
-    """A server whose WAL ended before the delivered position. It may have grown beyond this position since then."""
+    """A server whose WAL ended before the delivered position. The WAL may have grown since then."""
 
     BEHIND = replace(SERVER, xlogpos=999)
 
@@ -224,10 +224,10 @@ class TestAServerThatWentBack:
 class TestCutRecordsAheadOfTheCheckpoint:
     """Kafka has lost the last records of the checkpoint topic, or an outdated broker has answered."""
 
-    def test_one_cut_ahead_was_aborted(self) -> None:
+    def test_one_cut_record_ahead_is_that_of_an_aborted_cut(self) -> None:
         assert resume(facts(CHECKPOINT, cut=10), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
-    def test_two_would_be_delivered_again(self) -> None:
+    def test_two_cut_records_ahead_are_refused_because_they_would_be_delivered_again(self) -> None:
         with pytest.raises(HistoryError, match=r"Cut 11 is recorded.*checkpoint belongs to cut 9.*Kafka lost"):
             resume(facts(CHECKPOINT, cut=11), SHOP)
 
@@ -258,39 +258,39 @@ class TestACheckpointWithoutItsCutRecord:
 
     SHOWN = replace(CHECKPOINT, cut=10, end_lsn=2000)
 
-    def test_the_checkpoint_before_it_is_used(self) -> None:
+    def test_the_checkpoint_before_the_one_without_a_cut_record_is_used(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=9), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
 
     def test_a_checkpoint_with_a_cut_record_is_used(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=10), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_a_new_epoch_ignores_it(self) -> None:
+    def test_a_new_epoch_ignores_a_checkpoint_without_a_cut_record(self) -> None:
         refused = replace(self.SHOWN, refused="The server went back.")
         found = resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), ADOPTING)
         assert (found.checkpoint.epoch, found.checkpoint.cut, found.committed) == (3, 10, 9)
 
-    def test_a_refusal_recorded_with_it_is_valid(self) -> None:
+    def test_a_refusal_recorded_with_a_checkpoint_without_a_cut_record_is_valid(self) -> None:
         refused = replace(self.SHOWN, refused="The server went back.")
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), SHOP)
 
-    def test_a_refusal_recorded_before_it_is_valid(self) -> None:
+    def test_a_refusal_recorded_before_a_checkpoint_without_a_cut_record_is_valid(self) -> None:
         """Stop because of a refusal, although the first checkpoint of the next epoch is visible after it."""
         refused, shown = replace(CHECKPOINT, refused="The server went back."), replace(self.SHOWN, epoch=3)
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, refused, shown, cut=9), SHOP)
 
-    def test_it_is_used_if_the_slot_is_beyond_the_one_before(self) -> None:
+    def test_the_checkpoint_is_used_if_the_slot_is_beyond_the_checkpoint_before_it(self) -> None:
         found = resume(facts(CHECKPOINT, self.SHOWN, cut=9, slot_lsn=1001), SHOP)
         assert found == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_it_is_used_if_retention_has_deleted_all_cut_records(self) -> None:
+    def test_the_checkpoint_is_used_if_retention_has_deleted_all_cut_records(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=0), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_it_is_used_if_more_than_one_record_is_missing(self) -> None:
+    def test_the_checkpoint_is_used_if_more_than_one_cut_record_is_missing(self) -> None:
         assert resume(facts(CHECKPOINT, self.SHOWN, cut=8), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
-    def test_it_is_used_if_there_is_no_other(self) -> None:
+    def test_the_checkpoint_is_used_if_there_is_no_other_checkpoint(self) -> None:
         assert resume(facts(self.SHOWN, cut=9), SHOP) == Resumption(self.SHOWN, self.SHOWN.cut)
 
     def test_an_epoch_whose_first_cut_has_no_record_begins_again(self) -> None:
@@ -301,7 +301,7 @@ class TestACheckpointWithoutItsCutRecord:
         with pytest.raises(HistoryError, match="Somebody else advanced"):
             resume(facts(announced, first, cut=0, slot_lsn=1001), SHOP)
 
-    def test_it_is_used_without_transactions(self) -> None:
+    def test_the_checkpoint_is_used_without_transactions(self) -> None:
         found = resume(facts(CHECKPOINT, self.SHOWN, cut=9), replace(SHOP, is_atomic=False))
         assert found == Resumption(self.SHOWN, self.SHOWN.cut)
 
@@ -336,8 +336,8 @@ class TestAForgedCheckpoint:
     ) -> None:
         """Refuse the forged checkpoint.
 
-        Compaction may have deleted the genuine checkpoint. If the forged one is then ahead of the cut records, only the
-        account of topics can show that it is forged.
+        Compaction may have deleted the genuine checkpoint. If the forged one is then ahead of the cut records, this
+        check cannot refuse it. Only the later comparison with the topics can.
         """
         forged = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         found = facts(*genuine, forged, recorded=self.RECORDED, slot_lsn=900)
@@ -349,7 +349,7 @@ class TestAForgedCheckpoint:
 
     @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
     def test_an_old_checkpoint_that_is_written_again_is_refused(self, higher: Checkpoint) -> None:
-        """Refuse an old checkpoint that was written again, even if no genuine one is read, or another forged one."""
+        """Refuse an old checkpoint that was written again, even if a second one is forged or no genuine one is read."""
         found = facts(higher, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
@@ -398,7 +398,10 @@ class TestAForgedCheckpoint:
             resume(facts(CHECKPOINT, refused, recorded=self.RECORDED), SHOP)
 
     def test_a_checkpoint_one_cut_behind_is_not_forged(self) -> None:
-        """Accept a checkpoint one cut behind. A late marker can hide the last one, or show an aborted cut record."""
+        """Accept a checkpoint one cut behind.
+
+        A late marker can hide the last one, or show the record of an aborted cut.
+        """
         found = facts(self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)
 
@@ -423,20 +426,20 @@ class TestAnotherTimeline:
     def test_the_same_timeline_is_accepted(self) -> None:
         assert check_timeline(CHECKPOINT, SERVER, []) is CHECKPOINT
 
-    def test_a_promoted_standby_that_has_everything_delivered(self) -> None:
+    def test_a_promoted_standby_that_has_everything_delivered_is_accepted(self) -> None:
         switches = [TimelineSwitch(1, 1000), TimelineSwitch(2, 1500)]
         found = check_timeline(CHECKPOINT, replace(SERVER, timeline=3), switches)
         assert found == replace(CHECKPOINT, timeline=3)
 
-    def test_a_timeline_that_lacks_a_transaction(self) -> None:
+    def test_a_timeline_that_lacks_a_delivered_transaction_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="was left at 0/3DD"):
             check_timeline(CHECKPOINT, self.PROMOTED, [TimelineSwitch(1, 989)])
 
-    def test_a_timeline_that_lacks_a_message(self) -> None:
+    def test_a_timeline_that_lacks_a_delivered_message_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="was left at 0/3E6"):
             check_timeline(replace(CHECKPOINT, last_message_lsn=999), self.PROMOTED, [TimelineSwitch(1, 998)])
 
-    def test_a_timeline_that_begins_before_loaded_rows(self) -> None:
+    def test_a_timeline_that_begins_before_loaded_rows_is_refused(self) -> None:
         loading = replace(CHECKPOINT, end_lsn=1100, load_position=LoadPosition(1100, 3))
         with pytest.raises(HistoryError, match="Rows that were read from tables are in Kafka at 0/44C on timeline 1"):
             check_timeline(loading, self.PROMOTED, [TimelineSwitch(1, 1099)])
@@ -458,6 +461,6 @@ class TestAnotherTimeline:
         found = resume(facts(ahead, server=server, switches=[TimelineSwitch(1, 1200)]), SHOP)
         assert found.checkpoint.end_lsn == 1200
 
-    def test_a_timeline_that_is_not_a_descendant(self) -> None:
+    def test_a_timeline_that_does_not_descend_from_the_checkpoints_timeline_is_refused(self) -> None:
         with pytest.raises(HistoryError, match="is not an ancestor of it"):
             check_timeline(CHECKPOINT, self.PROMOTED, [])

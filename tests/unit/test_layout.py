@@ -21,25 +21,25 @@ def with_columns(*columns: ColumnLayout, **others: Any) -> Layout:  # noqa: ANN4
 
 
 class TestRowsHaveNothingThatWasNotSent:
-    def test_of_a_table_that_is_as_it_was(self) -> None:
+    def test_nothing_is_unsent_if_the_table_is_as_it_was(self) -> None:
         assert unsent(BEFORE, BEFORE) is None
 
-    def test_after_all_were_written_anew(self) -> None:
+    def test_nothing_is_unsent_after_all_rows_were_rewritten_unchanged(self) -> None:
         assert unsent(BEFORE, replace(BEFORE, storage="2c3d")) is None
 
-    def test_after_a_column_without_values_was_added(self) -> None:
+    def test_nothing_is_unsent_after_a_column_without_values_was_added(self) -> None:
         assert unsent(BEFORE, with_columns(ID, NAME, PRICE, NOTE)) is None
 
-    def test_after_a_column_was_dropped(self) -> None:
+    def test_nothing_is_unsent_after_a_column_was_dropped(self) -> None:
         assert unsent(BEFORE, with_columns(ID, PRICE)) is None
 
-    def test_after_a_column_was_renamed(self) -> None:
+    def test_nothing_is_unsent_after_a_column_was_renamed(self) -> None:
         assert unsent(BEFORE, with_columns(ID, replace(NAME, name="title", xmin=800), PRICE)) is None
 
-    def test_after_a_setting_of_a_column_was_changed(self) -> None:
+    def test_nothing_is_unsent_after_a_setting_of_a_column_was_changed(self) -> None:
         assert unsent(BEFORE, with_columns(ID, replace(NAME, xmin=800), PRICE)) is None
 
-    def test_after_a_text_may_be_longer(self) -> None:
+    def test_nothing_is_unsent_after_the_maximum_length_of_a_text_was_raised(self) -> None:
         assert unsent(BEFORE, with_columns(ID, replace(NAME, typmod=54, xmin=800), PRICE)) is None
 
 
@@ -66,7 +66,7 @@ class TestRowsHaveNothingThatWasNotSent:
         ),
     ],
 )
-def test_rows_have_what_was_not_sent(new: Layout, reason: str) -> None:
+def test_ddl_that_gives_rows_unsent_values_is_named(new: Layout, reason: str) -> None:
     assert unsent(BEFORE, new) == reason
 
 
@@ -76,30 +76,30 @@ def test_names_are_quoted_where_sql_needs_it() -> None:
 
 
 class TestNamesThatColumnsHadBefore:
-    def test_are_kept(self) -> None:
+    def test_former_names_of_columns_are_kept(self) -> None:
         dropped = with_columns(ID, PRICE).after(BEFORE)
         assert dropped.former == (("name", 2),)
         renamed = with_columns(ID, replace(PRICE, name="amount")).after(dropped)
         assert renamed.former == (("name", 2), ("price", 4))
 
-    def test_are_dangerous_for_other_columns(self) -> None:
+    def test_a_former_name_may_not_be_given_to_another_column(self) -> None:
         dropped = with_columns(ID, PRICE).after(BEFORE)
         added = with_columns(ID, PRICE, replace(NOTE, name="name"))
         assert unsent(dropped, added) == "column name has replaced another column of this name"
 
-    def test_but_not_for_the_same(self) -> None:
+    def test_a_column_may_have_its_former_name_again(self) -> None:
         renamed = with_columns(ID, replace(NAME, name="title"), PRICE).after(BEFORE)
         back = BEFORE.after(renamed)
         assert unsent(renamed, back) is None
         assert back.former == (("title", 2),)
 
-    def test_are_not_too_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_many_former_names_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FORMER_MAX", 1)
         assert unsent(BEFORE, with_columns(ID, PRICE)) is None
         assert unsent(BEFORE, with_columns(ID)) == "its columns have had more than 1 other names"
 
 
-def test_the_columns_that_are_published() -> None:
+def test_a_layout_can_be_limited_to_the_published_columns() -> None:
     assert BEFORE.only(["id", "price", "other"]) == replace(BEFORE, columns=(ID, PRICE))
 
 
@@ -139,7 +139,7 @@ def test_columns_and_former_names_are_arrays(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("attnums", "4"), ("attnums", -2), ("attnums", True), ("storage", None), ("filter", 3)]
 )
-def test_nor_is_one_with_other_values(name: str, value: object) -> None:
+def test_a_layout_with_other_values_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match="a layout has an invalid value"):
         read_layout({**as_json(BEFORE), name: value})
 
@@ -156,6 +156,6 @@ def test_a_layout_with_invalid_values_in_columns_is_refused(name: str, value: ob
 
 
 @pytest.mark.parametrize("former", [None, [], ["old"], ["old", "2"], [2, "old"], ["old", 2, 3], {"old": 2}])
-def test_a_former_name_is_a_name_and_a_number(former: object) -> None:
+def test_a_former_name_has_to_be_a_name_and_a_number(former: object) -> None:
     with pytest.raises(ValueError, match="a former name in a layout is not a name and a number"):
         read_layout({**as_json(BEFORE), "former": [former]})

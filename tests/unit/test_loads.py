@@ -38,28 +38,28 @@ def as_json(value: object) -> Any:  # noqa: ANN401 - any JSON
 
 
 class TestALoad:
-    def test_is_named_by_its_table(self) -> None:
+    def test_a_load_is_named_by_its_table(self) -> None:
         assert (LOAD.name, str(LOAD)) == (("public", "orders"), "public.orders")
         assert str(replace(LOAD, table="Or.ders")) == 'public."Or.ders"'
 
-    def test_begins_without_rows(self) -> None:
+    def test_a_load_begins_without_rows(self) -> None:
         assert (BEGUN.last, BEGUN.rows) == ((), 0)
 
-    def test_survives_the_way_through_a_checkpoint(self) -> None:
+    def test_a_load_is_read_from_a_checkpoint_as_it_was_written(self) -> None:
         assert read_loads(as_json([asdict(LOAD), asdict(BEGUN)])) == (LOAD, BEGUN)
         assert read_loads([]) == ()
 
-    def test_of_its_fields_those_with_a_default_may_be_missing(self) -> None:
+    def test_fields_of_a_load_with_a_default_may_be_missing(self) -> None:
         found = as_json([asdict(BEGUN)])
         del found[0]["last"], found[0]["rows"]
         assert read_loads(found) == (BEGUN,)
 
-    def test_keeps_the_keys_of_rows_that_have_moved(self) -> None:
+    def test_a_load_keeps_the_keys_of_rows_that_have_moved(self) -> None:
         moved = replace(LOAD, is_read=True, moved=(("t7", "tGrüße"), ("b00000007", "t")))
         assert read_loads(as_json([asdict(moved)])) == (moved,)
 
     @pytest.mark.parametrize(("name", "value"), [("is_read", 1), ("moved", [["t7"], "t8"]), ("moved", [[7]])])
-    def test_which_are_texts(self, name: str, value: object) -> None:
+    def test_keys_of_moved_rows_have_to_be_texts(self, name: str, value: object) -> None:
         with pytest.raises(ValueError, match=f"'{name}' has an invalid value"):
             read_loads([as_json(asdict(LOAD)) | {name: value}])
 
@@ -71,12 +71,12 @@ class TestALoad:
         assert moved_key([b"7", value]) is None
 
     @pytest.mark.parametrize("found", [None, {}, "", 3])
-    def test_several_are_an_array(self, found: object) -> None:
+    def test_loads_have_to_be_an_array(self, found: object) -> None:
         with pytest.raises(ValueError, match="'loads' is not an array"):
             read_loads(found)
 
     @pytest.mark.parametrize("found", [None, [], "", 3])
-    def test_a_load_is_an_object(self, found: object) -> None:
+    def test_a_load_has_to_be_an_object(self, found: object) -> None:
         with pytest.raises(ValueError, match="a Load is not an object"):
             read_loads([found])
 
@@ -108,7 +108,7 @@ class TestALoad:
             ("last", {"42": "42"}),
         ],
     )
-    def test_nor_is_one_with_other_values(self, name: str, value: object) -> None:
+    def test_a_load_with_other_values_is_refused(self, name: str, value: object) -> None:
         with pytest.raises(ValueError, match=f"'{name}' has an invalid value"):
             read_loads([{**as_json(asdict(LOAD)), name: value}])
 
@@ -130,7 +130,7 @@ class TestALoadPosition:
         assert (LoadPosition(1000).seq, LoadPosition(1000, 5).seq) == (FIRST_SEQ, FIRST_SEQ + 5)
         assert FIRST_SEQ < -1, "the number of a message outside transactions"
 
-    def test_it_survives_the_way_through_a_checkpoint(self) -> None:
+    def test_a_load_position_is_read_from_a_checkpoint_as_it_was_written(self) -> None:
         assert read_load_position(as_json(asdict(LoadPosition(1000, 5)))) == LoadPosition(1000, 5)
         assert read_load_position({}) == LoadPosition(0, 0)
 
@@ -162,14 +162,14 @@ def test_a_mark_has_the_fields_of_the_contract() -> None:
 
 
 class TestATableThatIsLoaded:
-    def test_has_one_record(self) -> None:
+    def test_a_loaded_table_has_one_record(self) -> None:
         assert LOADED.key == table_key("public", "orders") == b"public.orders"
         assert table_key("public", "or.ders") != table_key("public.or", "ders")
 
-    def test_survives_the_way_through_kafka(self) -> None:
+    def test_a_loaded_table_is_read_from_kafka_as_it_was_written(self) -> None:
         assert Loaded.from_json(LOADED.to_json(), "It") == LOADED
 
-    def test_is_readable_json(self) -> None:
+    def test_a_loaded_table_is_readable_json(self) -> None:
         assert json.loads(LOADED.to_json()) == {
             "version": 1,
             "state": "end",
@@ -191,7 +191,7 @@ class TestATableThatIsLoaded:
             },
         }
 
-    def test_of_a_former_version_has_no_layout(self) -> None:
+    def test_a_loaded_table_of_a_former_version_has_no_layout(self) -> None:
         found = json.loads(LOADED.to_json())
         del found["layout"]
         assert Loaded.from_json(json.dumps(found).encode(), "It") == replace(LOADED, layout=None)
@@ -220,13 +220,13 @@ class TestATableThatIsLoaded:
             Loaded.from_json(data, "Record 5")
 
     @pytest.mark.parametrize("name", ["version", "state"])
-    def test_without_version_or_state_it_is_none(self, name: str) -> None:
+    def test_a_record_without_version_or_state_is_refused(self, name: str) -> None:
         found = json.loads(LOADED.to_json())
         del found[name]
         with pytest.raises(HistoryError, match="version 1 and state 'end'"):
             Loaded.from_json(json.dumps(found).encode(), "It")
 
-    def test_without_a_field_it_is_none(self) -> None:
+    def test_a_record_that_lacks_a_field_is_refused(self) -> None:
         found = json.loads(LOADED.to_json())
         del found["rows"]
         with pytest.raises(HistoryError, match="'rows' of a Loaded is missing"):
@@ -236,19 +236,19 @@ class TestATableThatIsLoaded:
 class TestWhatAnEarlierVersionHasDelivered:
     NOTES = ("public", "notes")
 
-    def test_counts_as_loaded_from_now_on(self) -> None:
+    def test_a_table_delivered_by_an_earlier_version_counts_as_loaded(self) -> None:
         (found,) = assumed({self.NOTES: 7}, [LOAD], {}, 2)
         assert found == Loaded("", "public", "notes", 7, rows=0, epoch=2, state="assumed")
         assert Loaded.from_json(found.to_json(), "Record 5") == found
 
-    def test_unless_it_was_loaded_or_that_was_cancelled(self) -> None:
+    def test_a_table_whose_load_was_finished_or_cancelled_gets_no_new_record(self) -> None:
         done = replace(LOADED, schema="public", table="notes", oid=7)
         assert assumed({self.NOTES: 7}, [], {self.NOTES: done}, 2) == []
         assert assumed({self.NOTES: 7}, [], {self.NOTES: replace(done, state="cancelled")}, 2) == []
 
-    def test_unless_it_is_being_loaded(self) -> None:
+    def test_a_table_that_is_being_loaded_gets_no_record(self) -> None:
         assert assumed({LOAD.name: LOAD.oid}, [LOAD], {}, 2) == []
 
-    def test_also_where_a_former_table_of_that_name_was_loaded(self) -> None:
+    def test_the_load_of_a_former_table_of_the_same_name_does_not_count(self) -> None:
         former = replace(LOADED, schema="public", table="notes", oid=6)
         assert [one.oid for one in assumed({self.NOTES: 7}, [], {self.NOTES: former}, 2)] == [7]

@@ -26,7 +26,7 @@ def defined() -> Described:
     return {name: (kind, frozenset(labels)) for name, (kind, labels) in metrics_reference.described().items()}
 
 
-def test_the_documentation_has_every_metric_and_no_other() -> None:
+def test_the_documentation_has_exactly_the_defined_metrics() -> None:
     assert documented() == defined()
 
 
@@ -36,7 +36,7 @@ def test_the_reference_is_current() -> None:
 
 
 @pytest.mark.parametrize("path", ["deploy/prometheus/alerts.yaml", "deploy/grafana/pgsluice.json"])
-def test_what_the_deployment_asks_for_is_documented(path: str) -> None:
+def test_metrics_that_the_deployment_uses_are_documented(path: str) -> None:
     text = re.sub(r"docs/\w+\.md", "", (DOCUMENT.parents[1] / path).read_text())
     names = set(re.findall(r"\b(?:pgsluice|process)_[a-z_]+", text))
     known = {re.sub(r"_(?:bucket|count|sum)$", "", name) for name in names}
@@ -58,7 +58,7 @@ def exposed(registry: CollectorRegistry) -> list[str]:
 
 
 class TestKnown:
-    def test_it_is_absent_until_it_is_known_and_when_it_is_no_more(self) -> None:
+    def test_a_metric_is_absent_while_its_value_is_unknown(self) -> None:
         registry, known = CollectorRegistry(), Known("lag", "Lag.")
         registry.register(known)
         assert exposed(registry) == []
@@ -67,13 +67,13 @@ class TestKnown:
         known.set(None)
         assert exposed(registry) == []
 
-    def test_a_counter_of_others(self) -> None:
+    def test_a_counter_can_be_set_to_a_count_kept_elsewhere(self) -> None:
         registry, known = CollectorRegistry(), Known("spilled", "Spilled.", counts=True)
         registry.register(known)
         known.set(5)
         assert exposed(registry) == ["spilled_total 5.0"]
 
-    def test_with_a_label(self) -> None:
+    def test_a_metric_with_a_label_has_one_sample_per_value(self) -> None:
         registry, known = CollectorRegistry(), Known("status", "Status.", "status")
         registry.register(known)
         known.set_all({"reserved": True, "lost": False})
@@ -100,7 +100,7 @@ def test_topics_beyond_the_limit_are_counted_together(monkeypatch: pytest.Monkey
     assert [count_of(topic) for topic in ("a", "b", "c", "d", OTHER_TOPICS)] == [17, 2, None, None, 44]
 
 
-def test_one_state_at_a_time() -> None:
+def test_only_one_state_is_1_at_a_time() -> None:
     metrics = Metrics()
     for state in ("starting", "streaming"):
         metrics.set_state(state, ("starting", "streaming"))
@@ -108,7 +108,7 @@ def test_one_state_at_a_time() -> None:
     assert found == ['pgsluice_state{state="starting"} 0.0', 'pgsluice_state{state="streaming"} 1.0']
 
 
-def test_labels_are_added_to_all_and_creation_times_left_out() -> None:
+def test_labels_are_added_to_all_metrics_and_creation_times_left_out() -> None:
     registry = CollectorRegistry()
     Counter("events", "Events.", ["op"], registry=registry).labels("c").inc(3)
     found = labelled(registry, pipeline="shop")

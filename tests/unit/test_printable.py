@@ -9,7 +9,7 @@ from pgsluice.tables import TablePattern
 
 
 @pytest.mark.parametrize("text", ["", "public.orders", "Größe 50 %", "\u8868 \U0001f600", 'a\\n "b"', "e\u0301"])
-def test_what_people_can_read_stays(text: str) -> None:
+def test_readable_characters_stay(text: str) -> None:
     assert printable(text) is text
 
 
@@ -34,7 +34,7 @@ def test_what_people_can_read_stays(text: str) -> None:
         ("\U000e0041", r"\U000e0041"),
     ],
 )
-def test_what_they_cannot_is_escaped(character: str, escaped: str) -> None:
+def test_unreadable_characters_are_escaped(character: str, escaped: str) -> None:
     assert printable(f"a{character}\u00e4") == f"a{escaped}\u00e4"
 
 
@@ -43,7 +43,7 @@ def test_marks_of_direction_are_escaped(code: int) -> None:
     assert printable(f"a{chr(code)}b") == f"a\\u{code:04x}b"
 
 
-def test_what_is_printable_already_stays() -> None:
+def test_escaping_a_second_time_changes_nothing() -> None:
     assert printable(printable("a\x1b[31m\nOK  b")) == r"a\x1b[31m\nOK  b"
 
 

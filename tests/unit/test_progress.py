@@ -52,20 +52,20 @@ class TestProgress:
 class TestASimpleEnd:
     """Whether the end of a single transaction can be processed without further checks."""
 
-    def test_of_an_ordinary_transaction(self) -> None:
+    def test_the_end_of_an_ordinary_transaction_is_simple(self) -> None:
         assert Progress(1000).is_simple
 
-    def test_not_while_the_server_owes_something(self) -> None:
+    def test_no_end_is_simple_while_the_server_has_to_send_something_again(self) -> None:
         assert not Progress(1000, {900: "transaction"}).is_simple
 
-    def test_not_while_one_is_prepared(self) -> None:
+    def test_no_end_is_simple_while_a_transaction_is_prepared(self) -> None:
         progress = Progress(1000)
         progress.on_prepared(700, 1100)
         assert not progress.is_simple
         progress.forget(700)
         assert progress.is_simple
 
-    def test_not_while_one_waits(self) -> None:
+    def test_no_end_is_simple_while_a_transaction_waits(self) -> None:
         progress = Progress(1000)
         progress.limit_received(1100)
         assert not progress.is_simple
@@ -76,7 +76,7 @@ class TestASimpleEnd:
 class TestWhatTheServerOwes:
     """The last delivered transaction and message, which the server has to send again if the slot is before them."""
 
-    def test_it_comes_before_anything_new(self) -> None:
+    def test_the_server_sends_delivered_changes_before_new_ones(self) -> None:
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(700, "transaction")
         progress.on_received(900)
@@ -84,7 +84,7 @@ class TestWhatTheServerOwes:
         progress.on_received(2000)
         assert progress.received == 2000
 
-    def test_a_server_that_goes_past_it_is_another_one(self) -> None:
+    def test_a_server_that_skips_delivered_changes_is_refused(self) -> None:
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(700, "transaction")
         with pytest.raises(Diverged, match=r"last transaction delivered ended at 0/384.*restored from a backup"):
@@ -92,7 +92,7 @@ class TestWhatTheServerOwes:
         with pytest.raises(Diverged):
             progress.on_resent(950, "transaction")
 
-    def test_nothing_is_confirmed_before_it_came(self) -> None:
+    def test_nothing_is_confirmed_before_delivered_changes_came_again(self) -> None:
         """Confirm nothing yet. If this turns out to be another server, it has to send these changes again for a new
         epoch."""
         progress = Progress(1000, {900: "transaction"})
@@ -105,7 +105,7 @@ class TestWhatTheServerOwes:
     @pytest.mark.parametrize(
         "to_be_resent", [{900: "transaction", 950: "message"}, {950: "message", 900: "transaction"}]
     )
-    def test_both_have_to_come(self, to_be_resent: dict[int, ResentKind]) -> None:
+    def test_both_the_transaction_and_the_message_have_to_come_again(self, to_be_resent: dict[int, ResentKind]) -> None:
         progress = Progress(1000, to_be_resent)
         progress.on_resent(900, "transaction")
         assert progress.confirmable == 0
@@ -114,7 +114,7 @@ class TestWhatTheServerOwes:
         progress.on_resent(950, "message")
         assert progress.confirmable == 950
 
-    def test_one_cannot_come_in_place_of_the_other(self) -> None:
+    def test_a_message_cannot_come_in_place_of_the_transaction(self) -> None:
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(900, "message")
         assert (progress.awaits_resent, progress.confirmable) == (True, 0)
@@ -142,19 +142,19 @@ class TestPreparedTransactions:
         progress.on_delivered(2200)
         assert progress.confirmable == 2200
 
-    def test_a_commit_that_was_delivered_before_releases_it_at_once(self) -> None:
+    def test_an_already_delivered_commit_releases_its_prepare_immediately(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared(700, 1500)
         progress.on_prepared_commit(700, 1900)
         assert progress.confirmable == 2000
 
-    def test_a_rollback_releases_it_at_once(self) -> None:
+    def test_a_rollback_releases_its_prepare_immediately(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared(700, 1500)
         progress.forget(700)
         assert progress.confirmable == 2000
 
-    def test_a_checkpoint_holds_the_slot_until_one_says_that_nothing_does(self) -> None:
+    def test_a_prepare_holds_the_slot_until_a_checkpoint_without_it_is_delivered(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared(700, 1500)
         progress.on_delivered(2000, progress.held_at(2000))
@@ -163,7 +163,7 @@ class TestPreparedTransactions:
         progress.on_delivered(2000, progress.held_at(2000))
         assert (progress.confirmable, progress.undelivered) == (2000, False)
 
-    def test_it_says_so_when_the_commit_is_before_its_end(self) -> None:
+    def test_a_checkpoint_holds_the_slot_only_for_prepares_that_commit_after_it(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared(700, 1500)
         progress.on_prepared(800, 1700)
@@ -173,7 +173,7 @@ class TestPreparedTransactions:
         progress.forget(800)
         assert progress.held_at(2100) == 0
 
-    def test_in_a_new_session_until_it_has_come_again(self) -> None:
+    def test_in_a_new_session_a_prepare_holds_the_slot_until_it_has_come_again(self) -> None:
         progress = Progress(2000, held=1500, slot_lsn=1400)
         progress.on_received(1500)
         assert (progress.held_at(2000), progress.confirmable, progress.undelivered) == (1500, 1500, False)
@@ -182,7 +182,7 @@ class TestPreparedTransactions:
         progress.on_received(2000)
         assert (progress.held_at(2000), progress.undelivered) == (0, True)
 
-    def test_one_that_was_prepared_before_the_slot_told_of_it_comes_again_anyway(self) -> None:
+    def test_a_prepare_before_the_slots_position_does_not_hold_the_slot(self) -> None:
         progress = Progress(2000, slot_lsn=1500)
         progress.on_received(2000)
         progress.on_prepared(700, 1499)
@@ -190,7 +190,7 @@ class TestPreparedTransactions:
         progress.on_prepared(800, 1500)
         assert progress.confirmable == 1500
 
-    def test_the_end_of_what_is_not_held_changes_nothing(self) -> None:
+    def test_the_end_of_an_unknown_prepared_transaction_changes_nothing(self) -> None:
         progress = received_and_delivered(2000)
         progress.on_prepared_commit(700, 3000)
         progress.forget(800)
@@ -200,7 +200,7 @@ class TestPreparedTransactions:
 class TestHoldingBack:
     """A transaction waits in the spool, so nothing after it counts as received."""
 
-    def test_what_is_received_counts_up_to_there(self) -> None:
+    def test_the_received_position_stops_at_the_limit(self) -> None:
         progress = received_and_delivered(2000)
         progress.limit_received(2500)
         progress.on_received(2400)
@@ -211,7 +211,7 @@ class TestHoldingBack:
         progress.on_delivered(2500)
         assert (progress.received, progress.confirmable, progress.undelivered) == (2500, 2500, False)
 
-    def test_the_first_one_that_waits_decides(self) -> None:
+    def test_the_first_limit_applies(self) -> None:
         progress = received_and_delivered(2000)
         progress.limit_received(2500)
         progress.limit_received(2700)
@@ -243,13 +243,13 @@ class TestHoldingBack:
     def test_without_a_limit_there_is_no_held_position(self) -> None:
         assert received_and_delivered(2000).lift_limit() == 0
 
-    def test_what_was_received_before_remains_so(self) -> None:
+    def test_a_limit_does_not_lower_the_received_position(self) -> None:
         progress = received_and_delivered(2000)
         progress.limit_received(1500)
         progress.on_received(2500)
         assert (progress.received, progress.confirmable) == (2000, 2000)
 
-    def test_a_checkpoint_of_that_time_keeps_what_is_prepared(self) -> None:
+    def test_a_checkpoint_made_under_a_limit_keeps_prepares_before_the_limit(self) -> None:
         progress = received_and_delivered(2000)
         progress.limit_received(2500)
         progress.on_prepared(700, 2200)
@@ -258,7 +258,7 @@ class TestHoldingBack:
         progress.on_delivered(2500, 2200)
         assert progress.confirmable == 2200
 
-    def test_another_server_is_noticed_all_the_same(self) -> None:
+    def test_another_server_is_noticed_in_spite_of_a_limit(self) -> None:
         progress = Progress(1000, {900: "transaction"})
         progress.limit_received(800)
         with pytest.raises(Diverged, match="last transaction delivered ended at 0/384"):

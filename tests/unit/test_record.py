@@ -5,7 +5,7 @@ from pgsluice.record import OVERHEAD_BYTES, Pending, Record, Target
 TARGET = Target("shop.public.orders", 11, 12)
 
 
-def test_its_size_is_that_of_keys_and_values() -> None:
+def test_the_size_of_pending_is_that_of_keys_and_values() -> None:
     pending = Pending(1_000_000)
     pending.add([Record(TARGET, "c", b"12", b"345"), Record(TARGET, None, None, None)])
     assert (pending.size, pending.held) == (5, 5 + 2 * OVERHEAD_BYTES)
@@ -17,7 +17,7 @@ def test_a_tombstone_is_no_event() -> None:
     assert pending.events == 1
 
 
-def test_it_is_full_at_its_limit() -> None:
+def test_pending_is_full_at_its_limit() -> None:
     pending = Pending(2 * OVERHEAD_BYTES + 5)
     pending.add([Record(TARGET, "c", b"1", b"2")])
     assert not pending.full

@@ -73,7 +73,7 @@ def test_a_type_of_a_newer_server_goes_by_its_number() -> None:
 
 
 def test_equal_versions_of_a_table_are_the_same_key() -> None:
-    """Compare versions by content. Two sessions make two objects, and so does reading back from disk."""
+    """Compare versions by content. Each session, and each reading from disk, makes a new object."""
     versions = {RelationCache().on_relation(relation_message(ID, NOTE)): "both columns"}
     assert versions[RelationCache().on_relation(relation_message(ID, NOTE))] == "both columns"
     assert RelationCache().on_relation(relation_message(ID)) not in versions
@@ -125,7 +125,7 @@ def test_built_in_types_and_their_arrays_are_known(oid: int, name: str) -> None:
     assert BUILTIN_TYPES[oid] == PgType(oid, "pg_catalog", name)
 
 
-def test_no_oid_stands_twice() -> None:
+def test_no_oid_of_a_built_in_type_is_listed_twice() -> None:
     assert len(BUILTIN_TYPES) == len({pg_type.name for pg_type in BUILTIN_TYPES.values()})
     assert all(pg_type.oid == oid < 10_000 for oid, pg_type in BUILTIN_TYPES.items())
 
@@ -196,7 +196,7 @@ def test_packed_tables_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
 def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter: str) -> None:
-    """Compare the estimate with tracemalloc. It may be up to a third too low, or up to twice as high."""
+    """Compare the estimate with tracemalloc. It may be up to a third below the real size, or up to twice this size."""
     cache = RelationCache()
     wide = [messages.RelationColumn(NO, f"{number}{letter * 14}", 25, number) for number in range(1600)]
     names = sum(sys.getsizeof(column.name) for column in wide)  # they were allocated before tracemalloc starts
@@ -237,7 +237,9 @@ def test_versions_of_a_table_share_the_columns_that_stay_the_same() -> None:
         ([COLUMNS_AT_ONCE + 1, 1], [[COLUMNS_AT_ONCE + 1], [1]]),
     ],
 )
-def test_tables_are_asked_for_in_portions_of_so_many_columns(columns: list[int], portions: list[list[int]]) -> None:
+def test_tables_are_queried_in_portions_with_a_limited_number_of_columns(
+    columns: list[int], portions: list[list[int]]
+) -> None:
     tables = [PublishedName(oid, "public", "orders", number, True) for oid, number in enumerate(columns)]  # noqa: FBT003
     assert [[table.columns for table in some] for some in in_portions(tables)] == portions
 
@@ -266,23 +268,23 @@ def rooted(*messages: messages.Relation) -> Relation:
 class TestPartitions:
     """A publication can send the rows of partitions as rows of their root. PostgreSQL describes the root first."""
 
-    def test_a_root_that_says_full_has_the_identity_of_its_partitions(self) -> None:
+    def test_a_root_described_as_full_gets_the_identity_of_its_partitions(self) -> None:
         root = rooted(described(1, "f"), described(2, "d", "id"))
         assert root.partition_keys == (frozenset({"id"}),)
         found = with_identity_of_partitions(root)
         assert found == rooted(described(1, "d", "id"))
 
-    def test_so_has_one_that_says_nothing(self) -> None:
+    def test_a_root_without_an_identity_gets_that_of_its_partitions(self) -> None:
         found = with_identity_of_partitions(rooted(described(1, "n"), described(2, "i", "code")))
         assert found is not None
         assert identity_of(found) == {"code"}
 
-    def test_one_partition_is_enough(self) -> None:
+    def test_one_partition_with_a_key_is_enough(self) -> None:
         root = rooted(described(1, "f"), described(2, "f"), described(1, "f"), described(3, "d", "id"))
         assert root.partition_keys == (frozenset({"id"}),)
 
     @pytest.mark.parametrize("partition", [described(2, "d", "id"), described(2, "f"), described(2, "n")])
-    def test_a_root_that_says_it_itself_stays_the_same(self, partition: messages.Relation) -> None:
+    def test_a_root_with_an_own_key_stays_the_same(self, partition: messages.Relation) -> None:
         cache = RelationCache()
         root = cache.on_relation(described(1, "d", "id"))
         cache.on_relation(partition)
@@ -296,10 +298,12 @@ class TestPartitions:
             (described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code")),
         ],
     )
-    def test_there_may_be_no_identity_for_all(self, others: tuple[messages.Relation, ...]) -> None:
+    def test_partitions_with_different_keys_give_the_root_no_identity(
+        self, others: tuple[messages.Relation, ...]
+    ) -> None:
         assert with_identity_of_partitions(rooted(*others)) is None
 
-    def test_two_that_differ_are_enough_to_know_that(self) -> None:
+    def test_only_two_different_keys_of_partitions_are_kept(self) -> None:
         pairs = [(described(1, "f"), described(oid, "i", key)) for oid, key in enumerate(KEYS, 2)]
         assert len(rooted(*(one for pair in pairs for one in pair)).partition_keys) == 2
 
@@ -313,11 +317,11 @@ class TestPartitions:
     def test_a_table_with_other_columns_is_no_partition(self) -> None:
         assert rooted(described(1, "f"), relation_message(ID, oid=2)).partition_keys == ()
 
-    def test_it_is_known_of_packed_tables_too(self) -> None:
+    def test_packed_tables_keep_the_keys_of_their_partitions(self) -> None:
         root = rooted(described(1, "f"), described(2, "d", "id"))
         assert unpacked(packed(root)) == root
 
-    def test_it_takes_no_memory_without_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_memory_for_keys_of_partitions_is_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pgsluice.relation.KEYS_BYTES_MAX", 1000)
         cache = RelationCache()
         cache.on_relation(described(1, "f"))
@@ -337,5 +341,7 @@ class TestPartitions:
         (set(), [{"id"}, {"code"}], False),
     ],
 )
-def test_whether_one_identity_fits(root: set[str], partitions: list[set[str]], *, fits: bool) -> None:
+def test_one_identity_fits_only_partitions_with_the_same_key(
+    root: set[str], partitions: list[set[str]], *, fits: bool
+) -> None:
     assert one_identity_fits(frozenset(root), [frozenset(one) for one in partitions]) is fits

@@ -122,7 +122,7 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("what", UNWANTED)
-def test_files_speak_of_the_product_only(what: str) -> None:
+def test_files_contain_nothing_that_only_one_machine_or_tracker_knows(what: str) -> None:
     pattern = re.compile(UNWANTED[what])
     found = [f"{relative(path)}: {match[0]}" for path, text in texts() for match in pattern.finditer(text)]
     assert found == []

@@ -77,7 +77,7 @@ class TestWhatHasToComeAgain:
             {},
         ]
 
-    def test_it_need_not_come_to_another_selection(self) -> None:
+    def test_nothing_has_to_come_again_after_another_selection(self) -> None:
         other = CHECKPOINT.selecting("q")
         assert to_be_resent(other, 500) == {}
         assert to_be_resent(other.advanced(heartbeat(2000), 10), 500) == {}

@@ -143,18 +143,18 @@ COMMON = {
     "update in binary format": ("f", Update(None, 7, None, OTHER_SENT, SENT)),
     "delete in binary format": ("d", Delete(None, 7, [SENT[0], *([None] * 12)], None)),
 }
-"""Changes in the common form, which the compiled twin writes without the twin in Python."""
+"""Changes in the common form, which the compiled twin writes by itself, without the twin in Python."""
 
 INFINITE_DATE = BinaryValue(bytes.fromhex("7fffffff"))
 FALLBACK = {
     "a value that does not fit": ("d", Insert(None, 7, [b"42", b"NaN", *ROW[2:]])),
     "a date before Christ": ("d", Insert(None, 7, [*ROW[:4], b"0044-03-15 BC", *ROW[5:]])),
     "a value in binary format that does not fit": ("d", Insert(None, 7, [*SENT[:4], INFINITE_DATE, *SENT[5:]])),
-    "a value in binary format that is none": ("d", Insert(None, 7, [*SENT[:4], BinaryValue(b"\x01"), *SENT[5:]])),
+    "bytes that are not a value in binary format": ("d", Insert(None, 7, [*SENT[:4], BinaryValue(b"\x01"), *SENT[5:]])),
     "an update of the key in binary format": ("f", Update(None, 7, None, [BinaryValue(bytes(8)), *ROW[1:]], SENT)),
     "an update of the key": ("d", Update(None, 7, [b"41", *([None] * 12)], None, ROW)),
     "an old row that only a partition calls complete": ("d", Delete(None, 7, None, ROW)),
-    "an update with such an old row": ("d", Update(None, 7, None, OTHER, ROW)),
+    "an update whose old row only a partition calls complete": ("d", Update(None, 7, None, OTHER, ROW)),
     "an update of the key under replica identity full": ("f", Update(None, 7, None, [b"41", *ROW[1:]], ROW)),
     "an unchanged value that the old row has": ("f", Update(None, 7, None, ROW, [*ROW[:2], UNCHANGED, *ROW[3:]])),
     "a truncate": ("d", Truncate(None, cascade=True, restart_identity=False, relation_oids=(7,))),
@@ -188,7 +188,7 @@ def test_a_change_is_written_as_the_encoder_writes_it(
 
 @needs_compiled
 @pytest.mark.parametrize(("identity", "message"), COMMON.values(), ids=COMMON)
-def test_the_compiled_twin_writes_what_is_common_by_itself(
+def test_the_compiled_twin_writes_common_changes_by_itself(
     monkeypatch: pytest.MonkeyPatch, identity: str, message: RowMessage
 ) -> None:
     relation = table(identity)
@@ -207,7 +207,7 @@ READ = {
 
 
 @pytest.mark.parametrize(("identity", "message"), READ.values(), ids=READ)
-def test_a_row_that_was_read_is_no_insert(twin: ModuleType, identity: str, message: RowMessage) -> None:
+def test_a_loaded_row_is_not_an_insert(twin: ModuleType, identity: str, message: RowMessage) -> None:
     relation = table(identity)
     encoder = encoder_of(relation, insert_op="r")
     its, pending = stamp(), Pending(1_000_000)
@@ -223,7 +223,7 @@ def test_a_row_that_was_read_is_no_insert(twin: ModuleType, identity: str, messa
 
 @needs_compiled
 @pytest.mark.parametrize(("identity", "message"), list(READ.values())[:2], ids=list(READ)[:2])
-def test_the_compiled_twin_writes_it_by_itself(
+def test_the_compiled_twin_writes_loaded_rows_by_itself(
     monkeypatch: pytest.MonkeyPatch, identity: str, message: RowMessage
 ) -> None:
     relation = table(identity)
@@ -234,7 +234,7 @@ def test_the_compiled_twin_writes_it_by_itself(
 
 
 def op_is_c(record: Record) -> Record:
-    """Return a copy of the record of a loaded row with the op of an insert."""
+    """Return a copy of the loaded row's record, but with the op of an insert."""
     head = header(record.target.value_schema_id) + encode_string("r")
     assert record.value is not None
     assert record.value.startswith(head)
@@ -243,7 +243,7 @@ def op_is_c(record: Record) -> Record:
 
 
 @needs_compiled
-def test_the_collector_need_not_look_at_its_records() -> None:
+def test_the_garbage_collector_does_not_track_the_records() -> None:
     one = Run(TWINS[-1])
     one.take(insert())
     (record,) = one.pending.records
@@ -263,7 +263,7 @@ def test_a_large_row_leaves_no_memory_behind() -> None:
     assert held < 10_000_000
 
 
-def test_both_formats_give_the_same(twin: ModuleType) -> None:
+def test_both_formats_give_the_same_record(twin: ModuleType) -> None:
     relation = table()
     encoder = encoder_of(relation)
     in_text, in_binary = (
@@ -476,7 +476,7 @@ def test_the_compiled_twin_writes_common_values_in_binary_format_by_itself(
 @needs_compiled
 @pytest.mark.parametrize(("name", "options", "values"), WRITTEN_BY_PYTHON)
 @pytest.mark.parametrize("key", ["id", "value"])
-def test_what_is_odd_in_binary_format_is_written_by_the_twin(
+def test_unusual_values_in_binary_format_are_left_to_the_twin_in_python(
     name: str, options: TypeOptions, values: list[bytes], key: str
 ) -> None:
     relation = sent_table(name)
@@ -543,12 +543,12 @@ def insert(oid: int = 7, row: TupleData = ROW) -> bytes:
 
 
 class TestRuns:
-    def test_a_run_goes_on_to_the_end(self, twin: ModuleType) -> None:
+    def test_a_run_goes_on_to_the_last_frame(self, twin: ModuleType) -> None:
         one = Run(twin)
         assert one.take(insert(), insert(8), insert(9), insert()) == 4
         assert one.stamp.next_seq == len(one.pending.records) == one.pending.events == 3
 
-    def test_it_begins_where_it_is_told_to(self, twin: ModuleType) -> None:
+    def test_a_run_begins_at_the_given_frame(self, twin: ModuleType) -> None:
         one = Run(twin)
         assert one.take(insert(), insert(), insert(), at=2) == 3
         assert len(one.pending.records) == 1
@@ -565,16 +565,16 @@ class TestRuns:
         ],
         ids=["keepalive", "begin", "truncate", "nothing", "a table that is not ready", "a table that is not known"],
     )
-    def test_it_ends_before_what_it_does_not_know(self, twin: ModuleType, other: bytes | Keepalive) -> None:
+    def test_a_run_ends_before_a_message_that_it_cannot_take(self, twin: ModuleType, other: bytes | Keepalive) -> None:
         one = Run(twin)
         assert one.take(insert(), other, insert()) == 1
 
-    def test_it_ends_before_a_version_that_is_not_ready(self, twin: ModuleType) -> None:
+    def test_a_run_ends_before_a_version_of_a_table_that_is_not_ready(self, twin: ModuleType) -> None:
         one = Run(twin)
         one.relations[8] = table(oid=8)
         assert one.take(insert(), insert(8)) == 1
 
-    def test_it_ends_when_there_is_no_room(self, twin: ModuleType) -> None:
+    def test_a_run_ends_when_there_is_no_room(self, twin: ModuleType) -> None:
         one = Run(twin, limit=2 * OVERHEAD_BYTES)
         assert one.take(*[insert()] * 5) == 2
         assert one.pending.full
@@ -586,7 +586,7 @@ class TestRuns:
         assert one.stamp.next_seq == 4
         assert one.pending.size == sum(map(size_of, one.pending.records))
 
-    def test_an_error_leaves_what_came_before_it(self, twin: ModuleType) -> None:
+    def test_an_error_leaves_the_records_before_it(self, twin: ModuleType) -> None:
         one = Run(twin)
         with pytest.raises(ProtocolError, match="Insert"):
             one.take(insert(), insert()[:-1])
@@ -616,19 +616,19 @@ def test_the_twin_in_python_takes_no_transaction_as_a_whole() -> None:
 
 @needs_compiled
 class TestWholeTransactions:
-    def test_one_is_taken(self) -> None:
+    def test_a_whole_transaction_is_taken(self) -> None:
         found, pending = whole(TWINS[1], ONE)
         one = Transaction(700, 2000, 5)
         assert found == WholeTransactions(3, 2040, 1, one, one, 2040)
         assert len(pending.records) == pending.events == 1
 
-    def test_all_are_taken_that_are_here_as_a_whole(self) -> None:
+    def test_all_transactions_are_taken_that_are_complete(self) -> None:
         second = [xlog_data(encode(one)) for one in (Begin(3000, 6, 701), Commit(3000, 3040, 6))]
         found, _ = whole(TWINS[1], [*ONE, *second, *ONE[:2]])
         assert found is not None
         assert (found.at, found.end_lsn, found.count, found.last_end_lsn) == (5, 3040, 1, 2040)
 
-    def test_one_without_rows_is_no_part_of_the_account(self) -> None:
+    def test_a_transaction_without_rows_is_not_counted(self) -> None:
         assert whole(TWINS[1], [ONE[0], ONE[2]])[0] == WholeTransactions(2, 2040)
 
     @pytest.mark.parametrize(
@@ -650,14 +650,16 @@ class TestWholeTransactions:
             [ONE[0][:30], *ONE[1:]],
         ],
     )
-    def test_others_are_left_to_the_session_and_leave_nothing(self, frames: Sequence[bytes | Keepalive]) -> None:
+    def test_other_transactions_are_left_to_the_session_and_add_no_records(
+        self, frames: Sequence[bytes | Keepalive]
+    ) -> None:
         found, pending = whole(TWINS[1], frames)
         assert (found, pending.records, pending.size, pending.events) == (None, [], 0, 0)
 
-    def test_one_that_fills_pending_by_itself_is_left(self) -> None:
+    def test_a_transaction_that_fills_pending_by_itself_is_left_to_the_session(self) -> None:
         assert whole(TWINS[1], ONE, limit=10)[0] is None
 
-    def test_they_end_when_there_is_no_room_left(self) -> None:
+    def test_no_further_transaction_is_taken_without_room(self) -> None:
         second = [xlog_data(encode(one)) for one in (Begin(3000, 6, 701), Insert(None, 7, ROW), Commit(3000, 3040, 6))]
         found, _ = whole(TWINS[1], [*ONE, *second], room=10)
         assert found is not None
@@ -672,7 +674,7 @@ def test_the_twins_agree_about_anything(seed: int) -> None:
     assert run_whole(100, seed)["transactions taken as a whole"] > 20
 
 
-def test_they_are_really_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_between_the_twins_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(range(10_000))
     monkeypatch.setattr("tests.fuzz.rows.TWINS", [in_python, in_python])
     monkeypatch.setattr("tests.fuzz.rows.outcome", lambda *_args, **_options: ([], next(answers), 0, 0))

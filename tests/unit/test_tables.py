@@ -77,12 +77,12 @@ def test_schema_and_table_are_matched_each_by_itself(pattern: str, schema: str, 
         ("public.Orders", "public", "orders"),
     ],
 )
-def test_a_dot_in_a_name_is_no_way_into_another_rule(pattern: str, schema: str, table: str) -> None:
+def test_a_dot_in_a_name_does_not_make_it_match_another_rule(pattern: str, schema: str, table: str) -> None:
     assert not TablePattern.parse(pattern).matches(schema, table)
 
 
 @pytest.mark.parametrize("text", ["", "orders", ".a", "a.", '"a.b', '"a"b.c', '"".a'])
-def test_texts_that_are_not_patterns(text: str) -> None:
+def test_texts_that_are_not_patterns_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a pattern of schema and table"):
         TablePattern.parse(text)
 
@@ -144,7 +144,7 @@ def test_the_first_rule_that_matches_wins() -> None:
         ("_x00E9e", "_x00E9e"),
     ],
 )
-def test_what_kafka_does_not_allow_is_escaped(name: str, part: str) -> None:
+def test_characters_that_kafka_does_not_allow_are_escaped(name: str, part: str) -> None:
     assert escape(name) == part
 
 
@@ -158,7 +158,7 @@ def unescaped(part: str) -> str:
 
 @settings(max_examples=2000)
 @given(st.lists(PIECES, max_size=8).map("".join))
-def test_a_name_can_be_read_back_from_what_it_is_escaped_to(name: str) -> None:
+def test_a_name_can_be_read_back_from_its_escaped_form(name: str) -> None:
     assert unescaped(escape(name)) == name
 
 
@@ -203,7 +203,7 @@ def test_a_long_name_that_is_cut_inside_an_escape_stays_unique() -> None:
         assert same.topic != long.topic
 
 
-def test_a_rule_that_names_a_topic_without_the_table_lets_others_share_it() -> None:
+def test_a_rule_whose_topic_does_not_name_the_table_lets_tables_share_the_topic() -> None:
     tables = Tables(
         "p", rules=[TableRule("public.a", topic="{prefix}.all"), TableRule("public.b", topic="{prefix}.{table}")]
     )
@@ -211,7 +211,7 @@ def test_a_rule_that_names_a_topic_without_the_table_lets_others_share_it() -> N
     assert [policy.shared for policy in policies if policy is not None] == [True, False, False]
 
 
-def test_tables_share_a_topic_that_does_not_tell_what_their_rule_leaves_open() -> None:
+def test_tables_share_a_topic_whose_template_omits_what_the_pattern_leaves_open() -> None:
     rules = [TableRule("tenant_*.orders", topic="{prefix}.orders"), TableRule("tenant_*.*", topic="{prefix}.{table}")]
     tables = Tables("p", include=["tenant_1.users", "tenant_2.users", "*.*"], rules=rules)
     names = [(f"tenant_{number}", table) for number in (1, 2) for table in ("orders", "users")]
@@ -231,7 +231,7 @@ def test_tables_share_a_topic_that_does_not_tell_what_their_rule_leaves_open() -
         ("{table}", "public.*", []),
     ],
 )
-def test_what_a_template_needs_depends_on_what_varies(template: str, glob: str, missing: list[str]) -> None:
+def test_a_template_needs_the_parts_that_vary_in_the_pattern(template: str, glob: str, missing: list[str]) -> None:
     assert missing_placeholders(template, glob) == missing
 
 
@@ -290,7 +290,7 @@ def test_odd_names_can_be_named(text: str, table: str) -> None:
     assert not TablePattern.parse(text).matches("public", "other")
 
 
-def test_tables_whose_topics_kafka_does_not_tell_apart() -> None:
+def test_tables_whose_topics_kafka_cannot_distinguish_are_refused() -> None:
     rules = [TableRule("all.*", topic="{prefix}.all"), TableRule("x.transactions", topic="{prefix}.transactions")]
     tables = Tables("shop", rules=rules, exclude=["left.*"])
     names = [("a", "b_c"), ("a", "d"), ("all", "x"), ("all", "y"), ("a_b", "c"), ("left", "out"), ("x", "transactions")]
@@ -308,7 +308,7 @@ class TestReservedTopics:
         [{"include": ["a.b_c", "*.*"]}, {"rules": [TableRule("a.b_c", partitions=1)]}],
         ids=["by include", "by a rule"],
     )
-    def test_no_other_table_gets_one_that_kafka_takes_for_the_same(self, settings: dict[str, Any]) -> None:
+    def test_a_topic_that_kafka_takes_for_a_reserved_one_is_refused(self, settings: dict[str, Any]) -> None:
         tables = Tables("shop", **settings)
         assert tables.reserved_topics == {"shop.a.b_c"}
         with pytest.raises(TableRefused, match=r"topic shop.a_b.c, but shop.a.b_c is reserved for table a.b_c, which"):
@@ -317,17 +317,17 @@ class TestReservedTopics:
         assert named is not None
         assert other is not None
 
-    def test_nor_the_same(self) -> None:
+    def test_a_reserved_topic_is_refused_for_other_tables(self) -> None:
         tables = Tables("shop", topic="{prefix}.{table}", include=["public.orders", "*.*"])
         with pytest.raises(TableRefused, match="is reserved for table public"):
             tables.policy("evil", "orders")
 
-    def test_a_table_that_is_left_out_has_none(self) -> None:
+    def test_a_table_that_is_left_out_has_no_reserved_topic(self) -> None:
         tables = Tables("shop", rules=[TableRule("a.b_c")], exclude=["a.*"])
         assert tables.reserved_topics == set()
         assert tables.policy("a_b", "c") is not None
 
-    def test_a_topic_that_is_meant_to_be_shared_can_be(self) -> None:
+    def test_a_topic_that_is_meant_to_be_shared_is_not_reserved(self) -> None:
         rules = [TableRule("public.a", topic="{prefix}.all"), TableRule("public.*", topic="{prefix}.all")]
         tables = Tables("shop", rules=rules)
         assert tables.reserved_topics == {"shop.all"}
@@ -341,13 +341,13 @@ def test_types_of_columns_keep_their_order() -> None:
     assert policy.types == (ColumnChoice("b", Choice("string")), ColumnChoice("*", Choice("double")))
 
 
-def test_it_knows_whether_some_rule_chooses_types() -> None:
+def test_whether_a_rule_chooses_types_is_known() -> None:
     plain, choosing = TableRule("public.a"), TableRule("public.b", types={"id": Choice.parse("string")})
     assert not Tables("shop", rules=[plain]).choose_types
     assert Tables("shop", rules=[plain, choosing]).choose_types
 
 
-def test_thousands_of_names_do_not_take_their_square() -> None:
+def test_the_time_for_thousands_of_names_is_not_quadratic() -> None:
     """Compare new tables with 2,000 named tables. Without an index, this test would take many minutes."""
     names = [f"public.a_t{number}" for number in range(2_000)]
     tables = Tables("shop", include=[*names, "*.*"], rules=[TableRule(name, partitions=5) for name in reversed(names)])
@@ -373,7 +373,7 @@ def test_the_first_rule_that_matches_counts_with_and_without_wildcards() -> None
     assert {name: policy and policy.partitions for name, policy in policies.items()} == expected
 
 
-def test_which_tables_the_settings_name() -> None:
+def test_the_tables_that_the_settings_name_are_known() -> None:
     tables = Tables("shop", include=["public.orders", "*.*"], rules=[TableRule("public.items"), TableRule("eu.*")])
     names = [("public", "orders"), ("public", "items"), ("eu", "items"), ("public", "others")]
     policies = [tables.policy(*name) for name in names]

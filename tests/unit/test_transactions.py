@@ -93,7 +93,7 @@ def receive(found: Transactions, *received: messages.Message) -> list[Event]:
 
 
 def transactions(*received: messages.Message, delivered_lsn: int = 0) -> Transactions:
-    """Return the transactions of a connection. It has received descriptions of the tables and these messages."""
+    """Return the transactions of a connection that has received descriptions of the tables and these messages."""
     found = Transactions(Delivered(delivered_lsn, delivered_lsn, delivered_lsn), MemorySpool())
     assert not receive(found, TABLE, OTHER, *received)
     return found
@@ -125,7 +125,7 @@ class TestOrdinaryTransactions:
         assert receive(found, COMMIT) == [Committed(Transaction(700, 100, 5), 120)]
         assert found.is_between
 
-    def test_one_passes_at_once_if_it_begins_behind_what_is_delivered(self) -> None:
+    def test_a_transaction_passes_immediately_if_it_begins_behind_the_delivered_position(self) -> None:
         found = transactions(delivered_lsn=90)
         assert found.passes_from == 90
         receive(found, BEGIN)
@@ -145,11 +145,11 @@ class TestOrdinaryTransactions:
         )
         assert found.relations[9].columns[0].type.name == "mood"
 
-    def test_they_do_not_nest(self) -> None:
+    def test_transactions_do_not_nest(self) -> None:
         with pytest.raises(ProtocolError, match="Begin inside another transaction"):
             receive(transactions(BEGIN), BEGIN)
 
-    def test_a_commit_is_that_of_its_begin(self) -> None:
+    def test_a_commit_has_to_match_its_begin(self) -> None:
         with pytest.raises(ProtocolError, match="Commit at 0/65 for a transaction that began with commit LSN 0/64"):
             receive(transactions(BEGIN), messages.Commit(101, 120, 5))
 
@@ -168,17 +168,17 @@ class TestOrdinaryTransactions:
         ],
         ids=lambda message: type(message).__name__,
     )
-    def test_nothing_of_a_transaction_comes_outside_of_one(self, message: messages.Message) -> None:
+    def test_messages_of_a_transaction_are_refused_outside_of_a_transaction(self, message: messages.Message) -> None:
         with pytest.raises(ProtocolError, match="outside a transaction"):
             receive(transactions(), message)
 
-    def test_bytes_that_are_no_message_are_an_error(self) -> None:
+    def test_bytes_that_are_not_a_message_are_an_error(self) -> None:
         with pytest.raises(ProtocolError, match="found the end"):
             transactions().receive(b"")
 
 
 class TestDeliveredBefore:
-    def test_a_transaction_comes_out_without_its_changes(self) -> None:
+    def test_a_delivered_transaction_comes_out_without_its_changes(self) -> None:
         inside = (INSERT, truncate(None, 7), emitted(None, 90, b""))
         found = transactions(BEGIN, *inside, delivered_lsn=120)
         assert receive(found, COMMIT) == [Resent(Transaction(700, 100, 5), 120)]
@@ -214,7 +214,7 @@ class TestDeliveredBefore:
         assert [type(event) for event in receive(found, prepare(700))] == [Prepared]
         assert receive(found, commit_prepared(700)) == [Resent(Transaction(700, 100, 5), 120)]
 
-    def test_a_message_outside_transactions_is_left_out(self) -> None:
+    def test_a_delivered_message_outside_transactions_is_dropped(self) -> None:
         found = transactions(delivered_lsn=120)
         message = emitted(None, 120, b"", transactional=False)
         assert receive(found, message) == [MessageResent(message)]
@@ -258,7 +258,7 @@ class TestWhereNothingWasToBeDelivered:
         assert isinstance(unexpected, Unexpected)
         assert isinstance(unexpected.change, Emitted)
 
-    def test_a_message_outside_transactions_is_behind_the_last_one(self) -> None:
+    def test_a_message_behind_the_last_delivered_one_is_unexpected(self) -> None:
         message = emitted(None, 80, b"", transactional=False)
         assert self.events(message) == [MessageResent(message)]
         (unexpected,) = self.events(emitted(None, 81, b"", transactional=False))
@@ -280,7 +280,7 @@ class TestStreamedTransactions:
         assert events[-1] == Committed(Transaction(700, 100, 5), 120)
         assert found.waiting == 0
 
-    def test_segments_of_several_interleave_with_one_another_and_with_whole_transactions(self) -> None:
+    def test_segments_of_streamed_transactions_and_whole_transactions_may_interleave(self) -> None:
         found = transactions(*segment(700, row(700, 1)), *segment(800, row(800, 10)))
         assert values(receive(found, messages.Begin(60, 5, 900), row(None, 100), messages.Commit(60, 70, 5))) == [100]
         receive(found, *segment(700, row(700, 2), first=False), *segment(800, row(800, 20), first=False))
@@ -292,27 +292,27 @@ class TestStreamedTransactions:
         receive(found, *segment(700, row(703, 4), first=False))
         assert values(receive(found, stream_commit(700))) == [1, 3, 4]
 
-    def test_while_many_rows_are_passed_over_others_have_their_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_tasks_get_turns_while_many_rows_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waiting, "SKIPPED_AT_ONCE", 3)
         rows = [row(701, n) for n in range(7)]
         found = transactions(*segment(700, *rows, row(700, 7)), StreamAbort(700, 701, None, None))
         assert [type(event) for event in receive(found, stream_commit(700))] == [Paused, Paused, Change, Committed]
 
-    def test_one_that_is_rolled_back_is_forgotten(self) -> None:
+    def test_a_streamed_transaction_that_is_rolled_back_is_forgotten(self) -> None:
         found = transactions(*segment(700, row(700, 1)), StreamAbort(700, 700, 90, 5))
         assert found.waiting == 0
         with pytest.raises(ProtocolError, match="Stream Commit of transaction 700, which was not streamed"):
             receive(found, stream_commit(700))
 
-    def test_an_abort_of_what_was_never_streamed_is_no_error(self) -> None:
+    def test_an_abort_of_a_transaction_that_was_never_streamed_is_no_error(self) -> None:
         found = transactions(BEGIN, StreamAbort(9, 9, None, None))
         assert len(receive(found, INSERT)) == 1
 
-    def test_empty_ones_commit_without_rows(self) -> None:
+    def test_an_empty_streamed_transaction_commits_without_rows(self) -> None:
         found = transactions(*segment(700))
         assert receive(found, stream_commit(700)) == [Committed(Transaction(700, 100, 5), 120)]
 
-    def test_a_row_keeps_the_version_of_its_table_that_it_was_sent_under(self) -> None:
+    def test_a_streamed_row_keeps_the_table_version_under_which_it_was_sent(self) -> None:
         wide = column("more", 25)
         altered = messages.Relation(700, 7, "public", "t", "d", (*TABLE.columns, wide))
         found = transactions(*segment(700, row(700, 1), altered, Insert(700, 7, [b"2", b"x"]), row(700, 3, 8)))
@@ -321,8 +321,10 @@ class TestStreamedTransactions:
         assert [len(change.relation.columns) for change in changes] == [1, 2, 1]
         assert [change.relation.name for change in changes] == ["t", "t", "o"]
 
-    def test_versions_of_all_transactions_are_kept_up_to_a_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Keep versions up to the limit. Of a version that is not kept, memory must not contain another copy either."""
+    def test_the_memory_for_table_versions_of_all_transactions_is_limited(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Keep versions up to the limit. No copy of a version beyond the limit may remain in memory."""
         tables = [
             messages.Relation(700, oid, "public", f"t{oid}", "d", (column("c", 25, is_key=True),))
             for oid in range(10, 15)
@@ -345,14 +347,14 @@ class TestStreamedTransactions:
             receive(found, message)
         assert len(found._streams[702].relations) == 1, "there is room again"
 
-    def test_a_version_described_in_a_stream_holds_for_what_comes_behind_it(self) -> None:
+    def test_a_table_version_described_in_a_stream_applies_to_later_transactions(self) -> None:
         altered = messages.Relation(700, 7, "public", "renamed", "d", TABLE.columns)
         found = transactions(*segment(700, altered), StreamAbort(700, 700, None, None), BEGIN)
         (change,) = receive(found, INSERT)
         assert isinstance(change, Change)
         assert change.relation.name == "renamed"
 
-    def test_truncates_and_messages_wait_in_their_places(self) -> None:
+    def test_truncates_and_messages_wait_in_their_places_among_the_rows(self) -> None:
         both = truncate(701, 8, 7)
         message = emitted(700, 90, b"\x00")
         found = transactions(start(700), messages.Origin(0, "o"), row(700, 1), both, message, STOP)
@@ -364,7 +366,7 @@ class TestStreamedTransactions:
             Emitted(transaction, message),
         ]
 
-    def test_other_kinds_of_rows_wait_as_well(self) -> None:
+    def test_updates_and_deletes_wait_as_well(self) -> None:
         rows: list[messages.Message] = [Update(700, 7, None, None, [b"1"]), Delete(700, 7, [b"1"], None)]
         found = transactions(*segment(700, *rows))
         events = receive(found, stream_commit(700))
@@ -388,12 +390,14 @@ class TestStreamedTransactions:
             ),
         ],
     )
-    def test_what_cannot_come_there_is_an_error(self, received: list[messages.Message], expected: str) -> None:
+    def test_messages_that_cannot_come_there_are_an_error(
+        self, received: list[messages.Message], expected: str
+    ) -> None:
         with pytest.raises(ProtocolError, match=expected):
             receive(transactions(), *received)
 
     @pytest.mark.parametrize("begin", [replace(BEGIN, commit_lsn=2**62), replace(BEGIN, commit_ts=2**62)])
-    def test_what_no_server_reaches_is_an_error(self, begin: messages.Begin) -> None:
+    def test_positions_and_times_that_no_server_reaches_are_an_error(self, begin: messages.Begin) -> None:
         with pytest.raises(ProtocolError, match=r"Begin: commit at .* is beyond all bounds"):
             receive(transactions(), begin)
 
@@ -419,23 +423,23 @@ class TestPreparedTransactions:
         assert receive(found, stream_prepare(700)) == [Prepared(700, "g", 50, 60, 4, has_rows=True)]
         assert values(receive(found, commit_prepared(700))) == [1]
 
-    def test_they_are_told_apart_by_xid_and_not_by_gid(self) -> None:
+    def test_prepared_transactions_are_told_apart_by_xid_and_not_by_gid(self) -> None:
         found = transactions()
         for xid in (700, 800):
             receive(found, begin_prepare(xid), row(None, xid), prepare(xid))
         assert values(receive(found, commit_prepared(800))) == [800]
         assert values(receive(found, commit_prepared(700))) == [700]
 
-    def test_one_that_is_rolled_back_leaves_nothing(self) -> None:
+    def test_a_prepared_transaction_that_is_rolled_back_leaves_nothing(self) -> None:
         found = transactions(begin_prepare(700), row(None, 1))
         receive(found, prepare(700))
         assert receive(found, rollback_prepared(700)) == [RolledBack(700, 120)]
         assert (found.prepared, found.waiting) == ({}, 0)
 
-    def test_a_rollback_of_an_unknown_one_is_no_error(self) -> None:
+    def test_a_rollback_of_an_unknown_prepared_transaction_is_no_error(self) -> None:
         assert receive(transactions(), rollback_prepared(700)) == [RolledBack(700, 120)]
 
-    def test_one_with_nothing_but_locks_has_nothing_to_lose(self) -> None:
+    def test_a_prepared_transaction_that_only_has_locks_has_no_rows(self) -> None:
         found = transactions()
         (prepared,) = receive(found, prepare(700))
         assert isinstance(prepared, Prepared)
@@ -457,24 +461,24 @@ class TestPreparedTransactions:
             ([prepare(700), prepare(700)], "Prepare of transaction 700, which is prepared already"),
         ],
     )
-    def test_what_cannot_come_there_is_an_error(self, received: list[messages.Message], expected: str) -> None:
+    def test_a_prepare_in_the_wrong_place_is_an_error(self, received: list[messages.Message], expected: str) -> None:
         with pytest.raises(ProtocolError, match=expected):
             receive(transactions(), *received)
 
 
 class TestMessages:
-    def test_one_of_a_transaction_comes_out_in_its_place(self) -> None:
+    def test_a_message_of_a_transaction_comes_out_in_its_place(self) -> None:
         message = emitted(None, 90, b"x")
         found = transactions(BEGIN)
         assert receive(found, message) == [Emitted(Transaction(700, 100, 5), message)]
 
-    def test_one_of_a_prepared_transaction_waits_with_it(self) -> None:
+    def test_a_message_of_a_prepared_transaction_waits_with_it(self) -> None:
         message = emitted(None, 40, b"x")
         found = transactions(begin_prepare(700), message)
         receive(found, prepare(700))
         assert receive(found, commit_prepared(700))[0] == Emitted(Transaction(700, 100, 5), message)
 
-    def test_one_outside_transactions_comes_out_alone(self) -> None:
+    def test_a_message_outside_transactions_comes_out_by_itself(self) -> None:
         message = emitted(None, 90, b"x", transactional=False)
         assert receive(transactions(), message) == [Emitted(None, message)]
 
@@ -524,19 +528,21 @@ class TestTheGate:
         return found, gate
 
     @of_each_kind
-    def test_a_transaction_that_is_admitted_goes_on(self, received: Sequence[messages.Message]) -> None:
+    def test_an_admitted_transaction_goes_on(self, received: Sequence[messages.Message]) -> None:
         found, gate = self.gated(701)
         events = [event for event in receive(found, *received) if not isinstance(event, Prepared)]
         assert [type(event) for event in events] == [Change, Committed]
         assert (gate.asked, gate.waiting) == ([700], [])
 
-    def test_an_ordinary_one_does_so_row_by_row(self) -> None:
+    def test_an_admitted_ordinary_transaction_goes_on_row_by_row(self) -> None:
         found, _ = self.gated(701, BEGIN)
         assert found.passing == Transaction(700, 100, 5)
         assert values(receive(found, INSERT)) == [1]
 
     @of_each_kind
-    def test_one_that_is_not_waits_until_it_is_released(self, received: Sequence[messages.Message]) -> None:
+    def test_a_transaction_that_is_not_admitted_waits_until_it_is_released(
+        self, received: Sequence[messages.Message]
+    ) -> None:
         found, gate = self.gated(700)
         events = [event for event in receive(found, *received) if not isinstance(event, Prepared)]
         assert events == [Held(Transaction(700, 100, 5))]
@@ -547,20 +553,20 @@ class TestTheGate:
         assert released[-1] == Committed(Transaction(700, 100, 5), 120)
         assert list(found.release()) == []
 
-    def test_they_come_in_the_order_of_their_commits(self) -> None:
+    def test_waiting_transactions_are_released_in_the_order_of_their_commits(self) -> None:
         found, _ = self.gated(700, *segment(700, row(700, 1)))
         receive(found, messages.Begin(60, 5, 800), row(None, 2), messages.Commit(60, 70, 5), stream_commit(700))
         released = list(found.release())
         assert values(released) == [2, 1]
         assert [event.end_lsn for event in released if isinstance(event, Committed)] == [70, 120]
 
-    def test_an_ordinary_one_is_received_while_it_waits(self) -> None:
+    def test_an_ordinary_transaction_that_has_to_wait_is_received_to_its_end(self) -> None:
         found, _ = self.gated(700, BEGIN, INSERT)
         assert (found.is_between, found.passing) == (False, None)
         assert receive(found, COMMIT) == [Held(Transaction(700, 100, 5))]
         assert found.is_between
 
-    def test_truncates_messages_and_the_origin_wait_with_it(self) -> None:
+    def test_truncates_messages_and_the_origin_wait_with_their_transaction(self) -> None:
         both, message = truncate(None, 8, 7), emitted(None, 90, b"x")
         found, _ = self.gated(700, BEGIN, messages.Origin(0, "o"), INSERT, both, message)
         receive(found, COMMIT)
@@ -573,12 +579,12 @@ class TestTheGate:
             Committed(transaction, 120),
         ]
 
-    def test_a_message_alone_is_reason_enough_to_wait(self) -> None:
+    def test_a_transaction_with_only_a_message_waits(self) -> None:
         found, gate = self.gated(700, BEGIN, emitted(None, 90, b"x"))
         assert receive(found, COMMIT) == [Held(Transaction(700, 100, 5))]
         assert gate.waiting == [700]
 
-    def test_a_row_keeps_the_version_of_its_table_that_it_was_sent_under(self) -> None:
+    def test_a_held_row_keeps_the_table_version_under_which_it_was_sent(self) -> None:
         altered = messages.Relation(None, 7, "public", "t", "d", (*TABLE.columns, column("more", 25)))
         found, _ = self.gated(700, BEGIN, INSERT)
         receive(found, COMMIT, altered)
@@ -596,7 +602,7 @@ class TestTheGate:
         ],
         ids=["ordinary", "streamed", "two-phase", "two-phase without a Prepare"],
     )
-    def test_one_without_changes_never_waits(self, received: Sequence[messages.Message]) -> None:
+    def test_a_transaction_without_changes_never_waits(self, received: Sequence[messages.Message]) -> None:
         found, gate = self.gated(700)
         committed = receive(found, *received)[-1]
         assert isinstance(committed, Committed)
@@ -612,12 +618,12 @@ class TestTheGate:
         assert (gate.asked, gate.waiting) == ([], [])
 
     @of_each_kind
-    def test_one_that_comes_again_is_not_asked_about(self, received: Sequence[messages.Message]) -> None:
+    def test_the_gate_is_not_asked_about_delivered_transactions(self, received: Sequence[messages.Message]) -> None:
         found, gate = self.gated(700, delivered_lsn=120)
         assert receive(found, *received)[-1] == Resent(Transaction(700, 100, 5), 120)
         assert (gate.asked, gate.waiting) == ([], [])
 
-    def test_a_message_outside_transactions_waits_behind_them(self) -> None:
+    def test_a_message_outside_transactions_waits_behind_held_transactions(self) -> None:
         before, behind = (emitted(None, lsn, b"x", transactional=False) for lsn in (90, 130))
         found, _ = self.gated(700)
         assert receive(found, before) == [Emitted(None, before)]
@@ -636,14 +642,14 @@ class TestTheGate:
         assert receive(found, message, behind) == []
         assert list(found.release()) == [Emitted(None, message), Emitted(None, behind)]
 
-    def test_it_is_asked_again_at_the_commit(self) -> None:
-        """Ask the gate again at the commit, when a transaction that had to wait at its beginning may be admitted."""
+    def test_the_gate_is_asked_again_at_the_commit(self) -> None:
+        """Ask again at the commit, because the gate may then admit a transaction that had to wait at its beginning."""
         found, gate = self.gated(700, BEGIN, INSERT)
         gate.xid = 701
         assert values(receive(found, COMMIT)) == [1]
         assert (gate.asked, gate.waiting) == ([700, 700], [])
 
-    def test_a_streamed_one_is_asked_about_at_its_commit_only(self) -> None:
+    def test_the_gate_is_asked_about_a_streamed_transaction_only_at_its_commit(self) -> None:
         found = transactions(*segment(700, row(700, 1)))
         found.gate = gate = Below(700)
         receive(found, *segment(700, row(700, 2), first=False))
@@ -651,7 +657,7 @@ class TestTheGate:
         assert receive(found, stream_commit(700)) == [Held(Transaction(700, 100, 5))]
         assert values(list(found.release())) == [1, 2]
 
-    def test_a_transaction_that_is_being_received_when_it_is_reset_goes_on_at_its_commit(self) -> None:
+    def test_a_transaction_that_is_being_received_when_the_gate_ends_goes_on_at_its_commit(self) -> None:
         found, gate = self.gated(700, BEGIN, INSERT)
         found.gate = None
         assert list(found.release()) == []
@@ -660,12 +666,12 @@ class TestTheGate:
         assert events[-1] == Committed(Transaction(700, 100, 5), 120)
         assert gate.waiting == []
 
-    def test_versions_of_tables_that_those_that_wait_keep_are_limited_together(
+    def test_table_versions_of_all_held_transactions_are_limited_together(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found, _ = self.gated(700)
         monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
-        for _ in range(2):  # the release makes room for the second time
+        for _ in range(2):  # the first release makes room for the second pass
             for number in range(3):
                 begin = messages.Begin(100 + 20 * number, 5, 700 + number)
                 commit = messages.Commit(begin.commit_lsn, begin.commit_lsn + 10, 5)
@@ -688,9 +694,7 @@ class TestTheGate:
         ],
         ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
     )
-    def test_what_cannot_come_inside_of_one_cannot_while_it_waits(
-        self, received: messages.Message, expected: str
-    ) -> None:
+    def test_a_held_transaction_is_checked_like_any_other(self, received: messages.Message, expected: str) -> None:
         found, _ = self.gated(700, BEGIN)
         with pytest.raises(ProtocolError, match=expected):
             receive(found, received)
@@ -737,7 +741,7 @@ def test_rows_that_have_to_be_loaded_are_awaited() -> None:
     assert [type(event) for event in found.release()] == [Paused, Change, Committed]
 
 
-def test_rows_of_one_that_was_held_are_discarded_when_it_was_released() -> None:
+def test_rows_of_a_held_transaction_are_discarded_after_its_release() -> None:
     spool = Counting()
     found = Transactions(Delivered(0, 0, 0), spool)
     found.gate = Below(700)

@@ -38,21 +38,21 @@ def relations_of(found: Waiting) -> list[Relation]:
 
 
 class TestVersionsOfTables:
-    def test_a_row_keeps_the_one_it_was_sent_under(self) -> None:
+    def test_a_row_keeps_the_table_version_under_which_it_was_sent(self) -> None:
         rows = [TABLE, ALTERED, OTHER, ALTERED]
         assert relations_of(waiting_rows(*rows)) == rows
 
-    def test_one_is_kept_once_however_many_rows_it_has(self) -> None:
+    def test_a_version_is_kept_once_for_any_number_of_rows(self) -> None:
         assert waiting_rows(TABLE, TABLE, OTHER, TABLE).relations == [TABLE, OTHER]
 
-    def test_equal_ones_are_kept_once(self) -> None:
+    def test_equal_versions_are_kept_once(self) -> None:
         """Keep equal versions once, because a table can be altered back and forth repeatedly."""
         rows = [version for _ in range(10) for version in (replace(TABLE), replace(ALTERED))]
         found = waiting_rows(*rows)
         assert found.relations == [TABLE, ALTERED]
         assert relations_of(found) == rows
 
-    def test_those_beyond_the_limit_wait_between_the_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_versions_beyond_the_limit_wait_between_the_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waiting, "VERSIONS_MAX", 2)
         versions = [replace(TABLE, name=f"t{number}") for number in range(4)]
         rows = [row for version in versions for row in (version, version, OTHER)]
@@ -71,14 +71,14 @@ class TestVersionsOfTables:
 
 
 class TestSubtransactions:
-    def test_rows_of_one_that_was_rolled_back_are_left_out(self) -> None:
+    def test_rows_of_a_rolled_back_subtransaction_are_left_out(self) -> None:
         found = waiting_rows(TABLE)
         append(found, [OTHER], 701)
         assert not found.aborted
         found.aborted.add(701)
         assert relations_of(found) == [TABLE]
 
-    def test_any_number_of_them_takes_little_memory(self) -> None:
+    def test_any_number_of_rolled_back_subtransactions_takes_little_memory(self) -> None:
         found = waiting_rows()
         xids = (2**32 - 1, *range(701, 200_700, 2))
         tracemalloc.start()
@@ -95,7 +95,7 @@ class TestSubtransactions:
             False,
         ]
 
-    def test_others_have_their_turns_while_many_rows_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_tasks_get_turns_while_many_rows_are_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waiting, "SKIPPED_AT_ONCE", 3)
         found = waiting_rows(*[TABLE] * 7, xid=701)
         append(found, [TABLE], 700)

@@ -69,12 +69,12 @@ def test_the_module_is_the_command() -> None:
     )
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version"]) == 0
     assert capsys.readouterr().out == f"pgsluice {__version__}, {speedups.describe()}\n"
 
 
-def test_the_table_of_types(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_types_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["schema", "types"]) == 0
     assert "| uuid | string, uuid |" in capsys.readouterr().out
 
@@ -105,7 +105,7 @@ def test_usage_errors_exit_with_2() -> None:
         ("status", "--url", "http://u:hunter2@[db"),
     ],
 )
-def test_values_that_are_refused_are_not_repeated(arguments: tuple[str, ...]) -> None:
+def test_refused_values_are_not_repeated(arguments: tuple[str, ...]) -> None:
     result = pgsluice(*arguments)
     assert result.returncode == 2
     assert "hunter2" not in result.stderr
@@ -122,14 +122,16 @@ def test_values_that_are_refused_are_not_repeated(arguments: tuple[str, ...]) ->
         (("setup-sql",), "the following arguments are required: TABLE"),
     ],
 )
-def test_arguments_that_are_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_table_that_tail_cannot_match(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_is_not_a_pattern_is_refused_by_tail(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tail", "-c", file, "--table", "orders"]) == 2
     assert "--table 'orders' must be a pattern of schema and table" in capsys.readouterr().err
 
@@ -282,7 +284,9 @@ def test_findings_are_a_table() -> None:
 
 
 @pytest.mark.parametrize("action", ["create", "status", "drop"])
-def test_slots_without_a_server(file: str, action: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slot_commands_without_a_server_report_the_refused_connection(
+    file: str, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["slot", action, "-c", file]) == 69
     assert "Connection refused" in capsys.readouterr().err
 
@@ -312,7 +316,7 @@ def test_a_start_warns_of_connections_that_are_open(
     assert 'postgres.sslmode = "verify-full"' in warning["remedy"]
 
 
-def test_where_to_export_to(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_registry_export_needs_a_valid_address(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["registry", "--url", "http://127.0.0.1:1", "-c", file]) == 2
     assert "is only for `registry export`" in capsys.readouterr().err
     assert cli.main(["registry", "export", "-c", file]) == 78
@@ -360,7 +364,7 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def test_health_asks_and_exits(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_exits_with_the_answer_of_the_daemon(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["health", "--url", url]) == 0
     assert cli.main(["health", "--url", f"{url}/", "--ready"]) == 0
     assert capsys.readouterr().out == "ok\nok\n"
@@ -368,7 +372,7 @@ def test_health_asks_and_exits(url: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == "standby\n"
 
 
-def test_the_daemon_is_where_the_settings_say(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_daemon_is_asked_at_the_address_in_the_settings(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     port = url.rpartition(":")[2]
     assert cli.main(["health", "--set", f"http.listen=0.0.0.0:{port}"]) == 0
     assert capsys.readouterr().out == "ok\n"
@@ -414,7 +418,7 @@ def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["status", "--url", f"{url}/list"]) == 69
 
 
-def test_a_daemon_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_daemon_that_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     assert cli.main(["health", "--url", f"http://127.0.0.1:{port}"]) == 69
@@ -430,7 +434,7 @@ def test_passwords_in_urls_are_not_repeated(url: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b"])
-def test_urls_that_cannot_be_asked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_urls_that_cannot_be_used_are_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["health", "--url", url]) == 2
     assert f"--url {url}: must look like http://127.0.0.1:8080" in capsys.readouterr().err
 

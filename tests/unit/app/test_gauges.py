@@ -46,7 +46,7 @@ def shown(settings: Settings) -> Callable[[Status], Mapping[str, float]]:
 Shown = Callable[[Status], Mapping[str, float]]
 
 
-def test_everything_about_a_slot(slot: SlotState, seen: Seen, shown: Shown) -> None:
+def test_every_metric_of_a_slot_is_shown(slot: SlotState, seen: Seen, shown: Shown) -> None:
     assert shown(seen(slot)) == SAMPLED | {
         "exists": 1,
         "active": 0,
@@ -64,7 +64,7 @@ def test_values_that_old_servers_do_not_report_are_absent(slot: SlotState, seen:
     assert found.keys() == {"exists", "active", "retained_bytes"} | SAMPLED.keys()
 
 
-def test_a_missing_slot(seen: Seen, shown: Shown) -> None:
+def test_a_missing_slot_is_shown_as_not_existing(seen: Seen, shown: Shown) -> None:
     assert shown(seen(None)) == {"exists": 0} | SAMPLED
 
 
@@ -78,7 +78,7 @@ def test_without_a_sample_no_metric_is_shown(seen: Seen, shown: Shown) -> None:
     assert shown(status) == {}
 
 
-def test_counters_of_the_server(slot: SlotState, seen: Seen, shown: Shown) -> None:
+def test_counters_of_the_server_are_shown(slot: SlotState, seen: Seen, shown: Shown) -> None:
     status = seen(slot)
     assert status.slot.sample is not None
     status.slot.sample = replace(status.slot.sample, xmin_age=77, statistics=SlotStatistics(1000, 2, 300, 400))
@@ -101,7 +101,7 @@ def test_a_session_that_has_received_nothing_is_behind_what_was_confirmed() -> N
     assert stages(positions, 0) == {"receive": 60, "deliver": 0, "confirm": 0}
 
 
-def test_errors_of_kafka_by_kind(settings: Settings, seen: Seen) -> None:
+def test_errors_of_kafka_are_counted_by_kind(settings: Settings, seen: Seen) -> None:
     metrics, errors = Metrics(), ClientErrors()
     for code in (KafkaError._TRANSPORT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
         errors(KafkaError(code))
@@ -121,7 +121,7 @@ def test_the_source_lag_is_the_age_of_the_last_commit_unless_all_is_delivered(
         assert metrics.registry.get_sample_value("pgsluice_source_lag_seconds") == expected
 
 
-def test_limits(settings: Settings, seen: Seen) -> None:
+def test_the_limits_are_metrics(settings: Settings, seen: Seen) -> None:
     metrics = Metrics()
     Gauges(settings, metrics, seen(None), ClientErrors())
     sample, buffer = metrics.registry.get_sample_value, settings.buffer

@@ -71,14 +71,14 @@ def test_people_at_a_terminal_get_colours_and_no_json() -> None:
     assert events(asked_for)[0]["event"] == "streaming"
 
 
-def test_the_console_can_be_asked_for_without_a_terminal() -> None:
+def test_the_console_format_can_be_chosen_without_a_terminal() -> None:
     stream = io.StringIO()
     log.configure("info", "console", stream)
     structlog.get_logger().info("streaming", slot="shop")
     assert re.search(r"\[info +\] streaming +\[pgsluice\] slot=shop", stream.getvalue())
 
 
-def test_standard_error_is_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure()
     structlog.get_logger().info("streaming")
     assert json.loads(capsys.readouterr().err)["event"] == "streaming"

@@ -45,7 +45,7 @@ class Client(CommandClient):
         return self.finished
 
 
-def test_a_pause_of_the_whole_pipeline_is_said_first() -> None:
+def test_a_pause_of_the_whole_pipeline_is_shown_first() -> None:
     client = Client()
     client.last = replace(CHECKPOINT, commands=CommandState(is_pipeline_paused=True))
     assert status(client) == ["the pipeline is paused, until `pgsluice resume`", "loads are not paused"]
@@ -58,7 +58,7 @@ class TestFollowing:
         assert follow(Client(Answer("7", "done")), COMMAND, said.append) == 0
         assert said == ["1 cancelled", "done"]
 
-    def test_a_refusal_says_why(self) -> None:
+    def test_a_refusal_is_reported_with_its_reason(self) -> None:
         with pytest.raises(CommandRefused, match="No published table"):
             follow(Client(Answer("7", "refused", "No published table.")), COMMAND, str)
 
@@ -74,7 +74,7 @@ class TestFollowing:
             "public.b: loaded, 4 rows",
         ]
 
-    def test_a_table_that_is_not_loaded_to_its_end(self) -> None:
+    def test_a_table_whose_load_was_cancelled_is_reported(self) -> None:
         said: list[str] = []
         ended = Answer("7", "ended", "It was cancelled.", ("public.a",))
         with pytest.raises(CommandRefused, match="1 of 2 tables"):
@@ -137,12 +137,12 @@ class TestStatus:
             "public.other  loading         0 rows",
         ]
 
-    def test_loads_are_paused(self) -> None:
+    def test_paused_loads_are_shown(self) -> None:
         client = Client()
         client.last = replace(CHECKPOINT, commands=CommandState(is_paused=True))
         assert status(client) == ["loads are paused"]
 
-    def test_before_the_first_start(self) -> None:
+    def test_before_the_first_start_there_is_no_checkpoint(self) -> None:
         client = Client()
         client.last = None
         with pytest.raises(UnavailableError, match="no checkpoint"):

@@ -15,7 +15,7 @@ from pgsluice.postgres.slot_watch import SlotSample
 Seen = Callable[..., Status]
 
 
-def test_a_start(seen: Seen) -> None:
+def test_at_the_start_the_state_is_starting(seen: Seen) -> None:
     status = seen(None)
     document = status.document()
     assert document["pipeline"] == "shop"
@@ -35,12 +35,12 @@ def test_a_standby_is_ready_but_not_active(seen: Seen) -> None:
     assert status.ready(Role.ACTIVE) == "standby: not streaming yet"
 
 
-def test_silence(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_pipeline_is_not_live(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_S", -1.0)
     assert "nothing has moved for" in (seen(None).live() or "")
 
 
-def test_a_slot(slot: SlotState, seen: Seen) -> None:
+def test_the_status_describes_the_slot(slot: SlotState, seen: Seen) -> None:
     assert seen(slot).document()["slot_status"] == {
         "active": False,
         "wal_status": "extended",
@@ -49,7 +49,7 @@ def test_a_slot(slot: SlotState, seen: Seen) -> None:
     }
 
 
-def test_a_missing_slot(seen: Seen) -> None:
+def test_a_missing_slot_has_no_status(seen: Seen) -> None:
     assert seen(None).document()["slot_status"] is None
 
 

@@ -45,7 +45,7 @@ def test_a_long_is_a_zigzag_varint(number: int, data: str) -> None:
     assert binary.encode_long(number).hex() == data
 
 
-def test_bytes_and_strings_have_their_length_in_front() -> None:
+def test_bytes_and_strings_begin_with_their_length() -> None:
     assert binary.encode_bytes(b"") == b"\x00"
     assert binary.encode_bytes(b"\x00\xff") == b"\x04\x00\xff"
     assert binary.encode_bytes(b"x" * 64) == b"\x80\x01" + b"x" * 64
@@ -54,7 +54,7 @@ def test_bytes_and_strings_have_their_length_in_front() -> None:
 
 
 @pytest.mark.parametrize("number", [0.0, -0.0, 1.5, math.inf, -math.inf])
-def test_floating_point_is_little_endian(number: float) -> None:
+def test_floating_point_numbers_are_little_endian(number: float) -> None:
     assert binary.encode_float(number) == struct.pack("<f", number)
     assert binary.encode_double(number) == struct.pack("<d", number)
 

@@ -17,7 +17,7 @@ def test_a_decimal_has_precision_and_scale() -> None:
 
 
 @pytest.mark.parametrize("text", ["decimal(39,0)", "decimal(0,0)", "decimal(5,6)"])
-def test_impossible_decimals(text: str) -> None:
+def test_impossible_decimals_are_refused(text: str) -> None:
     with pytest.raises(
         ValueError, match=r"is not possible: precision goes from 1 to 38, scale from 0 to the precision$"
     ):

@@ -52,21 +52,21 @@ def encode_key(values: Sequence[ColumnValue], key: Sequence[str] = ("id", "day")
     return KeyEncoder(TABLE, key_fields(TABLE, FIELDS, key, OPTIONS)).encode(list(values))
 
 
-def test_a_row() -> None:
+def test_a_row_is_encoded_in_the_order_of_its_columns() -> None:
     row = Row([b"7", "größer".encode(), b"2024-02-29"])
     assert row.body == bytes.fromhex("02 0e") + b"\x02\x10" + "größer".encode() + bytes.fromhex("02 8cb502")
     assert row.values == ["7", "größer", "2024-02-29"]
     assert (row.unchanged, row.raw) == ([], [])
 
 
-def test_nulls() -> None:
+def test_nulls_take_one_byte_each() -> None:
     row = Row([None, None, None])
     assert row.body == bytes(3)
     assert row.values == [None, None, None]
     assert (row.unchanged, row.raw) == ([], [])
 
 
-def test_a_value_not_sent_is_named_and_not_a_null() -> None:
+def test_a_value_that_was_not_sent_is_named_as_unchanged() -> None:
     row = Row([b"7", UNCHANGED, None])
     assert row.values == ["7", None, None]
     assert (row.unchanged, row.raw) == ([GROESSE], [])
@@ -104,7 +104,7 @@ def test_a_row_must_have_a_value_for_every_column(values: list[ColumnValue]) -> 
             encode(values)
 
 
-def test_binary_values_that_were_not_asked_for_are_a_protocol_error() -> None:
+def test_unrequested_binary_values_are_a_protocol_error() -> None:
     values: list[ColumnValue] = [BinaryValue(bytes(8)), BinaryValue(b"x"), None]
     for encode in (Row, lambda values: Row(values, key_image=True), encode_key):
         with pytest.raises(ProtocolError, match=r"public\.orders: column id came in binary format"):
@@ -115,7 +115,7 @@ def test_binary_values_that_were_not_asked_for_are_a_protocol_error() -> None:
 
 SENT = conversions(TABLE, [])
 BINARY_ROW = [BinaryValue.fromhex("0000000000000007"), BinaryValue("größer".encode()), BinaryValue.fromhex("00002279")]
-"""The row of ``test_a_row`` in binary format."""
+"""The row of ``test_a_row_is_encoded_in_the_order_of_its_columns`` in binary format."""
 
 
 def encode_binary(values: Sequence[ColumnValue]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
@@ -183,7 +183,7 @@ def test_a_binary_value_of_an_unknown_type_has_to_come_as_text() -> None:
     )
 
 
-def test_a_part_that_came_with_an_alter_type_is_asked_about_again() -> None:
+def test_an_unknown_part_of_a_type_makes_the_catalog_be_read_again() -> None:
     relation = Relation(1, "public", "t", "n", (Column("a", PgType(16_400, "public", "pair"), -1, is_key=False),))
     described = [TypeDescription(16_400, "public", "pair", "record_send", (23,))]
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
@@ -195,7 +195,7 @@ def test_a_part_that_came_with_an_alter_type_is_asked_about_again() -> None:
     )
 
 
-def test_a_key() -> None:
+def test_a_key_has_only_the_key_columns() -> None:
     body = encode_key([b"7", None, b"2024-02-29"])
     assert body == bytes.fromhex("0e 8cb502")
     schema = key_schema("a.b.c", key_fields(TABLE, FIELDS, ("id", "day"), OPTIONS))
@@ -204,11 +204,11 @@ def test_a_key() -> None:
     assert str(read["day"]) == "2024-02-29"
 
 
-def test_a_key_takes_infinities() -> None:
+def test_a_key_can_hold_infinities() -> None:
     assert encode_key([b"7", None, b"-infinity"]) == bytes.fromhex("0e ffffffff0f")
 
 
-def test_a_key_may_be_any_columns() -> None:
+def test_any_columns_may_be_the_key() -> None:
     assert encode_key([b"7", b"x", None], key=["Größe"]) == b"\x02x"
 
 

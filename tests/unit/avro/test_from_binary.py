@@ -22,7 +22,7 @@ def decimal(precision: int, scale: int) -> Column:
 
 
 def same_as_text(kind: ColumnType, name: str, sent: str) -> bool:
-    """Return whether the value fits. Check that both ways agree on that, and on the encoded bytes."""
+    """Return whether the value fits. Check that its text has the same result, and the same encoded bytes."""
     value, to_text = bytes.fromhex(sent), BUILT_IN[name]
     try:
         body = kind.write(to_text(value))
@@ -64,7 +64,7 @@ def same_as_text(kind: ColumnType, name: str, sent: str) -> bool:
         ("_int4", "00000001000000010000001700000002000000010000000400000001ffffffff"),
     ],
 )
-def test_values_that_fit(name: str, sent: str) -> None:
+def test_values_that_fit_are_encoded_like_their_text(name: str, sent: str) -> None:
     for options in (COMMON, FULL):
         assert same_as_text(column_type(column(name), options), name, sent)
         assert same_as_text(key_type(column(name), options), name, sent)
@@ -85,7 +85,9 @@ def test_values_that_fit(name: str, sent: str) -> None:
         ("_int4", "0000000200000000000000170000000100000001" + "0000000100000001" + "0000000400000001", False, False),
     ],
 )
-def test_values_that_do_not_fit(name: str, sent: str, *, fits_full: bool, fits_key: bool) -> None:
+def test_values_that_do_not_fit_are_refused_like_their_text(
+    name: str, sent: str, *, fits_full: bool, fits_key: bool
+) -> None:
     assert not same_as_text(column_type(column(name), COMMON), name, sent)
     assert same_as_text(column_type(column(name), FULL), name, sent) is fits_full
     assert same_as_text(key_type(column(name), FULL), name, sent) is fits_key
@@ -108,19 +110,19 @@ def test_values_that_do_not_fit(name: str, sent: str, *, fits_full: bool, fits_k
         ("0001ffff0000000103e8", True),  # fewer digits than the column's scale
     ],
 )
-def test_decimals(sent: str, *, fits: bool) -> None:
+def test_decimals_are_encoded_like_their_text(sent: str, *, fits: bool) -> None:
     assert same_as_text(column_type(decimal(9, 2), COMMON), "numeric", sent) is fits
 
 
 @pytest.mark.parametrize(
     "sent", ["0002000000000002000a", "0001000080000002000a", "0001000000004002000a", "00010000000000022710"]
 )
-def test_malformed_decimals(sent: str) -> None:
+def test_malformed_decimals_are_refused(sent: str) -> None:
     with pytest.raises(UNREAD):
         binary_writer(column_type(decimal(9, 2), COMMON), BUILT_IN["numeric"])(bytes.fromhex(sent))
 
 
-def test_fields_that_are_wider_than_their_column() -> None:
+def test_fields_may_be_wider_than_their_column() -> None:
     for name, schema, sent in (
         ("int4", "long", "80000000"),
         ("int4", "double", "80000000"),
@@ -137,7 +139,7 @@ def test_fields_that_are_wider_than_their_column() -> None:
         ("vector", "vector_send", "000200003f8000003dcccccd"),
     ],
 )
-def test_types_of_extensions(name: str, send: str, sent: str) -> None:
+def test_types_of_extensions_are_encoded_like_their_text(name: str, send: str, sent: str) -> None:
     found = Column("c", PgType(16_400, "public", name), -1, is_key=False)
     relation = Relation(16_385, "public", "orders", "d", (found,))
     (to_text,) = conversions(relation, [TypeDescription(16_400, "public", name, send)])
@@ -172,6 +174,6 @@ def test_bytes_that_no_send_function_writes_are_malformed(name: str, sent: str) 
         ("interval", "interval-micros", "0000000000000001" + "00000001" + "00000001", False),
     ],
 )
-def test_choices(name: str, choice: str, sent: str, *, fits: bool) -> None:
+def test_chosen_types_are_encoded_like_their_text(name: str, choice: str, sent: str, *, fits: bool) -> None:
     options = TypeOptions(choices=(ColumnChoice("c", Choice.parse(choice)),))
     assert same_as_text(column_type(column(name), options), name, sent) is fits

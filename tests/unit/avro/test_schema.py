@@ -169,14 +169,14 @@ def test_a_column_that_is_added_again_gets_its_former_field() -> None:
     assert names(history, column("b"), column("a", "text")) == ["b", "a__2"]
 
 
-def test_a_column_that_takes_the_name_of_a_renamed_one() -> None:
+def test_a_column_with_the_name_of_a_renamed_one_gets_its_own_field() -> None:
     history = TableFields(OPTIONS)
     assert names(history, column("a")) == ["a"]
     assert names(history, column("b"), column("a", "text")) == ["b", "a__2"]
     assert names(history, column("b"), column("a", "int8")) == ["b", "a"]
 
 
-def test_a_column_may_look_like_a_later_field_of_another() -> None:
+def test_a_column_may_be_named_like_a_later_field_of_another() -> None:
     history = TableFields(OPTIONS)
     assert names(history, column("amount"), column("amount__2")) == ["amount", "amount__2"]
     assert names(history, column("amount", "text"), column("amount__2")) == ["amount__3", "amount__2"]
@@ -192,7 +192,7 @@ def test_names_that_differ_only_in_case_get_numbers() -> None:
     assert names(history, column("ID", "text"), column("id"), column("Id")) == ["ID__3", "id__2", "Id"]
 
 
-def test_the_history_is_rebuilt_from_the_schemas_registered() -> None:
+def test_the_history_is_rebuilt_from_the_registered_schemas() -> None:
     history = TableFields(OPTIONS)
     versions = [
         relation(column("a"), column("order lines", "text"), column("A", "text")),
@@ -287,7 +287,7 @@ def of_columns(*names: str) -> dict[str, Any]:
     return {"fields": [{"name": name} for name in names]}
 
 
-def test_the_last_key_whose_columns_are_published() -> None:
+def test_the_last_key_whose_columns_are_published_is_found() -> None:
     history = KeyHistory([of_columns("a", "b"), of_columns("c"), "string", {"fields": 5}, of_columns("a", "b")])
     assert len(history) == 3
     assert history.last_among({"a", "b", "c"}) == ("a", "b")
@@ -311,7 +311,7 @@ def test_a_key_keeps_name_and_width_of_the_row() -> None:
     assert (key.name, key.type.schema) == ("id__2", "long")
 
 
-def test_a_date_in_a_key_takes_the_infinities() -> None:
+def test_a_date_in_a_key_can_hold_the_infinities() -> None:
     table = one_column("day", "date")
     (key,) = schema.key_fields(table, TableFields(OPTIONS).assign(table), ["day"], OPTIONS)
     assert key.type.opcode is Opcode.KEY_DATE
@@ -345,7 +345,7 @@ def test_a_value_field_is_nullable_and_names_its_type() -> None:
     }
 
 
-def test_a_key_field_has_a_name_and_a_type_and_nothing_else() -> None:
+def test_a_key_field_has_only_a_name_and_a_type() -> None:
     table = relation(column("Größe", "uuid"))
     fields = schema.key_fields(table, TableFields(OPTIONS).assign(table), ["Größe"], OPTIONS)
     assert schema.key_schema("shop.public.orders", fields) == {
@@ -356,7 +356,7 @@ def test_a_key_field_has_a_name_and_a_type_and_nothing_else() -> None:
     }
 
 
-def test_the_fields_of_the_envelope() -> None:
+def test_the_envelope_has_its_documented_fields() -> None:
     record = envelope(())
     assert [field["name"] for field in record["fields"]] == [
         "op",
@@ -450,7 +450,7 @@ def test_foreign_schemas_do_no_harm(registered: Any) -> None:  # noqa: ANN401 - 
     fastavro.parse_schema(envelope(fields))
 
 
-def test_the_columns_of_a_registered_key() -> None:
+def test_the_columns_of_a_registered_key_are_found() -> None:
     fields = [{"name": "a_x0020_b", "type": "int"}, {"name": "c", "pg.name": "d"}, {"name": "_xD800_", "pg.name": 5}]
     assert schema.key_columns({"fields": fields}) == ["a b", "d", "_xD800_"]
 

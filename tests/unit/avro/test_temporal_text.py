@@ -33,7 +33,7 @@ def refuses(write: Writer, value: bytes) -> bool:
     return False
 
 
-def test_every_day_of_the_common_range() -> None:
+def test_every_day_of_the_common_range_is_read() -> None:
     for ordinal in [
         *range(1, 800),
         *range(1, date.max.toordinal() + 1, 97),
@@ -57,7 +57,7 @@ def test_every_day_of_the_common_range() -> None:
         (b"5874897-12-31", 2145042905),
     ],
 )
-def test_dates_beyond_the_common_range_need_the_full_one(value: bytes, days: int) -> None:
+def test_dates_beyond_the_common_range_need_the_full_range(value: bytes, days: int) -> None:
     assert refuses(DATE, value)
     assert FULL_DATE(value) == encode_long(days)
 
@@ -91,7 +91,7 @@ def test_dates_beyond_the_common_range_need_the_full_one(value: bytes, days: int
         b"\xb2\xb2\xb2\xb2-01-01",
     ],
 )
-def test_texts_that_are_not_dates(value: bytes) -> None:
+def test_texts_that_are_not_dates_are_refused(value: bytes) -> None:
     assert refuses(DATE, value)
     assert refuses(FULL_DATE, value)
 
@@ -111,7 +111,7 @@ def test_texts_that_are_not_dates(value: bytes) -> None:
         (b"23:59:59.999999", DAY_US - 1),
     ],
 )
-def test_times(value: bytes, time_us: int) -> None:
+def test_times_are_microseconds(value: bytes, time_us: int) -> None:
     assert TIME(value) == FULL_TIME(value) == encode_long(time_us)
     midnight = us(datetime(2024, 2, 29))  # noqa: DTZ001 - a timestamp without time zone
     assert TIMESTAMP(b"2024-02-29 " + value) == encode_long(midnight + time_us)
@@ -145,7 +145,7 @@ def test_the_end_of_the_day_needs_the_full_range() -> None:
         b"12.34.56",
     ],
 )
-def test_texts_that_are_not_times(value: bytes) -> None:
+def test_texts_that_are_not_times_are_refused(value: bytes) -> None:
     assert refuses(TIME, value)
     assert refuses(FULL_TIME, value)
     assert refuses(FULL_TIMESTAMP, b"2024-02-29 " + value)
@@ -153,7 +153,7 @@ def test_texts_that_are_not_times(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("moment", [datetime.min, datetime.max, EPOCH, datetime(1969, 12, 31, 23, 59, 59, 1)])  # noqa: DTZ001, DTZ901 - without time zone
-def test_timestamps_of_the_common_range(moment: datetime) -> None:
+def test_timestamps_of_the_common_range_are_read(moment: datetime) -> None:
     text = moment.isoformat(sep=" ").encode()
     assert TIMESTAMP(text) == FULL_TIMESTAMP(text) == encode_long(us(moment))
     assert TIMESTAMPTZ(text + b"+00") == FULL_TIMESTAMPTZ(text + b"+00") == encode_long(us(moment))
@@ -170,7 +170,7 @@ def test_timestamps_of_the_common_range(moment: datetime) -> None:
         (b"294247-01-10 04:00:54.775806", LONG_MAX - 1),
     ],
 )
-def test_timestamps_beyond_the_common_range_need_the_full_one(value: bytes, timestamp_us: int) -> None:
+def test_timestamps_beyond_the_common_range_need_the_full_range(value: bytes, timestamp_us: int) -> None:
     assert refuses(TIMESTAMP, value)
     assert FULL_TIMESTAMP(value) == encode_long(timestamp_us)
     zoned = value.removesuffix(b" BC") + b"+00" + (b" BC" if value.endswith(b" BC") else b"")
@@ -207,7 +207,7 @@ def test_the_range_is_that_of_the_moment_in_utc() -> None:
 @pytest.mark.parametrize(
     "value", [b"infinity", b"-infinity", b"", b"2024-02-29", b"2024-02-29T12:00:00", b"2024-02-30 12:00:00", b"now"]
 )
-def test_texts_that_are_not_timestamps(value: bytes) -> None:
+def test_texts_that_are_not_timestamps_are_refused(value: bytes) -> None:
     assert refuses(FULL_TIMESTAMP, value)
     assert refuses(FULL_TIMESTAMPTZ, value)
     assert refuses(FULL_TIMESTAMPTZ, value + b"+00")
@@ -238,7 +238,7 @@ def test_infinities_are_the_extreme_numbers() -> None:
         (temporal_text.timestamptz(*COMMON_US, 1000), b"1970-01-01 00:00:01+01", -3_599_000),
     ],
 )
-def test_other_units(write: Writer, value: bytes, number: int) -> None:
+def test_times_and_timestamps_can_be_milliseconds(write: Writer, value: bytes, number: int) -> None:
     assert write(value) == encode_long(number)
 
 

@@ -20,7 +20,7 @@ def refuses(write: Writer, value: bytes) -> bool:
     return False
 
 
-def test_booleans() -> None:
+def test_booleans_are_read() -> None:
     assert text.boolean(b"t") == b"\x01"
     assert text.boolean(b"f") == b"\x00"
 
@@ -42,7 +42,7 @@ def test_other_words_are_not_booleans(value: bytes) -> None:
         (b"-2147483648", "ffffffff0f"),
     ],
 )
-def test_integers(value: bytes, data: str) -> None:
+def test_integers_are_read(value: bytes, data: str) -> None:
     assert INT(value).hex() == LONG(value).hex() == data
 
 
@@ -109,21 +109,21 @@ def test_values_that_a_decimal_cannot_hold(value: bytes) -> None:
     assert refuses(text.decimal(10, 2), value)
 
 
-def test_decimals_without_an_integer_part() -> None:
+def test_a_decimal_may_have_no_integer_part() -> None:
     write = text.decimal(5, 5)
     assert write(b"0.00012") == b"\x02\x0c"
     assert write(b"-0.99999") == b"\x06" + (-99999).to_bytes(3, "big", signed=True)
     assert refuses(write, b"1.00000")
 
 
-def test_decimals_without_a_fraction() -> None:
+def test_a_decimal_of_scale_0_has_no_fraction() -> None:
     write = text.decimal(5, 0)
     assert write(b"12300") == b"\x04" + (12300).to_bytes(2, "big")
     assert write(b"7.000") == b"\x02\x07"
     assert refuses(write, b"7.5")
 
 
-def test_decimals_of_38_digits() -> None:
+def test_decimals_may_have_38_digits() -> None:
     write = text.decimal(38, 0)
     assert write(b"9" * 38) == b"\x20" + (10**38 - 1).to_bytes(16, "big")
     assert write(b"-" + b"9" * 38) == b"\x20" + (1 - 10**38).to_bytes(16, "big", signed=True)
@@ -145,11 +145,11 @@ def test_decimals_of_38_digits() -> None:
         (b"-Infinity", float("-inf")),
     ],
 )
-def test_float8(value: bytes, number: float) -> None:
+def test_float8_is_read(value: bytes, number: float) -> None:
     assert text.float8(value) == struct.pack("<d", number)
 
 
-def test_nan() -> None:
+def test_nan_is_read() -> None:
     assert struct.unpack("<d", text.float8(b"NaN"))[0] != 0
     assert text.float4(b"NaN") == struct.pack("<f", float("nan"))
 
@@ -194,7 +194,7 @@ def test_values_that_single_precision_cannot_hold(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
-def test_uuid() -> None:
+def test_uuids_are_read() -> None:
     value = b"123e4567-e89b-12d3-a456-426614174000"
     assert text.uuid(value) == b"\x48" + value
 
@@ -227,7 +227,7 @@ def test_texts_that_are_not_uuids(value: bytes) -> None:
         (b"\\\\x00", b"\\x00"),
     ],
 )
-def test_bytea(value: bytes, data: bytes) -> None:
+def test_bytea_is_read_in_both_formats(value: bytes, data: bytes) -> None:
     assert text.bytea(value) == bytes((2 * len(data),)) + data
 
 
@@ -254,18 +254,18 @@ INTS = text.array(INT)
         (b'{"\\x00ff"}', [b"x00ff"]),
     ],
 )
-def test_arrays(value: bytes, items: list[bytes | None]) -> None:
+def test_arrays_are_read(value: bytes, items: list[bytes | None]) -> None:
     encoded = [b"\x00" if item is None else b"\x02" + encode_bytes(item) for item in items]
     expected = encode_array(encoded)
     assert STRINGS(value) == expected
 
 
-def test_arrays_of_numbers() -> None:
+def test_arrays_of_numbers_are_read() -> None:
     assert INTS(b"{3,NULL,-1}") == bytes.fromhex("06 0206 00 0201 00")
     assert INTS(b'{"3"}') == bytes.fromhex("02 0206 00")
 
 
-def test_arrays_with_another_delimiter() -> None:
+def test_arrays_may_have_another_delimiter() -> None:
     boxes = text.array(encode_bytes, b";")
     assert boxes(b"{(1,1),(0,0);(2,2),(1,1)}") == b"\x04\x02\x16(1,1),(0,0)\x02\x16(2,2),(1,1)\x00"
     assert boxes(b'{"a;b";c}') == b"\x04\x02\x06a;b\x02\x02c\x00"
@@ -315,7 +315,7 @@ def test_an_array_with_an_item_that_does_not_fit_does_not_fit() -> None:
         (b'"a\\"=>\\\\"=>"x, \\"y\\""', b'\x02\x0aa"=>\\\x02\x0cx, "y"\x00'),
     ],
 )
-def test_hstore(value: bytes, data: bytes) -> None:
+def test_hstore_is_read(value: bytes, data: bytes) -> None:
     assert text.hstore(value) == data
 
 
@@ -326,7 +326,7 @@ def test_texts_that_are_not_hstore(value: bytes) -> None:
     assert refuses(text.hstore, value)
 
 
-def test_vector() -> None:
+def test_vectors_are_read() -> None:
     assert text.vector(b"[1,-2.5,0.1]") == b"\x06" + struct.pack("<3f", 1, -2.5, 0.1) + b"\x00"
 
 
@@ -350,7 +350,7 @@ def test_texts_that_are_not_vectors(value: bytes) -> None:
         (b"-Infinity", float("-inf")),
     ],
 )
-def test_numbers_that_a_double_is_written_as(value: bytes, number: float) -> None:
+def test_texts_that_a_double_has_are_read(value: bytes, number: float) -> None:
     assert text.numeric_as_double(value) == struct.pack("<d", number)
 
 
@@ -366,7 +366,7 @@ def test_nan_is_a_double() -> None:
         *(b"9007199254740993", b"9999999999999999", b"-9007199254740993", b"900719925474099.3"),
     ],
 )
-def test_numbers_that_a_double_would_round(value: bytes) -> None:
+def test_numbers_that_a_double_would_round_are_refused(value: bytes) -> None:
     assert refuses(text.numeric_as_double, value)
 
 
@@ -381,6 +381,6 @@ def test_a_char_beyond_ascii_is_octal(value: bytes, found: bytes) -> None:
     assert text.checked_string(value) == encode_bytes(found)
 
 
-def test_chars_beyond_ascii_in_arrays() -> None:
+def test_chars_beyond_ascii_are_read_in_arrays() -> None:
     assert text.utf8(b"{{a,\xc3\xbc}}") == b"{{a,\xc3\xbc}}"
     assert text.utf8(b"{{a,\xc3},{\xff,b}}") == b'{{a,"\\\\303"},{"\\\\377",b}}'

@@ -19,7 +19,7 @@ def test_every_built_in_type_is_in_the_table_once() -> None:
     assert {name: listed.count(name) for name in names} == dict.fromkeys(names, 1)
 
 
-def test_lines_of_the_table() -> None:
+def test_the_table_describes_each_type_in_a_line() -> None:
     lines = {row[0]: row[1:] for row in TYPES}
     assert lines["int2, int4"] == ["int", "", "", "`long`, `string`"]
     assert lines["uuid"] == ["string, uuid", "", "", "`string`"]

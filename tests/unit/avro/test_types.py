@@ -82,7 +82,7 @@ def in_key(name: str, typmod: int = -1, options: TypeOptions = DEFAULT) -> Colum
         ("9999", "string", b"?", "023f"),
     ],
 )
-def test_types_of_pg_catalog(name: str, schema: Schema, text: bytes, data: str) -> None:
+def test_each_type_of_pg_catalog_has_its_avro_type(name: str, schema: Schema, text: bytes, data: str) -> None:
     kind = in_row(name)
     assert kind.schema == schema
     assert kind.write(text).hex() == data
@@ -112,7 +112,7 @@ def test_numeric_is_a_decimal_of_up_to_38_digits(precision: int, scale: int, sch
 
 
 @pytest.mark.parametrize("typmod", range(5))
-def test_a_modifier_that_no_numeric_has_gives_a_string(typmod: int) -> None:
+def test_a_modifier_that_numeric_cannot_have_gives_a_string(typmod: int) -> None:
     assert in_row("numeric", typmod).schema == "string"
 
 
@@ -193,7 +193,7 @@ def test_the_modifier_of_an_array_is_that_of_its_items() -> None:
 @pytest.mark.parametrize(
     ("name", "item"), [("_date", DATE), ("_uuid", UUID), ("_varchar", "string"), ("_jsonb", "string")]
 )
-def test_arrays_of_other_types(name: str, item: Schema) -> None:
+def test_arrays_have_items_of_the_type_of_their_elements(name: str, item: Schema) -> None:
     assert in_row(name).schema == {"type": "array", "items": ["null", item]}
 
 
@@ -304,7 +304,7 @@ def test_arrays_of_other_types_have_the_elements_in_the_catalog(element: PgType,
     assert kind.schema == {"type": "array", "items": ["null", item]}
 
 
-def test_an_array_of_arrays_is_one_of_a_domain() -> None:
+def test_an_array_of_arrays_is_an_array_of_a_domain() -> None:
     kind = array_of(PgType(1007, "pg_catalog", "_int4"))
     assert kind.write(b'{"{1,2}",NULL}').hex() == "04020402020204000000"
 
@@ -458,8 +458,8 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
-def test_a_decimal_that_another_program_registered_is_not_widened_to(precision: object) -> None:
-    """Ignore a decimal with a huge precision, because computing 10 to the power of it would take too long."""
+def test_a_foreign_decimal_of_huge_precision_is_ignored(precision: object) -> None:
+    """Ignore a decimal with a huge precision, because computing this power of 10 would take too long."""
     theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
     assert wider(decimal(5, 0), theirs) is None
     assert wider(theirs, decimal(5, 0)) is None

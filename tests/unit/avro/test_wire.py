@@ -8,7 +8,7 @@ import pytest
 from pgsluice.avro import wire
 
 
-def test_one_schema_has_one_text() -> None:
+def test_equal_schemas_have_the_same_text() -> None:
     one = {"type": "record", "name": "Größe", "fields": [{"name": "b", "type": "int"}, {"name": "a", "type": "int"}]}
     other = {"fields": [{"type": "int", "name": "b"}, {"name": "a", "type": "int"}], "name": "Größe", "type": "record"}
     text = '{"fields":[{"name":"b","type":"int"},{"name":"a","type":"int"}],"name":"Größe","type":"record"}'
@@ -51,7 +51,7 @@ def test_bytes_without_a_header_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "text", ["{}", '{"a":[1,null,"\\u00e9\\ud83d\\ude00"]}', "[" * 128 + "]" * 128, "5", '"' + "[" * 200 + '"']
 )
-def test_json_of_other_programs(text: str) -> None:
+def test_json_of_other_programs_is_read(text: str) -> None:
     assert wire.read_json(text) == json.loads(text)
 
 
@@ -59,7 +59,7 @@ def test_json_may_have_fractions() -> None:
     assert wire.read_json('{"a":-1.5e300}') == {"a": -1.5e300}
 
 
-def test_many_brackets_are_not_many_levels() -> None:
+def test_many_brackets_on_one_level_are_accepted() -> None:
     assert wire.read_json("[" + ",".join(["{}"] * 500) + "]") == [{}] * 500
 
 

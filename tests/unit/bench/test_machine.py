@@ -15,5 +15,5 @@ def test_a_processor_without_a_name_is_its_architecture() -> None:
     assert processor("processor : 0\n") == platform.machine()
 
 
-def test_memory() -> None:
+def test_the_size_of_the_memory_is_read() -> None:
     assert memory_gib("MemTotal:        8388608 kB\nMemFree: 1 kB\n") == pytest.approx(8)

@@ -26,10 +26,10 @@ def test_tables_are_loaded_beside_streaming_their_rows() -> None:
     assert names("snapshot") == names("snapshot-tables") == ["drain", "exactly once, compiled", "loading, compiled"]
 
 
-def test_the_largest_transaction_is_not_run_by_all() -> None:
+def test_not_every_contender_runs_the_largest_transaction() -> None:
     assert names("million") == ["drain", "exactly once, compiled", "exactly once, Python"]
 
 
-def test_the_short_form_is_part_of_the_whole() -> None:
+def test_the_short_form_runs_a_part_of_all_subjects() -> None:
     assert set(SHORT) <= set(SUBJECTS)
     assert set(SHORT_KINDS) <= set(KINDS)

@@ -14,7 +14,7 @@ def drawn(found: Results) -> ET.Element:
     return ET.fromstring(plot.svg(found))  # noqa: S314 - the SVG is our own
 
 
-def test_a_bar_for_each_contender_as_long_as_its_ratio() -> None:
+def test_each_contender_has_a_bar_as_long_as_its_ratio() -> None:
     bars = [float(bar.attrib["width"]) for bar in drawn(results()).iter(f"{SVG}rect")][1:]
     assert bars[:3] == [plot.SCALE, 0.8 * plot.SCALE, 0.2 * plot.SCALE]
     assert len(bars) == 17
@@ -30,11 +30,11 @@ def test_everything_lies_inside_the_picture() -> None:
     assert all(float(text.attrib["y"]) < height for text in root.iter(f"{SVG}text"))
 
 
-def test_labels_say_the_ratio_and_the_rate() -> None:
+def test_labels_show_the_ratio_and_the_rate() -> None:
     assert "0.80  (800/s)" in [text.text for text in drawn(results()).iter(f"{SVG}text")]
 
 
-def test_one_that_is_much_faster_ends_at_the_margin() -> None:
+def test_the_bar_of_a_much_faster_contender_ends_at_the_margin() -> None:
     found = results()
     load = found.loads["orders-20"]
     load.runs["exactly once, Python"] = [replace(load.runs["exactly once, Python"][0], opening=None)]
@@ -43,7 +43,7 @@ def test_one_that_is_much_faster_ends_at_the_margin() -> None:
     assert max(widths) == plot.SCALE * plot.SCALE_MAX
 
 
-def test_titles_may_hold_anything() -> None:
+def test_titles_may_contain_any_characters() -> None:
     found = results()
     found.loads["orders-20"].title = "a < b & c"
     assert "a < b & c" in [text.text for text in drawn(found).iter(f"{SVG}text")]

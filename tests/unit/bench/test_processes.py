@@ -12,7 +12,7 @@ def test_cpu_time_is_that_of_user_and_system_whatever_the_program_is_called() ->
     assert cpu_ticks(STAT) == 250 + 31
 
 
-def test_peak_of_memory() -> None:
+def test_the_peak_of_memory_is_read() -> None:
     assert peak_kib(STATUS) == 64_000
 
 
@@ -20,7 +20,7 @@ def test_busy_time_excludes_idle_waiting_and_stolen_time() -> None:
     assert busy_ticks(MACHINE) == (1000 + 20 + 300 + 7 + 8, 90)
 
 
-def test_this_process_has_figures() -> None:
+def test_the_figures_of_this_process_can_be_read() -> None:
     times = os.times()
     assert 0 <= cpu_seconds(os.getpid()) <= times.user + times.system + 1
     assert 1 < peak_mib(os.getpid()) < 10_000

@@ -75,7 +75,7 @@ def results() -> Results:
     )
 
 
-def test_a_line_for_each_contender() -> None:
+def test_each_contender_has_a_line() -> None:
     drain, slow = report.lines("orders", result())
     assert drain.split()[:5] == ["orders", "drain", "1,000", "1.00", "1.00"]
     assert slow.split()[:6] == ["orders", "slow", "250", "0.25", "0.50", "0.1"]

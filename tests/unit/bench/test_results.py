@@ -17,7 +17,7 @@ def result(*, opened: bool = False) -> LoadResult:
     return LoadResult("Orders", 1000, 200.0, opened, "", MOMENT, runs)
 
 
-def test_a_part_without_its_begin() -> None:
+def test_the_opening_is_subtracted_from_the_whole() -> None:
     rest = run(2.0, opening_s=0.2).afterwards
     assert rest.seconds == pytest.approx(1.8)
     assert (rest.rows, rest.cpu) == (900, {"client": 1.0})
@@ -29,7 +29,7 @@ def test_without_an_opening_everything_comes_afterwards() -> None:
     assert run(2.0).afterwards == run(2.0).whole
 
 
-def test_a_load_that_ends_with_its_opening_has_no_rest() -> None:
+def test_a_load_that_ends_with_its_opening_counts_as_a_whole() -> None:
     whole = Part(2.0, 1000, {"client": 1.0})
     assert Run(whole, Part(1.9, 950, {"client": 0.9}), None).afterwards == whole
 
@@ -38,14 +38,14 @@ def test_the_use_of_other_processes_is_never_negative() -> None:
     assert Part(1.0, 1000, {"others": -0.01}).cpu_us("others") == 0
 
 
-def test_medians_and_ranges() -> None:
+def test_results_have_medians_and_ranges() -> None:
     assert result().rate("slow") == Spread(250.0, 200.0, 500.0)
     assert result().ratio("slow") == 0.25
     assert result().cpu_us("slow", "client") == 1500.0
     assert result().cpu_us("slow", "broker") is None
 
 
-def test_figures_after_the_opening() -> None:
+def test_figures_can_leave_out_the_opening() -> None:
     assert result().later_ratio("slow") == pytest.approx(0.5)
     assert result(opened=True).rate("slow").median == pytest.approx(500.0)
 

@@ -24,7 +24,7 @@ def test_one_peak_is_not_growth() -> None:
     assert growth([*STEADY, Sample(900_000, 90, 900, 900)]) == []
 
 
-def test_a_sample_of_a_process(tmp_path: Path) -> None:
+def test_a_process_can_be_sampled(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     assert sample(os.getpid(), tasks) is None
     tasks.write_text("7")

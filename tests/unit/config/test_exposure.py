@@ -81,7 +81,7 @@ def test_secret_files_and_files_that_settings_name(tmp_path: Path) -> None:
 MINIMAL = ("name=shop", "kafka.bootstrap_servers=kafka:9092", "kafka.topic_prefix=shop")
 
 
-def test_settings_without_a_file() -> None:
+def test_settings_without_a_file_expose_nothing() -> None:
     assert findings(None, None, *MINIMAL) == []
 
 
@@ -102,7 +102,7 @@ def test_a_port_that_others_reach(listen: str, count: int) -> None:
     assert exposure.findings(sources.settings(), sources) == []
 
 
-def test_a_port_with_a_token(tmp_path: Path) -> None:
+def test_a_token_over_an_unencrypted_port_causes_a_warning(tmp_path: Path) -> None:
     token, key = (write(tmp_path / name, 2 * "0123456789abcdef", 0o600) for name in ("token", "key"))
     given = *MINIMAL, "http.listen=0.0.0.0:8080", f"http.token_file={token}"
     (finding,) = findings(None, None, *given)

@@ -40,7 +40,7 @@ def test_the_name_of_topics_has_to_tell_tables_apart() -> None:
     ]
 
 
-def test_replication_factors() -> None:
+def test_a_replication_factor_of_0_is_refused() -> None:
     assert problems(kafka={"topics": {"replication_factor": 0}}) == [
         (("kafka", "topics", "replication_factor"), "must be -1 (the broker's default) or at least 1")
     ]

@@ -31,7 +31,7 @@ def test_keys_have_the_order_of_the_file() -> None:
         ("tables.rules", Kind.LIST),
     ],
 )
-def test_kinds(name: str, kind: Kind) -> None:
+def test_every_key_has_a_kind(name: str, kind: Kind) -> None:
     assert all_keys()[tuple(name.split("."))].kind is kind
 
 

@@ -24,7 +24,7 @@ def problems(content: str, file: Path, environ: dict[str, str] | None = None, *f
     return [str(problem).replace(str(file), "file") for problem in caught.value.problems]
 
 
-def test_precedence(file: Path, tmp_path: Path) -> None:
+def test_flags_come_before_variables_secrets_and_the_file(file: Path, tmp_path: Path) -> None:
     file.write_text(f'{LEAST}client = {{ "linger.ms" = 1, "batch.size" = 2 }}\n[postgres]\nhost = "f"\nuser = "f"\n')
     secrets = tmp_path / "secrets"
     secrets.mkdir()
@@ -56,7 +56,7 @@ def test_no_file_is_needed() -> None:
     assert load(None, environ).version == 1
 
 
-def test_settings_that_a_command_does_not_need() -> None:
+def test_settings_that_a_command_does_not_need_have_defaults() -> None:
     defaults = {"name": "registry", "kafka": {"topic_prefix": "a"}}
     sources = Sources.read(None, {}, ["kafka.bootstrap_servers=a:1", "name=b"], defaults)
     assert (sources.settings().name, sources.settings().kafka.topic_prefix) == ("b", "a")
@@ -126,7 +126,7 @@ def test_a_table_that_is_missing_lacks_all_its_keys(file: Path) -> None:
         ("unheard_of = 1", "file:1: unheard_of: is not a setting"),
     ],
 )
-def test_sentences(file: Path, line: str, sentence: str) -> None:
+def test_problems_are_described_in_sentences(file: Path, line: str, sentence: str) -> None:
     assert problems(f"{line}\n{LEAST}", file) == [sentence]
 
 

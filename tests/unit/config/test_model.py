@@ -38,7 +38,7 @@ def test_an_empty_secret_is_a_mistake(section: dict[str, Any], path: tuple[str, 
     assert (path, "is empty: write the secret, or leave the setting out") in problems(**section)
 
 
-def test_a_slot_of_another_name() -> None:
+def test_a_slot_may_have_another_name_than_the_pipeline() -> None:
     assert settings(postgres={"slot": "legacy"}).slot_name == "legacy"
 
 

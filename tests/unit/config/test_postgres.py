@@ -109,7 +109,7 @@ def test_status_updates_are_three_times_as_frequent_as_needed() -> None:
         ("sslmode", "on", "literal_error"),
     ],
 )
-def test_values_that_are_refused(key: str, value: object, kind: str) -> None:
+def test_invalid_values_are_refused(key: str, value: object, kind: str) -> None:
     assert problems(postgres={key: value}) == [(("postgres", key), kind)]
 
 

@@ -21,7 +21,7 @@ def test_problems_of_one_validator_read_as_one_sentence() -> None:
     assert str(KeyProblems([(("a",), "is wrong"), ((), "too")])) == "is wrong; too"
 
 
-def test_suggestions() -> None:
+def test_a_similar_name_is_suggested() -> None:
     assert did_you_mean("hots", ["port", "host"]) == ": did you mean host?"
     assert did_you_mean("xyz", ["port", "host"]) == ""
 
@@ -31,7 +31,7 @@ def test_paths_as_people_write_them() -> None:
     assert dotted(("name",)) == "name"
 
 
-def test_names_of_secrets() -> None:
+def test_secrets_are_recognised_by_their_names() -> None:
     secrets = [
         "password", "sslpassword", "oauth_client_secret", "scram_client_key", "sasl.password", "ssl.key.password",
         "ssl.key.pem", "ssl.keystore.password", "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config",

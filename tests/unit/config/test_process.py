@@ -3,7 +3,7 @@ import pytest
 from tests.support.settings import problems, settings
 
 
-def test_an_orchestrator_that_waits_half_a_minute_sees_the_end() -> None:
+def test_a_shutdown_ends_within_half_a_minute_by_default() -> None:
     assert settings().shutdown.drain_timeout.milliseconds < 30_000
 
 
@@ -16,6 +16,6 @@ def test_an_orchestrator_that_waits_half_a_minute_sees_the_end() -> None:
         ("shutdown", "drain_timeout", "1ms"),
     ],
 )
-def test_values_that_are_refused(table: str, key: str, value: str) -> None:
+def test_invalid_values_are_refused(table: str, key: str, value: str) -> None:
     ((path, _),) = problems(**{table: {key: value}})
     assert path == (table, key)

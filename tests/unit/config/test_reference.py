@@ -70,7 +70,7 @@ def test_possible_secrets_are_not_shown() -> None:
     assert settings.kafka.librdkafka_properties().items() >= secrets.items()
 
 
-def test_effective_settings_and_their_sources(tmp_path: Path) -> None:
+def test_effective_settings_are_shown_with_their_sources(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(
         'version = 1\nname = "shop"\n[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "shop"\n'

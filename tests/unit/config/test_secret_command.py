@@ -88,7 +88,7 @@ def test_a_command_that_prints_no_secret(output: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_gives_the_secret(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each recipe with a script in place of the tool. The script checks its arguments."""
     tools = {
         "aws": "rds generate-db-auth-token --hostname * --port 5432 --region * --username pgsluice",
@@ -105,5 +105,5 @@ def test_recipes(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run(tomllib.loads(recipe)["password_command"], "postgres.password_command", SourceUnavailable) == SECRET
 
 
-def test_there_are_recipes() -> None:
+def test_the_documentation_has_recipes() -> None:
     assert len(RECIPES) == 3

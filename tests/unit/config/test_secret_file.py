@@ -23,7 +23,7 @@ def test_the_first_line_of_a_file_is_the_password(tmp_path: Path) -> None:
         (b"hunter2\xff\n", "is not UTF-8 text"),
     ],
 )
-def test_files_without_a_password(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_files_without_a_password_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "password"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=reason) as caught:
@@ -31,7 +31,7 @@ def test_files_without_a_password(tmp_path: Path, content: bytes, reason: str) -
     assert "hunter2" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"absent cannot be read: No such file"):
         read_password_file(str(tmp_path / "absent"))
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):

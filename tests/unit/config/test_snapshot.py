@@ -17,5 +17,5 @@ def test_a_primary_needs_a_host() -> None:
         ("max_rows_per_second", 0, "greater_than_equal"),
     ],
 )
-def test_values_that_are_refused(key: str, value: object, kind: str) -> None:
+def test_invalid_values_are_refused(key: str, value: object, kind: str) -> None:
     assert problems(snapshot={key: value}) == [(("snapshot", key), kind)]

@@ -42,7 +42,7 @@ def test_without_a_file_the_version_is_this_one() -> None:
         (b"a = '\xff'", "", "is not UTF-8 text"),
     ],
 )
-def test_files_that_are_not_toml(tmp_path: Path, content: bytes, line: str, sentence: str) -> None:
+def test_files_that_are_not_toml_are_refused(tmp_path: Path, content: bytes, line: str, sentence: str) -> None:
     file = tmp_path / "a.toml"
     file.write_bytes(content)
     layer = file_layer(str(file))
@@ -52,14 +52,14 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes, line: str, sent
     assert layer.broken
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     layer = file_layer(str(tmp_path / "absent"))
     (problem,) = layer.problems
     assert problem.origin == str(tmp_path / "absent")
     assert problem.sentence.startswith("cannot be read: No such file or directory. Start from `pgsluice config")
 
 
-def test_a_directory_in_place_of_the_file(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_the_file_is_reported(tmp_path: Path) -> None:
     (problem,) = file_layer(str(tmp_path)).problems
     assert problem.sentence.startswith("cannot be read: Is a directory. Docker creates a directory if the file")
 
@@ -81,7 +81,7 @@ def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
     assert layer.origin(("postgres", "password")) == f"{tmp_path}/postgres__password"
 
 
-def test_secret_files_that_cannot_be_used(tmp_path: Path) -> None:
+def test_secret_files_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     (tmp_path / "postgres__pasword").write_text("hunter2")
     (tmp_path / "postgres__user").write_bytes(b"\xff")
     layer = secrets_layer(str(tmp_path))
@@ -96,7 +96,7 @@ def test_secret_files_that_cannot_be_used(tmp_path: Path) -> None:
     assert secrets_layer(None) == Layer("PGSLUICE_SECRETS_DIR")
 
 
-def test_a_directory_or_a_broken_link_in_place_of_a_secret_file(tmp_path: Path) -> None:
+def test_a_directory_or_a_broken_link_in_place_of_a_secret_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "postgres__password").mkdir()
     (tmp_path / "postgres__user").symlink_to("absent")
     assert secrets_layer(str(tmp_path)).problems == [

@@ -3,7 +3,7 @@ import pytest
 from tests.support.settings import problems, settings
 
 
-def test_the_topic_of_a_rule_may_be_that_of_several_tables() -> None:
+def test_several_tables_may_share_the_topic_of_a_rule() -> None:
     rules = [{"match": "tenant_*.orders", "topic": "{prefix}.orders"}, {"match": "a.b", "topic": "{prefix}.orders"}]
     assert [rule.topic for rule in settings(tables={"rules": rules}).tables.rules] == ["{prefix}.orders"] * 2
 
@@ -15,11 +15,11 @@ def test_the_topic_of_a_rule_may_be_that_of_several_tables() -> None:
         ("include", "a.b", "list_type"),
     ],
 )
-def test_values_that_are_refused(key: str, value: object, kind: str) -> None:
+def test_invalid_values_are_refused(key: str, value: object, kind: str) -> None:
     assert problems(tables={key: value}) == [(("tables", key), kind)]
 
 
-def test_a_rule_may_want_some_of_the_rows() -> None:
+def test_a_rule_may_choose_some_of_the_rows() -> None:
     (((*path,), _),) = problems(tables={"rules": [{"match": "a.b", "where": ""}]})
     assert path == ["tables", "rules", 0, "where"]
     assert settings(tables={"rules": [{"match": "a.b", "where": "n > 1"}]}).tables.rules[0].where == "n > 1"

@@ -39,7 +39,7 @@ deep = {}
 '''
 
 
-def test_lines_of_a_document_with_everything_in_it() -> None:
+def test_the_line_of_every_kind_of_key_is_found() -> None:
     lines = key_lines(DOCUMENT)
     assert set(paths(tomllib.loads(DOCUMENT))) == set(lines)
     assert lines["version",] == 2
@@ -58,7 +58,7 @@ def test_lines_of_a_document_with_everything_in_it() -> None:
     assert lines["c", "rules", 1, "inner", 0, "deep"] == 27
 
 
-def test_documents_without_keys() -> None:
+def test_documents_without_keys_have_no_lines() -> None:
     assert key_lines("") == {}
     assert key_lines("# only a comment") == {}
 

@@ -22,9 +22,9 @@ from pgsluice.config.units import Size
         (Size(1024), '"1KiB"'),
     ],
 )
-def test_values(value: object, text: str) -> None:
+def test_values_are_written_as_toml(value: object, text: str) -> None:
     assert toml_value(value) == text
 
 
-def test_keys() -> None:
+def test_keys_are_quoted_if_necessary() -> None:
     assert [toml_key(name) for name in ("a-b_1", "a.b", "")] == ["a-b_1", '"a.b"', '""']

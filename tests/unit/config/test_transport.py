@@ -38,7 +38,7 @@ def test_local_connections_need_no_encryption() -> None:
 
 
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require"])
-def test_tls_modes_that_do_not_verify_the_server(mode: str) -> None:
+def test_tls_modes_that_do_not_verify_the_server_cause_a_warning(mode: str) -> None:
     (finding,) = findings(postgres__host="db.example.com", postgres__sslmode=mode)
     assert (finding.name, finding.verdict) == ("postgres transport", Verdict.WARN)
     assert finding.detail.startswith(f"sslmode is {mode}: ")
@@ -81,7 +81,7 @@ def test_service_files_are_read(tmp_path: Path) -> None:
         {"postgres__parameters__channel_binding": "require"},
     ],
 )
-def test_verified_connections(parameters: dict[str, Any]) -> None:
+def test_verified_connections_cause_no_warning(parameters: dict[str, Any]) -> None:
     assert findings(postgres__host="db", **parameters) == []
 
 
@@ -122,14 +122,14 @@ def kafka(properties: dict[str, str], servers: str = "kafka:9092") -> list[Findi
         ({**SAFE_KAFKA, "ssl.endpoint.identification.algorithm": "None"}, "the names in the certificates of kafka"),
     ],
 )
-def test_kafka_connections_that_are_open(properties: dict[str, str], words: str) -> None:
+def test_open_kafka_connections_cause_a_warning(properties: dict[str, str], words: str) -> None:
     (finding,) = kafka(properties)
     assert (finding.name, finding.verdict) == ("kafka transport", Verdict.WARN)
     assert words in finding.detail
     assert finding.remedy
 
 
-def test_kafka_connections_that_are_verified() -> None:
+def test_verified_kafka_connections_cause_no_warning() -> None:
     assert kafka(SAFE_KAFKA) == []
     assert kafka({"security.protocol": "ssl", "enable.ssl.certificate.verification": "true"}) == []
 
@@ -160,7 +160,7 @@ def test_the_address_of_a_token_endpoint_is_checked() -> None:
         ({"token_command": '["print-token"]'}, "the credentials and schemas travel unencrypted to r1, r2"),
     ],
 )
-def test_registries_without_tls(settings: dict[str, str], words: str) -> None:
+def test_registries_without_tls_cause_a_warning(settings: dict[str, str], words: str) -> None:
     url = "http://r1:8081,https://safe:8081,http://[::1]:8081,http://r2"
     given: dict[str, Any] = {f"schema_registry__{name}": value for name, value in settings.items()}
     (finding,) = findings(schema_registry__url=url, **given)

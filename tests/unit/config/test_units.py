@@ -37,7 +37,7 @@ def refusal(**values: object) -> str:
         (" 1500ms ", 1_500, "1500ms"),
     ],
 )
-def test_durations(text: str, milliseconds: int, canonical: str) -> None:
+def test_durations_are_read_and_printed(text: str, milliseconds: int, canonical: str) -> None:
     duration = Duration.parse(text)
     assert (duration.milliseconds, str(duration)) == (milliseconds, canonical)
     assert duration.seconds == milliseconds / 1000
@@ -55,7 +55,7 @@ def test_durations(text: str, milliseconds: int, canonical: str) -> None:
         ("0GiB", 0, "0B"),
     ],
 )
-def test_sizes(text: str, size: int, canonical: str) -> None:
+def test_sizes_are_read_and_printed(text: str, size: int, canonical: str) -> None:
     assert (Size.parse(text).bytes, str(Size.parse(text))) == (size, canonical)
 
 
@@ -108,7 +108,7 @@ def test_limits_are_included() -> None:
         ("0.0.0.0:65535", "0.0.0.0", 65535),  # noqa: S104 - nothing is bound
     ],
 )
-def test_addresses(text: str, host: str, port: int) -> None:
+def test_addresses_are_read_and_printed(text: str, host: str, port: int) -> None:
     address = ListenAddress.parse(text)
     assert (address.host, address.port, str(address)) == (host, port, text)
 
@@ -126,14 +126,14 @@ def test_numeric_is_a_string_or_a_decimal() -> None:
 
 
 @pytest.mark.parametrize("text", ["decimal(39,0)", "decimal(0,0)", "decimal(5,6)"])
-def test_impossible_decimals(text: str) -> None:
+def test_impossible_decimals_are_refused(text: str) -> None:
     assert (
         refusal(numeric=text) == f"{text!r} is not possible: precision goes from 1 to 38, scale from 0 to the precision"
     )
 
 
 @pytest.mark.parametrize("text", ["decimal", "float", "decimal(5)", "decimal(5,-1)", ""])
-def test_neither_string_nor_decimal(text: str) -> None:
+def test_other_choices_for_numeric_are_refused(text: str) -> None:
     assert refusal(numeric=text).endswith("is neither 'string' nor a decimal: write it like 'decimal(38,9)'")
 
 

@@ -34,7 +34,7 @@ def refused_keys(error: ValidationError) -> list[Path]:
     return [path for path, _ in cause.found]
 
 
-def test_a_table_of_texts_takes_numbers_and_truths_as_texts() -> None:
+def test_numbers_and_booleans_in_a_table_of_texts_become_texts() -> None:
     assert read(TopicConfig, {"a": "x", "b": 1, "c": True, "d": 0.5}) == {"a": "x", "b": "1", "c": "true", "d": "0.5"}
 
 
@@ -65,7 +65,7 @@ def test_clients_compress_by_default() -> None:
     assert reveal(read(ClientProperties, {"compression.type": "zstd"})) == {"compression.type": "zstd"}
 
 
-def test_choices_of_types_by_column() -> None:
+def test_types_can_be_chosen_by_column() -> None:
     assert read(ColumnTypes, {"price": "string"}) == {"price": Choice.parse("string")}
     with pytest.raises(ValidationError) as found:
         read(ColumnTypes, {"price": "strong", "note": "string"})
@@ -85,12 +85,12 @@ def test_a_replication_factor_of_0_is_refused() -> None:
 
 
 @pytest.mark.parametrize("host", ["db", "db1,db2", "/run/postgresql", "@abstract"])
-def test_hosts(host: str) -> None:
+def test_names_of_hosts_are_accepted(host: str) -> None:
     assert no_uri(host) == host
 
 
 @pytest.mark.parametrize("host", ["postgresql://db", "me@db", "db,me@db"])
-def test_values_that_contain_more_than_a_host(host: str) -> None:
+def test_values_that_contain_more_than_a_host_are_refused(host: str) -> None:
     with pytest.raises(ValueError, match=r"write it as postgres\.|set postgres\."):
         no_uri(host)
 

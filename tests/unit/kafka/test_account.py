@@ -33,7 +33,7 @@ def state(topic: str, partitions: int) -> TopicState:
 
 
 class TestLastCuts:
-    def test_without_records(self) -> None:
+    def test_without_records_nothing_is_known(self) -> None:
         found = last_cuts()
         assert (found.number, found.epoch, found.is_complete, found.account) == (0, 0, False, Account())
 
@@ -41,13 +41,13 @@ class TestLastCuts:
         found = last_cuts(record(1, {}), record(3, {}), record(2, {}))
         assert (found.number, found.end_lsn) == (3, 300)
 
-    def test_the_positions_of_the_last_two(self) -> None:
-        """Use the later record if a number has two. The cut of the earlier record was aborted."""
+    def test_the_positions_of_the_last_two_cuts_are_known(self) -> None:
+        """Use the later record if two have the same number, because the cut of the earlier record was aborted."""
         aborted = {**record(3, {}), "epoch": 9, "end_lsn": 7}
         assert last_cuts(record(1, {}), record(2, {}), aborted, record(3, {})).positions == {2: (1, 200), 3: (1, 300)}
         assert last_cuts(record(3, {}), record(1, {})).positions == {3: (1, 300)}
 
-    def test_a_full_cut_and_what_came_after_it(self) -> None:
+    def test_the_account_begins_at_the_last_full_cut(self) -> None:
         found = last_cuts(
             record(1, {"dropped": {0: 5}}, full=True),
             record(2, {ORDERS: {0: 7, 1: 8}}, full=True),
@@ -59,12 +59,12 @@ class TestLastCuts:
         assert found.account.topics == {ORDERS: state(ORDERS, 2), ITEMS: state(ITEMS, 3)}
         assert found.account.ends == {(ORDERS, 0): 7, (ORDERS, 1): 10, (ITEMS, 0): 1, (ITEMS, 1): 0, (ITEMS, 2): 4}
 
-    def test_a_full_cut_of_several_parts(self) -> None:
+    def test_a_full_cut_may_have_several_parts(self) -> None:
         parts = record(2, {ORDERS: {0: 7}}, full=True), record(2, {ITEMS: {0: 1}}, full=True, part=1)
         found = last_cuts(record(1, {"dropped": {0: 5}}), *parts)
         assert found.account.topics == {ORDERS: state(ORDERS, 1), ITEMS: state(ITEMS, 1)}
 
-    def test_without_the_first_part_something_is_missing(self) -> None:
+    def test_a_full_cut_without_its_first_part_is_incomplete(self) -> None:
         found = last_cuts(record(2, {ITEMS: {0: 1}}, full=True, part=1), record(3, {ORDERS: {1: 3}}))
         assert not found.is_complete
         assert found.account.topics == {ORDERS: state(ORDERS, 0), ITEMS: state(ITEMS, 0)}

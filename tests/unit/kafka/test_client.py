@@ -44,7 +44,7 @@ class TestFailure:
             (KafkaError._FENCED, Fenced, "Another producer with our transactional.id"),
         ],
     )
-    def test_what_an_error_means(self, code: int, kind: type[PgsluiceError], advice: str) -> None:
+    def test_an_error_is_retried_or_stops_the_process(self, code: int, kind: type[PgsluiceError], advice: str) -> None:
         for error in (KafkaError(code, "says Kafka"), KafkaException(KafkaError(code, "says Kafka"))):
             found = failure(error, "Doing this")
             assert type(found) is kind
@@ -72,7 +72,7 @@ class TestFailure:
             assert advice in said
         assert type(failure(TIMED_OUT, "Asking", errors)) is SinkUnavailable
 
-    def test_another_certificate_of_a_broker_is_reported(self) -> None:
+    def test_a_renewed_certificate_of_a_broker_is_reported(self) -> None:
         errors = ClientErrors()
         refused = KafkaError(KafkaError._SSL, "SSL handshake failed: certificate verify failed")
         with structlog.testing.capture_logs() as lines:
@@ -98,7 +98,7 @@ class TestFailure:
                 options.make(Producer)
         assert list(given) == []
 
-    def test_files_that_cannot_be_used(self) -> None:
+    def test_files_that_cannot_be_used_are_refused(self) -> None:
         error = KafkaError(KafkaError._INVALID_ARG, "ssl.key.location failed: key values mismatch")
         found = failure(error, "Setting up a Kafka client")
         assert type(found) is ConfigError
@@ -190,7 +190,7 @@ class TestClientErrors:
                 errors(ALL_DOWN)
         assert lines == [{**AWAY, "reason": "1/1 brokers are down"}]
 
-    def test_refused_credentials(self) -> None:
+    def test_refused_credentials_are_reported(self) -> None:
         errors = ClientErrors()
         errors.raise_if_denied("Waiting")
         errors(REFUSED)
@@ -222,7 +222,7 @@ class TestClientErrors:
         assert errors.last.str().endswith("sasl.oauthbearer.config beginning at: ***")
         assert "hunter" not in str(lines)
 
-    def test_many_clients_in_many_threads(self) -> None:
+    def test_clients_can_be_created_in_many_threads(self) -> None:
         errors, reports = ClientErrors(), 2_000
         with structlog.testing.capture_logs() as lines, ThreadPoolExecutor(8) as threads:
             for _ in range(reports):

@@ -42,7 +42,7 @@ def refusal(*reports: tuple[KafkaError | None, Message]) -> PgsluiceError:
     return caught.value
 
 
-def test_a_property_of_the_users_that_is_wrong() -> None:
+def test_a_wrong_property_of_the_user_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"librdkafka refuses a property: .*compression.codec"):
         producer(compression_type="best")
 
@@ -54,7 +54,7 @@ def test_fencing_ends_with_the_session_and_says_what_was_wrong() -> None:
         producer(given_up).fence("shop.checkpoint")
 
 
-def test_out_of_turn() -> None:
+def test_calls_in_the_wrong_order_fail() -> None:
     with pytest.raises(SinkUnavailable, match=r"^Beginning a Kafka transaction: .*\(_STATE\)"):
         producer().begin()
     with pytest.raises(SinkUnavailable, match=rf"^Producing to {TOPIC}: .*\(_STATE\)"):
@@ -83,8 +83,8 @@ def test_the_first_refusal_is_reported() -> None:
     assert f"Writing a record to {TOPIC} [2]: denied" in str(found)
 
 
-def test_purged_records_do_not_give_the_reason() -> None:
-    """Report librdkafka's error for purged records if the transaction has no error, which would give the reason."""
+def test_purged_records_are_not_the_reason_of_a_failure() -> None:
+    """Report the error of the purged records only because the transaction has no error of its own."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 
 
@@ -95,6 +95,6 @@ def test_the_session_may_end_at_any_time() -> None:
         producer(given_up).check()
 
 
-def test_no_transaction_is_under_way() -> None:
+def test_without_a_transaction_the_deadline_counts_as_missed() -> None:
     with pytest.raises(DeadlineMissed):
         producer().check()

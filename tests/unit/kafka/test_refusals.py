@@ -69,7 +69,10 @@ class TestTooLarge:
         assert "value 2000 bytes" in str(error)
 
     def test_the_limit_counts_the_batch_around_the_record(self) -> None:
-        """Count 61 bytes for the batch. The record has its length, four bytes, two lengths, the key and the value."""
+        """Count 61 bytes for the batch.
+
+        Besides key and value, the record contains its own length, four more bytes, and the lengths of key and value.
+        """
         whole = 61 + 2 + 4 + 1 + 2 + len(KEY) + 500
         assert set(letters(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole - 1}))) == {0}
         assert type(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole})) is ConfigError
@@ -103,7 +106,7 @@ class TestTooLarge:
         assert letters(error)[0].size == MAX_KEY_BYTES + 2
 
 
-def test_reasons_for_which_kafka_refuses_a_record() -> None:
+def test_the_reason_of_a_refusal_is_named() -> None:
     error = verdict((NO_KEY, message(0, 10, key=None)))
     assert "no key (INVALID_RECORD). A topic with cleanup.policy=compact takes no record without key" in str(error)
     assert "a change of table public.orders (epoch 1, LSN 0/10, seq 0)" in str(error)
@@ -111,7 +114,7 @@ def test_reasons_for_which_kafka_refuses_a_record() -> None:
     assert (letter.reason, letter.detail, letter.key) == (Reason.REFUSED, "no key (INVALID_RECORD)", None)
 
 
-def test_records_that_are_too_large_and_invalid_records() -> None:
+def test_records_that_are_too_large_or_invalid_become_dead_letters() -> None:
     error = verdict((NO_KEY, message(0, 10)), (TOO_LARGE, message(1, 2000)), limits={TOPIC: 1000})
     assert {seq: letter.reason for seq, letter in letters(error).items()} == {
         0: Reason.REFUSED,

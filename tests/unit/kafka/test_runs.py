@@ -91,7 +91,7 @@ def test_produced_records_are_counted(twin: ModuleType) -> None:
     assert (cut.topics[ITEMS.topic].counts, cut.topics[ITEMS.topic].produced) == ({"c": 1}, {0: 1})
 
 
-def test_the_schema_used_last_is_the_last_one_named(twin: ModuleType) -> None:
+def test_the_schema_used_last_is_named_last(twin: ModuleType) -> None:
     cut = Cut()
     run(twin, [record(ORDERS), record(LATER), record(ORDERS)], cut=cut)
     assert list(cut.topics[ORDERS.topic].schema_ids) == [13, 11]
@@ -131,13 +131,13 @@ def test_a_run_has_a_highest_number_of_records(twin: ModuleType) -> None:
     assert run(twin, [record()] * (LONGEST + 5), Queue(LONGEST + 5))[0] == LONGEST
 
 
-def test_when_the_first_is_refused_nothing_is_counted(twin: ModuleType) -> None:
+def test_if_the_first_record_is_refused_nothing_is_counted(twin: ModuleType) -> None:
     cut = Cut()
     assert run(twin, [record()], Queue(0), cut)[0] == 0
     assert cut.topics == {}
 
 
-def test_a_thousand_tables(twin: ModuleType) -> None:
+def test_a_run_may_contain_a_thousand_tables(twin: ModuleType) -> None:
     targets = [Target(f"t{number}", number, 1) for number in range(1000)]
     cut = Cut()
     records = [record(target) for _ in range(3) for target in targets]

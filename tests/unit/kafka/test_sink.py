@@ -24,7 +24,7 @@ async def test_a_sink_that_never_started_can_be_closed(sink: KafkaSink) -> None:
     await sink.close()
 
 
-async def test_fencing_comes_first(sink: KafkaSink) -> None:
+async def test_nothing_is_written_before_fencing(sink: KafkaSink) -> None:
     with pytest.raises(AssertionError, match="fence"):
         await sink.begin()
     await sink.close()

@@ -26,13 +26,13 @@ def test_a_table_without_keys_or_with_truncates_has_a_topic_that_is_not_compacte
     assert new_topic(spec).config == ({} if compactable else {"cleanup.policy": "delete"}) | {"retention.ms": "1"}
 
 
-def test_a_request_creates_few_partitions_but_one_topic_at_least() -> None:
+def test_a_request_has_a_limit_of_partitions_but_at_least_one_topic() -> None:
     large, small = TopicSpec("large", PARTITIONS_MAX + 1), [TopicSpec(f"t{n}", PARTITIONS_MAX // 2) for n in range(5)]
     assert list(portions([])) == []
     assert list(portions([large, *small])) == [[large], small[:2], small[2:4], small[4:]]
 
 
-def test_settings() -> None:
+def test_the_settings_of_a_topic_are_read() -> None:
     assert topic_settings({"cleanup.policy": "compact", "x": "y"}) == TopicSettings("compact", None)
     assert topic_settings({"max.message.bytes": "7"}) == TopicSettings(None, 7)
 

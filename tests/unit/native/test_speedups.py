@@ -35,7 +35,7 @@ def test_the_built_modules_run(choice: str) -> None:
     assert python(SHOW, choice) == "compiled|pgsluice.native.rows|compiled"
 
 
-def test_off_uses_python() -> None:
+def test_the_choice_off_uses_python() -> None:
     assert python(SHOW, "off") == "python|pgsluice.rows|pure Python (PGSLUICE_SPEEDUPS=off)"
 
 
@@ -62,11 +62,11 @@ def test_require_refuses_to_start_without_built_modules() -> None:
 
 
 @pytest.mark.parametrize("choice", ["", "auto", "off"])
-def test_no_other_choice_refuses_to_start(choice: str) -> None:
+def test_only_the_choice_require_refuses_to_start(choice: str) -> None:
     assert python(WITHOUT + CHECK, choice) == "None"
 
 
-def test_another_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_choice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(speedups.VARIABLE, "yes")
     with pytest.raises(ConfigError, match="PGSLUICE_SPEEDUPS is 'yes': write one of auto, require, off"):
         speedups.check()

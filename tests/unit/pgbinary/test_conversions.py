@@ -136,7 +136,7 @@ def test_arrays_are_recognised_by_their_names() -> None:
     assert unknown_arrays(table(mood, moods, ints, moods)) == [16_401]
 
 
-def test_elements_of_arrays() -> None:
+def test_the_elements_of_arrays_are_found() -> None:
     prices = described(16_410, "array_send", 16_402)
     domain = described(16_411, "domain", 16_401)
     nested = described(16_412, "array_send", 16_411)

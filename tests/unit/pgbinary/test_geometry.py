@@ -49,6 +49,6 @@ def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent:
         to_text(bytes.fromhex(sent))
 
 
-def test_a_vector() -> None:
+def test_a_vector_is_read() -> None:
     assert geometry.vector(bytes.fromhex("0002 0000 3f800000 3dcccccd")) == b"[1,0.1]"
     assert geometry.vector_items(bytes.fromhex("0001 0000 3f800000")) == (1.0,)

@@ -52,16 +52,16 @@ def escaped(value: bytes) -> bytes:
         (b"a\rb\n", [b"a\rb"]),
     ],
 )
-def test_row_values(data: bytes, values: list[bytes | None]) -> None:
+def test_the_values_of_a_row_are_read(data: bytes, values: list[bytes | None]) -> None:
     assert row_values(data, len(values)) == values
 
 
-def test_a_row_of_a_table_without_columns() -> None:
+def test_a_row_of_a_table_without_columns_is_read() -> None:
     assert row_values(b"\n", 0) == []
 
 
 @given(st.lists(VALUE, max_size=6))
-def test_any_values_come_back(values: list[bytes | None]) -> None:
+def test_any_values_are_read_as_they_were_written(values: list[bytes | None]) -> None:
     assert row_values(line(values), len(values)) == values
 
 

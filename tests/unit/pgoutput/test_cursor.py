@@ -56,7 +56,7 @@ def test_a_string_may_take_all_bytes() -> None:
     assert Cursor(b"\x00", 0).string("name") == ""
 
 
-def test_byte_and_no_flags() -> None:
+def test_single_bytes_and_zero_flags_are_read() -> None:
     cursor = Cursor(b"\xff\x00", 0)
     assert cursor.byte("first") == 255
     cursor.no_flags()

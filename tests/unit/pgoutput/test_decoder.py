@@ -122,7 +122,7 @@ def error_of(payload: bytes, *, in_stream: bool = False) -> str:
         ),
     ],
 )
-def test_messages_about_transactions(text: str, message: Message) -> None:
+def test_messages_about_transactions_are_read(text: str, message: Message) -> None:
     assert decoded(text) == message
 
 
@@ -180,7 +180,7 @@ def test_a_stream_does_not_start_in_a_stream_nor_stop_outside() -> None:
     assert error_of(stop) == "Stream Stop ('E') at offset 0: expected Stream Start before Stream Stop"
 
 
-def test_the_empty_payload() -> None:
+def test_an_empty_payload_is_refused() -> None:
     assert error_of(b"") == "pgoutput message at offset 0: expected a message type, found the end"
 
 

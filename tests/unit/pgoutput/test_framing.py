@@ -49,7 +49,7 @@ STATUS_UPDATE = bytes.fromhex(
         (b"s and whatever it says", PrimaryStatus()),
     ],
 )
-def test_parse_frame(data: bytes, frame: Frame) -> None:
+def test_frames_are_parsed(data: bytes, frame: Frame) -> None:
     assert parse_frame(data) == frame
     assert parse_frame(memoryview(data)) == frame
 
@@ -95,7 +95,7 @@ def test_parse_frame_names_message_offset_and_expectation(data: bytes, error: st
     assert str(raised.value) == error
 
 
-def test_standby_status_update() -> None:
+def test_a_standby_status_update_is_written() -> None:
     assert (
         standby_status_update(0xF0000000_00000001, 0xF0000000_00000002, 2**64 - 1, -2, reply_requested=True)
         == STATUS_UPDATE
@@ -106,7 +106,7 @@ def test_standby_status_update() -> None:
     )
 
 
-def test_parse_standby_status_update() -> None:
+def test_a_standby_status_update_is_parsed() -> None:
     update = StandbyStatusUpdate(0xF0000000_00000001, 0xF0000000_00000002, 2**64 - 1, -2, reply_requested=True)
     assert parse_standby_status_update(STATUS_UPDATE) == update
     assert parse_standby_status_update(memoryview(STATUS_UPDATE)) == update

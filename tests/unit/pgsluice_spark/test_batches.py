@@ -28,7 +28,7 @@ def test_a_piece_has_one_epoch() -> None:
     assert numbers([cut(1), cut(2), cut(3, epoch=2), cut(4, epoch=2)], 10) == [[1, 2], [3, 4]]
 
 
-def test_topics_and_partitions_that_were_written_to() -> None:
+def test_topics_and_partitions_that_were_written_to_are_found() -> None:
     cuts = [cut(1, b=use(1, 5, 6), a=use(1, 0, 9)), cut(2, b=use(1, 0, 3, partition=1), c=use(0))]
     assert topics(cuts) == ["a", "b"]
     assert places(cuts, ["b", "c"]) == {("b", 0), ("b", 1)}

@@ -54,7 +54,7 @@ path = "/lake/shop"
         (f"{FILE}[maintenance]\ncompact = 1", "maintenance.compact must be true or false"),
     ],
 )
-def test_files_that_are_wrong(text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_files_are_refused(text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mirror.toml"
     file.write_text(text)
     assert main(["mirror", "-c", str(file)]) == 78
@@ -62,14 +62,14 @@ def test_files_that_are_wrong(text: str, sentence: str, tmp_path: Path, capsys: 
     assert sentence in error
 
 
-def test_a_command_line_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lag", "-c", str(tmp_path / "none.toml")]) == 78
     assert "none.toml cannot be read: No such file" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["mirror"])
 
 
-def test_an_iceberg_target_that_is_submitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_iceberg_target_is_submitted_with_its_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Submit a mirror into Iceberg. The catalog has the settings in the file, and Delta is not configured."""
     file = tmp_path / "mirror.toml"
     target = 'catalog = "lake"\nnamespace = "shop.mirror"\n[maintenance]\nkeep = "30 days"'
@@ -84,7 +84,7 @@ def test_an_iceberg_target_that_is_submitted(tmp_path: Path, capsys: pytest.Capt
     assert _maintenance(read(str(file))) == Maintenance(every="6 hours", keep="30 days", compact=True)
 
 
-def test_the_packages_of_this_spark(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_packages_fit_this_spark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jars"]) == 0
     assert capsys.readouterr().out == f"{','.join(packages(pyspark.__version__))}\n"
 
@@ -97,20 +97,20 @@ def without_packages(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in HELP)])
-def test_help_without_pyspark(words: list[str]) -> None:
+def test_help_is_printed_without_pyspark(words: list[str]) -> None:
     done = without_packages("-m", "pgsluice_spark", *words, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {' '.join(['pgsluice-spark', *words])} [-h]")
 
 
 @pytest.mark.parametrize("words", [["jars"], ["mirror", "-c", "mirror.toml"]])
-def test_commands_without_pyspark(words: list[str]) -> None:
+def test_commands_report_that_pyspark_is_missing(words: list[str]) -> None:
     done = without_packages("-m", "pgsluice_spark", *words)
     assert (done.returncode, done.stdout) == (69, "")
     assert done.stderr == f"pgsluice-spark: {words[0]} needs PySpark. {WITHOUT_PYSPARK}\n"
 
 
-def test_imports_without_pyspark() -> None:
+def test_imports_report_that_pyspark_is_missing() -> None:
     done = without_packages("-c", "from pgsluice_spark import Delta")
     assert done.stderr.endswith(f"ImportError: pgsluice_spark.Delta cannot be imported. {WITHOUT_PYSPARK}\n")
     assert without_packages("-c", "import pgsluice_spark; assert not hasattr(pgsluice_spark, 'x')").returncode == 0

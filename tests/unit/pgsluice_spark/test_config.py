@@ -22,7 +22,7 @@ path = "/lake/shop"
 """
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_configuration_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "mirror.toml"
     secret = tmp_path / "secret"
     secret.write_text("a b\n")

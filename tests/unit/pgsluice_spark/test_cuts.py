@@ -39,12 +39,12 @@ def test_the_last_record_of_a_repeated_cut_is_used() -> None:
     assert [cut.offset for cut in last_of_each_number(cuts)] == [0, 6, 8, 10]
 
 
-def test_marks_of_one_table() -> None:
+def test_the_marks_of_a_table_are_found() -> None:
     assert marks_of([part(1, 0), part(2, 2)], "public.orders") == [MARK, MARK]
     assert marks_of([part(1, 0)], "public.lines") == []
 
 
-def test_missing_cuts() -> None:
+def test_missing_cuts_are_reported() -> None:
     check_order([part(5, 0), part(6, 2)], None, "shop.transactions")
     check_order([part(5, 0), part(6, 2)], 4, "shop.transactions")
     check_order([part(4, 0), part(5, 2)], 4, "shop.transactions")

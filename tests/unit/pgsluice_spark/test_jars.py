@@ -19,7 +19,7 @@ def test_the_packages_are_those_that_are_tested(version: str) -> None:
     assert packages(version) == [":".join(one.findtext(f"{{*}}{name}") or "" for name in names) for one in pinned]
 
 
-def test_another_spark() -> None:
+def test_an_unsupported_spark_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"PySpark 3\.5\.0 is not supported, only 4\.0 and 4\.1"):
         packages("3.5.0")
 

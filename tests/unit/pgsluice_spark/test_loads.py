@@ -35,12 +35,12 @@ def test_the_last_cut_is_remembered() -> None:
     assert gone is None
 
 
-def test_a_load_in_one_piece() -> None:
+def test_a_table_is_loaded_after_a_load_in_one_piece() -> None:
     state, gone = after(TableState(), mark("begin", BEGIN), mark("rows", END, 5), mark("end", END, 10), a=10)
     assert (state.status, state.load, gone) == (LOADED, None, BEGIN)
 
 
-def test_a_load_in_several_pieces() -> None:
+def test_a_table_is_loaded_after_a_load_in_several_pieces() -> None:
     state, gone = after(TableState(), mark("begin", BEGIN), a=4)
     assert (state.status, state.load, gone) == (LOADING, Load("a", BEGIN, 4), None)
     state, _ = after(state, a=5)
@@ -50,7 +50,7 @@ def test_a_load_in_several_pieces() -> None:
 
 
 @pytest.mark.parametrize("status", [UNLOADED, STALE, GAP, PARTIAL])
-def test_rows_that_are_missing(status: str) -> None:
+def test_a_load_that_lacks_rows_is_reported(status: str) -> None:
     state, gone = after(TableState(status=status), mark("begin", BEGIN), mark("end", END, 10), a=9)
     assert (state.status, state.load, gone) == (PARTIAL, None, None)
 
@@ -83,7 +83,7 @@ def test_a_table_stays_loaded_while_it_is_loaded_again() -> None:
     assert (state.status, gone) == (LOADED, None)
 
 
-def test_stale_until_the_next_load() -> None:
+def test_a_table_is_stale_until_the_next_load() -> None:
     state, _ = after(TableState(status=LOADED), mark("stale", BEGIN))
     assert state.status == STALE
     state, _ = after(state, mark("begin", BEGIN))
@@ -93,7 +93,7 @@ def test_stale_until_the_next_load() -> None:
     assert (state.status, gone) == (STALE, BEGIN)
 
 
-def test_a_new_epoch() -> None:
+def test_a_loaded_table_has_a_gap_after_a_new_epoch() -> None:
     assert after(TableState(epoch=1, status=LOADED))[0].status == LOADED
     former = TableState(epoch=4, status=LOADED)
     assert after(former)[0].status == GAP
@@ -105,7 +105,7 @@ def test_states_that_later_versions_add() -> None:
     assert after(TableState(status=LOADED), mark("cancelled", BEGIN))[0].status == LOADED
 
 
-def test_the_positions_of_loaded_rows() -> None:
+def test_the_positions_of_loaded_rows_are_found() -> None:
     state = TableState(load=Load("a", BEGIN, 4))
     again = Position(1, 75, -9)
     assert intervals(TableState(), []) == []
@@ -115,5 +115,5 @@ def test_the_positions_of_loaded_rows() -> None:
 
 
 @pytest.mark.parametrize("state", [TableState(), TableState(7, 3, 1, 80, LOADING, Load("a", BEGIN, 4), ("id", "n"))])
-def test_as_text(state: TableState) -> None:
+def test_the_state_is_printed_as_text(state: TableState) -> None:
     assert TableState.from_json(state.to_json()) == state

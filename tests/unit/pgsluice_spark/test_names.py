@@ -20,7 +20,7 @@ def test_names(schema: str, table: str, name: str) -> None:
     assert postgres_name(name) == (schema, table)
 
 
-def test_patterns() -> None:
+def test_patterns_choose_tables() -> None:
     assert is_chosen("public.orders", ["sales.*", "public.ord*"])
     assert not is_chosen("public.orders", ["sales.*", "public.Orders", "orders"])
     assert not is_chosen("public.orders", [])

@@ -14,11 +14,11 @@ def test_the_applied_cuts_are_reported() -> None:
     assert str(found) == "cuts 3 to 5 applied: 3 changes in 1 topics, 2.0 s; the last transaction is 2.5 s old"
 
 
-def test_without_times() -> None:
+def test_the_lag_is_unknown_without_times() -> None:
     found = Progress.of([cut(3, None)], 0, 0.1, now_s=7.5)
     assert found.lag_s is None
     assert str(found) == "cuts 3 to 3 applied: 0 changes in 0 topics, 0.1 s"
 
 
-def test_a_clock_that_is_behind() -> None:
+def test_a_clock_that_is_behind_causes_no_negative_lag() -> None:
     assert Progress.of([cut(3, 9_000_000)], 0, 0.1, now_s=7.5).lag_s == 0

@@ -72,7 +72,7 @@ def daemon(store: SchemaStore) -> Handler:
     return answer
 
 
-def test_versions_over_rest(serve: Callable[[Handler], str], store: SchemaStore) -> None:
+def test_versions_are_read_over_rest(serve: Callable[[Handler], str], store: SchemaStore) -> None:
     url = serve(daemon(store))
     ids = [store.propose(SUBJECT, json.loads(schema), None)[0].id for schema in SCHEMAS]
     expected = [SchemaVersion(SUBJECT, 1, ids[0], SCHEMAS[0]), SchemaVersion(SUBJECT, 2, ids[1], SCHEMAS[1])]
@@ -105,7 +105,7 @@ def test_deleted_versions_are_asked_for(serve: Callable[[Handler], str]) -> None
     assert paths == ["/subjects/a/versions?deleted=true"]
 
 
-def test_credentials(serve: Callable[[Handler], str]) -> None:
+def test_credentials_are_sent(serve: Callable[[Handler], str]) -> None:
     sent = []
 
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -137,7 +137,7 @@ def test_credentials(serve: Callable[[Handler], str]) -> None:
         (404, b"[" * 100_000, "answers 404"),
     ],
 )
-def test_unusable_answers(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
+def test_unusable_answers_are_refused(serve: Callable[[Handler], str], status: int, body: bytes, problem: str) -> None:
     with pytest.raises(RegistryError, match=problem):
         RestRegistry(serve(lambda _: (status, body))).versions(["a"])
 
@@ -168,14 +168,16 @@ def test_credentials_follow_no_redirect(serve: Callable[[Handler], str], status:
         ("file:///etc/passwd", "another path"),
     ],
 )
-def test_redirects_to_unusual_addresses(serve: Callable[[Handler], str], location: str, target: str) -> None:
+def test_redirects_to_unusual_addresses_are_refused(
+    serve: Callable[[Handler], str], location: str, target: str
+) -> None:
     url = serve(lambda _: (302, location.encode()))
     with pytest.raises(RegistryError, match=f"redirects to {target}, "):
         RestRegistry(url).versions(["a"])
 
 
 @pytest.mark.parametrize("answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]"])
-def test_a_server_that_does_not_speak_http(answer: bytes) -> None:
+def test_a_server_that_does_not_speak_http_is_reported(answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as beside:
 
         def serve_once() -> None:
@@ -200,14 +202,14 @@ def test_a_user_in_the_url_is_refused_and_not_repeated(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_no_server() -> None:
+def test_a_server_that_is_missing_is_reported() -> None:
     with pytest.raises(RegistryError, match="does not give a usable answer"):
         RestRegistry("http://127.0.0.1:1").versions(["a"])
     with pytest.raises(ValueError, match="must begin with http"):
         RestRegistry("file:///etc/passwd")
 
 
-def test_records_of_the_schema_topic() -> None:
+def test_records_of_the_schema_topic_are_read() -> None:
     def record(version: int, identifier: int) -> str:
         return json.dumps({"subject": "a", "version": version, "id": identifier, "schema": f'"{identifier}"'})
 

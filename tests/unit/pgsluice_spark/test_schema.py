@@ -102,7 +102,7 @@ def test_schemas_that_write_the_same_bytes_share_a_branch() -> None:
     assert len(json.loads(read.writers)) == 2
 
 
-def test_schemas_as_other_registries_write_them() -> None:
+def test_schemas_are_read_as_other_registries_write_them() -> None:
     contract = envelope_schema([column("x", decimal(5, 0)), column("h", {"type": "map", "values": "string"})])
     text = json.dumps(contract).replace('["null", "Value"]', '["null", "shop.public.orders.Value"]')
     text = text.replace('"type": "string"', '"type": {"type": "string", "avro.java.string": "String"}')
@@ -111,7 +111,7 @@ def test_schemas_as_other_registries_write_them() -> None:
     assert read.branches == {1: 0, 2: 0}
 
 
-def test_fields_that_a_later_envelope_adds_or_drops() -> None:
+def test_fields_that_a_later_envelope_adds_or_drops_are_read() -> None:
     old, new = envelope_schema([column("x", "int")]), envelope_schema([column("x", "int")])
     old["fields"].append({"name": "old", "type": "int"})
     new["fields"].append({"name": "new", "type": "string", "default": "as before"})
@@ -129,7 +129,7 @@ def test_records_inside_arrays_are_defined_once() -> None:
     assert decode(reading(schema), 101, encode(schema, change("c", 1, after=row)))["after"] == row
 
 
-def test_keys_that_changed() -> None:
+def test_keys_of_all_versions_are_read_as_one_type() -> None:
     schemas = {1: key_schema({"id": "int", "tenant": "string"}), 2: key_schema({"id": "long"})}
     read = record_reading(versions("shop.public.orders-key", schemas))
     assert decode(read, 1, encode(schemas[1], {"id": 1, "tenant": "t"})) == {"id": 1, "tenant": "t"}
@@ -137,7 +137,7 @@ def test_keys_that_changed() -> None:
     assert read.fields == {1: (), 2: ()}
 
 
-def test_cut_records_that_changed() -> None:
+def test_cut_records_of_all_versions_are_read_as_one_type() -> None:
     new = json.loads((CONTRACT / "cut.avsc").read_text())
     old = json.loads((CONTRACT / "cut.avsc").read_text())
     marks = next(field for field in old["fields"] if field["name"] == "snapshots")["type"]["items"]
@@ -154,7 +154,7 @@ def test_cut_records_that_changed() -> None:
     assert decode(read, 3, encode(new, cut | {"snapshots": [named]}))["snapshots"] == [named]
 
 
-def test_the_table_of_a_schema() -> None:
+def test_the_table_of_a_schema_is_found() -> None:
     (version,) = versions(SUBJECT, {1: key_schema({"id": "int"})})
     assert table_of(version) == "public.orders"
     full_name = {"type": "record", "name": "my.shop.public.order_x0020_lines.Key", "fields": []}
@@ -164,7 +164,7 @@ def test_the_table_of_a_schema() -> None:
         table_of(SchemaVersion(SUBJECT, 1, 1, '"string"'))
 
 
-def test_schemas_of_several_tables_that_do_not_fit_together() -> None:
+def test_schemas_of_several_tables_that_do_not_fit_together_are_refused() -> None:
     one, other = envelope_schema([column("x", "int")]), envelope_schema([column("x", "string")])
     other["namespace"] = "shop.public.invoices"
     with pytest.raises(
@@ -193,12 +193,12 @@ def test_names_that_differ_only_in_case() -> None:
         (json.dumps(envelope_schema([column("x", {**key_schema({}), "name": "Value"})])), "two records named Value"),
     ],
 )
-def test_schemas_that_are_not_pgsluices(schema: str, problem: str) -> None:
+def test_schemas_of_other_programs_are_refused(schema: str, problem: str) -> None:
     with pytest.raises(SchemaError, match=f"^version 3 of subject {SUBJECT} .*{problem}"):
         value_reading([SchemaVersion(SUBJECT, 3, 1, schema)])
 
 
-def test_the_columns_of_a_row() -> None:
+def test_the_columns_of_a_row_are_found() -> None:
     (version,) = versions(
         SUBJECT, {1: envelope_schema([column("id", "int"), column("a__2", "int", **{"pg.name": "a"})])}
     )

@@ -31,12 +31,12 @@ def test_without_a_read_there_are_no_tables() -> None:
     assert list(Ahead().described()) == []
 
 
-def test_tables_of_several_transactions() -> None:
+def test_tables_of_several_transactions_are_found() -> None:
     again = (BEGIN, named("b"), ROW, COMMIT)
     assert ahead(BEGIN, named("a"), ROW, COMMIT, Keepalive(100, 0, reply_requested=False), *again) == ["a", "b"]
 
 
-def test_only_frames_that_are_still_to_come() -> None:
+def test_only_frames_that_are_still_to_come_are_examined() -> None:
     assert ahead(BEGIN, named("a"), ROW, named("b"), ROW, COMMIT, at=2) == ["b"]
 
 

@@ -177,7 +177,7 @@ async def test_a_load_of_some_rows_does_not_make_the_table_loaded() -> None:
 
 
 async def test_after_a_load_of_some_rows_the_settings_load_the_whole_table() -> None:
-    """Load the whole table directly after the command's load, and not up to ten seconds later, at the next look."""
+    """Load the whole table directly after the command's load, without waiting for the next check of the tables."""
     request = Request("a", "public", "numbers", "n > 1")
     world = world_of()
     async with running(

@@ -410,13 +410,13 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(table("d", "a")), RefusedRows)
         assert 7 not in made.ready, "a run would take its rows for those of the version before"
 
-    async def test_a_schema_that_is_too_large(self) -> None:
+    async def test_a_table_whose_schema_is_too_large_is_quarantined(self) -> None:
         world = World(faults={"register": [PoisonError("Too large.")]})
         rows = await self.encoders(world).of(table("d", "a"))
         (found,) = self.letters(rows, world, messages.Insert(None, 7, [b"1", b"2", b"3"]))
         assert found["detail"] == "Too large."
 
-    async def test_too_many_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_table_that_has_had_too_many_columns_is_quarantined(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pgsluice.pipeline.encoders.FORMER_COLUMNS_MAX", 3)
         made = self.encoders(World())
         for number, kind in enumerate((Rows, Rows, Rows, RefusedRows)):
@@ -428,7 +428,7 @@ class TestATableThatCannotBePublished:
         with pytest.raises(IncompatibleSchema):
             await self.encoders(world).of(table("d", "a"))
 
-    async def test_a_topic_that_has_the_rows_of_another_table(self) -> None:
+    async def test_a_table_whose_topic_has_the_rows_of_another_table_is_quarantined(self) -> None:
         world = World()
         made = self.encoders(world, TableRule("sales.*", topic="{prefix}.public.{table}"))
         await made.of(table("d", "a"))
@@ -436,7 +436,7 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(other), RefusedRows)
         assert "which has the rows of another table" in self.quarantine.tables[0]["reason"]
 
-    async def test_its_changes_count_as_delivered(self) -> None:
+    async def test_changes_of_a_table_in_quarantine_count_as_delivered(self) -> None:
         made = self.encoders(World(), TableRule("public.t", topic="{prefix}.transactions"))
         change = Change(self.TRANSACTION, table("d", "a"), encode(messages.Insert(None, 7, [b"1", b"2", b"3"])))
         assert made.delivers(change)
@@ -488,7 +488,7 @@ def described(name: str, oid: int, identity: str = "d", *, keyed: bool = True) -
     return messages.Relation(None, oid, "public", name, identity, columns)
 
 
-async def test_topics_are_prepared_of_new_tables_that_certainly_have_a_key() -> None:
+async def test_topics_of_new_tables_are_prepared_if_their_key_is_certain() -> None:
     world = World()
     found = encoders(world)
     others = [
@@ -506,9 +506,7 @@ async def test_topics_are_prepared_of_new_tables_that_certainly_have_a_key() -> 
 
 
 @pytest.mark.parametrize(("keys", "prepared"), [(("a",), [["shop.public.t"]]), ((), [])])
-async def test_with_keys_of_a_rule_the_identity_does_not_matter(
-    keys: tuple[str, ...], prepared: list[list[str]]
-) -> None:
+async def test_keys_in_a_rule_make_the_identity_irrelevant(keys: tuple[str, ...], prepared: list[list[str]]) -> None:
     world = World()
     await encoders(world, keys).of(replace(table("d", "a"), name="another", oid=13), [described("t", 7, "f")])
     assert world.prepared == prepared

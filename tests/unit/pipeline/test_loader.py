@@ -142,7 +142,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def fit_nowhere(found: Running) -> None:
-    """Make the first round fail. Its snapshot sees a transaction that commits after one that it does not see."""
+    """Make the first round fail, because its snapshot sees a transaction, but not one that commits before it."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
     world.tells_position = False
@@ -250,14 +250,14 @@ async def test_a_table_that_was_altered_is_loaded_again_if_that_is_wanted(
     assert (last.state, last.layout) == (("end", WIDER) if again else ("stale", LAYOUT))
 
 
-async def test_the_report_has_tables_that_are_stale_also_where_nothing_is_loaded() -> None:
+async def test_stale_tables_are_reported_even_if_nothing_is_loaded() -> None:
     world = world_of(1)
     world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 3, state="stale")}
     async with loading(world, is_initial=False) as found:
         await until(lambda: found.session.load_report and found.session.load_report.tables["stale"])
 
 
-async def test_a_table_that_is_loaded_again_is_stale_until_then() -> None:
+async def test_a_table_stays_stale_until_it_is_loaded_again() -> None:
     world = world_of(1)
     world.loaded = {("public", "numbers"): Loaded("x", "public", "numbers", 7, 1, 3, state="stale")}
     world.read.clear()
@@ -290,7 +290,7 @@ async def test_a_table_that_the_settings_leave_out_is_left_alone(name: str) -> N
         assert loader._begun.all() == []
 
 
-async def test_a_pace_is_kept() -> None:
+async def test_rows_are_not_read_faster_than_the_pace() -> None:
     world = world_of(*range(30))
     began = time.monotonic()
     async with loading(world, max_rows_per_s=20) as found:
@@ -993,7 +993,7 @@ async def test_small_tables_come_first() -> None:
     assert [mark.topic for mark in marks(world) if mark.state == "begin"] == ["shop.public.small", TOPIC]
 
 
-async def test_the_loader_looks_repeatedly_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_loader_checks_the_tables_again_while_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.002)
     world, rest, chunks = world_of(*range(80)), Loader._rest, list[int]()
 

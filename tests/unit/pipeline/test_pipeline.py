@@ -127,16 +127,16 @@ class TestTheFirstStart:
             assert world.position == 10_000
         assert world.checkpoint is not None
 
-    async def test_without_create_slot_it_stops(self) -> None:
+    async def test_the_first_start_without_create_slot_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="create_slot is false"):
             await ended(pipeline(World(), create_slot=False))
 
 
 class TestGoingOn:
-    async def test_from_the_checkpoint_without_repeating_what_was_delivered(self) -> None:
+    async def test_a_start_continues_from_the_checkpoint_without_repetitions(self) -> None:
         last = replace(CHECKPOINT, last_end_lsn=9_000, last_xid=700, last_commit_ts=1_000_000)
         world = World(position=8_000, checkpoint=last, server=ServerIdentity("7001", 1, 8_900))
-        world.commit(1, xid=700)  # it ends at 9,000, so it is delivered, but not confirmed
+        world.commit(1, xid=700)  # the transaction ends at 9,000, so it is delivered, but not confirmed
         world.commit(2)
         async with running(world) as found:
             await until(lambda: world.numbers == [2])
@@ -144,7 +144,7 @@ class TestGoingOn:
         assert [checkpoint.cut for _, _, checkpoint in world.cuts] == [5]
 
     @pytest.mark.parametrize("step", ["begin", "produce", "commit", "committed", "open_topic", "register"])
-    async def test_after_an_error_at_any_step_of_delivery(self, step: str) -> None:
+    async def test_delivery_continues_after_an_error_at_any_step(self, step: str) -> None:
         world = World()
         async with running(world) as found:
             await streaming(found)
@@ -155,7 +155,7 @@ class TestGoingOn:
             await until(lambda: len(world.numbers) >= 5)
         assert world.numbers == [1, 2, 3, 4, 5]
 
-    async def test_after_the_stream_broke(self) -> None:
+    async def test_delivery_continues_after_the_stream_broke(self) -> None:
         world = World()
         async with running(world) as found:
             await streaming(found)
@@ -166,7 +166,7 @@ class TestGoingOn:
             await until(lambda: len(world.numbers) >= 2)
         assert world.numbers == [1, 2]
 
-    async def test_with_the_prepare_that_holds_the_slot(self) -> None:
+    async def test_a_start_keeps_the_prepare_that_holds_the_slot(self) -> None:
         world = World(position=8_000, checkpoint=replace(CHECKPOINT, held_lsn=8_500))
         async with running(world) as found:
             await streaming(found)
@@ -174,7 +174,7 @@ class TestGoingOn:
             found.session.progress.on_prepared(700, 7_999)
             assert found.session.progress.held_at(9_000) == 8_500
 
-    async def test_on_a_promoted_standby(self) -> None:
+    async def test_delivery_continues_on_a_promoted_standby(self) -> None:
         world = World(
             position=8_000,
             checkpoint=CHECKPOINT,
@@ -187,8 +187,8 @@ class TestGoingOn:
             await until(lambda: world.numbers)
         assert world.cuts[0][2].timeline == 2
 
-    async def test_as_a_standby_until_the_owner_is_gone(self) -> None:
-        """Wait as a standby, without a connection to Kafka."""
+    async def test_a_standby_waits_until_the_owner_is_gone(self) -> None:
+        """Let the standby wait without a connection to Kafka."""
         world = World(position=8_000, checkpoint=CHECKPOINT, streaming=True)
         world.faults["prepare"] = [SinkUnavailable("Kafka is away.")]
         async with running(world) as found:
@@ -226,7 +226,7 @@ class TestPoison:
         with pytest.raises(Refused, match="cannot take"):
             await ended(pipeline(self.world(self.refused(2))))
 
-    async def test_dead_letters_take_its_place_in_the_next_session(self) -> None:
+    async def test_dead_letters_replace_refused_records_in_the_next_session(self) -> None:
         world = self.world(self.refused(2), self.refused(3))
         async with running(world, dead_letters=True) as found:
             await until(lambda: len(world.numbers) == 4)
@@ -241,7 +241,7 @@ class TestPoison:
         with pytest.raises(Refused, match="cannot take"):
             await ended(pipeline(self.world(self.refused(2), self.refused(2)), dead_letters=True))
 
-    async def test_a_refusal_during_a_stop(self) -> None:
+    async def test_a_refusal_during_a_stop_is_reported(self) -> None:
         world = self.world(self.refused(2))
         world.commit_gate = asyncio.Event()
         found = pipeline(world, dead_letters=True)
@@ -267,7 +267,9 @@ class TestWhenItMustNotGoOn:
             (World(position=5, checkpoint=replace(CHECKPOINT, timeline=3)), "is not an ancestor"),
         ],
     )
-    async def test_it_stops_and_a_new_history_can_be_started(self, world: World, sentence: str) -> None:
+    async def test_a_problem_stops_the_pipeline_until_a_new_history_is_started(
+        self, world: World, sentence: str
+    ) -> None:
         with pytest.raises(HistoryError, match=sentence):
             await ended(pipeline(world))
         assert not world.cuts
@@ -309,7 +311,7 @@ class TestWhenItMustNotGoOn:
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
 
-    async def test_a_history_that_another_owner_has_just_begun(self) -> None:
+    async def test_a_history_that_another_owner_has_just_begun_is_noticed(self) -> None:
         world = World(position=10_000, checkpoint=replace(CHECKPOINT, cut=0, end_lsn=0))
 
         class Late(FakeSink):
@@ -383,8 +385,8 @@ class TestWhenItMustNotGoOn:
         assert world.checkpoint is not None
         assert "has sent transaction 8000" in world.checkpoint.refused
 
-    async def test_schemas_of_another_owner_that_has_just_ended(self) -> None:
-        """Look at the registry a second time. A schema is durable before the cut that needs it, so it is there then."""
+    async def test_schemas_of_an_owner_that_has_just_ended_are_found(self) -> None:
+        """Read the registry a second time, because it has every schema before the cut that needs the schema."""
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
         )
@@ -398,7 +400,7 @@ class TestWhenItMustNotGoOn:
             await streaming(found)
             assert world.described_topics == {"shop.public.late"}
 
-    async def test_adopting_changes_nothing_without_a_problem(self) -> None:
+    async def test_adopt_slot_changes_nothing_without_a_problem(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
         async with running(world, adopt_slot=True) as found:
             await streaming(found)
@@ -428,7 +430,7 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(PermissionDenied):
             await ended(pipeline(World(faults={"connect": [PermissionDenied("password")]})))
 
-    async def test_a_slot_dropped_while_it_is_started(self) -> None:
+    async def test_a_slot_that_is_dropped_during_the_start_is_reported(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
 
         class Dropped(FakeSource):
@@ -440,7 +442,7 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(ConfigError, match="was dropped while it was being started"):
             await ended(pipeline(world, source=Dropped))
 
-    async def test_a_large_transaction_that_misses_its_deadline_twice(self) -> None:
+    async def test_a_large_transaction_that_misses_its_deadline_twice_stops_the_process(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"commit": [DeadlineMissed("late")] * 2})
         world.commit(*range(1, 50))
         with pytest.raises(UnavailableError, match=r"0.0 MiB of it were written, at 0.00 MiB/s.*transaction_timeout"):
@@ -487,13 +489,13 @@ class TestWhenItMustNotGoOn:
             await until(lambda: world.numbers == [1])
             assert not found.binary
 
-    async def test_more_tables_than_are_kept_at_the_same_place_twice(self) -> None:
+    async def test_too_many_tables_stop_a_pipeline_that_does_not_advance(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TooManyDescriptions("Too many.")] * 2})
         world.commit(1)
         with pytest.raises(UnavailableError, match=r"nothing after 0/2328 was delivered.*pg_prepared_xacts"):
             await ended(pipeline(world))
 
-    async def test_more_tables_than_are_kept_do_not_stop_a_pipeline_that_advances(self) -> None:
+    async def test_too_many_tables_do_not_stop_a_pipeline_that_advances(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"begin": [TooManyDescriptions("Too many.")]})
         world.commit(1)
         async with running(world):
@@ -508,7 +510,7 @@ class TestWhenItMustNotGoOn:
         async with running(world):
             await until(lambda: world.numbers == [1])
 
-    async def test_being_fenced_while_the_slot_is_ours_by_one_who_writes(self) -> None:
+    async def test_being_fenced_by_a_writer_while_the_slot_is_ours_stops_the_process(self) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT)
 
         class Overtaken(FakeSink):
@@ -521,7 +523,7 @@ class TestWhenItMustNotGoOn:
             await ended(pipeline(world, sink=Overtaken))
 
     @pytest.mark.parametrize("step", ["commit", "committed"])
-    async def test_being_fenced_while_the_slot_is_ours_by_one_who_writes_nothing(self, step: str) -> None:
+    async def test_being_fenced_by_a_process_that_writes_nothing_is_retried(self, step: str) -> None:
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={step: [Fenced("Another took over.")]})
         world.commit(1)
         async with running(world) as found:
@@ -531,9 +533,7 @@ class TestWhenItMustNotGoOn:
             await until(lambda: world.numbers == [1, 2])
 
     @pytest.mark.parametrize("shown", [[replace(CHECKPOINT, cut=1)], []])
-    async def test_being_fenced_while_the_slot_is_ours_and_a_broker_shows_an_outdated_checkpoint(
-        self, shown: list[Checkpoint]
-    ) -> None:
+    async def test_an_outdated_checkpoint_after_being_fenced_is_retried(self, shown: list[Checkpoint]) -> None:
         """Start a new session, because a checkpoint older than our own last one does not show who has written since."""
         world = World(position=8_000, checkpoint=CHECKPOINT)
         outdated: list[list[Checkpoint]] = []
@@ -551,7 +551,7 @@ class TestWhenItMustNotGoOn:
             await until(lambda: world.numbers == [1, 2])
         assert not outdated
 
-    async def test_being_fenced_while_the_slot_is_ours_by_one_who_refuses_the_server(self) -> None:
+    async def test_being_fenced_by_a_process_that_refuses_the_server_stops_the_process(self) -> None:
         """Stop because of the refusal, which the next session reads from the checkpoint topic.
 
         The other process owned the slot when it began to write the refusal.
@@ -567,7 +567,7 @@ class TestWhenItMustNotGoOn:
         with pytest.raises(HistoryError, match="The server went back"):
             await ended(pipeline(world, sink=Overtaken))
 
-    async def test_being_fenced_while_the_slot_is_ours_in_the_first_session_after_a_promotion(self) -> None:
+    async def test_being_fenced_in_the_first_session_after_a_promotion_is_retried(self) -> None:
         """Start a new session, although Kafka has another checkpoint than the session.
 
         The session's checkpoint is on the new timeline. Kafka still has the checkpoint that the session found.
@@ -604,7 +604,7 @@ class TestWhenItMustNotGoOn:
 
 
 class TestAdopting:
-    async def test_adopting_applies_only_once(self) -> None:
+    async def test_adopt_slot_applies_only_once(self) -> None:
         world = World(position=8_000)
         with pytest.raises(HistoryError, match="Somebody else advanced"):  # noqa: PT012 - the end of the block raises
             async with running(world, adopt_slot=True) as found:
@@ -636,7 +636,7 @@ class TestTheWrongServerForAMoment:
             world.server = replace(world.server, xlogpos=20_000)
             await streaming(found)
 
-    async def test_a_slot_that_another_process_creates_meanwhile(self) -> None:
+    async def test_a_slot_that_another_process_creates_meanwhile_is_used(self) -> None:
         world = World()
 
         class Late(FakeSink):

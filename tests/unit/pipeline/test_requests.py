@@ -52,7 +52,7 @@ def stage() -> Stage:
     return Stage()
 
 
-def test_the_request_of_a_table(stage: Stage) -> None:
+def test_the_request_of_a_table_is_found(stage: Stage) -> None:
     assert stage.requests.of(NOTES) == REQUEST
     assert stage.requests.of(("public", "n")) is None
     assert stage.requests.where(NOTES) == "n > 1"

@@ -103,7 +103,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestTakingASnapshot:
-    async def test_the_round_decides_from_then_on(self, stage: Stage) -> None:
+    async def test_the_round_decides_about_transactions_after_its_snapshot(self, stage: Stage) -> None:
         taken = await stage.rounds.take()
         assert (taken.snapshot, taken.end_lsn) == (stage.world.seen[0], END)
         gate = stage.transactions.gate

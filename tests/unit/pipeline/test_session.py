@@ -238,7 +238,7 @@ async def test_without_progress_a_cut_is_written_occasionally(monkeypatch: pytes
         assert found.confirmed <= 10_000
 
 
-async def test_no_such_cut_is_written_while_the_history_is_unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_cut_is_written_while_the_history_is_unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no cut, because a cut says that everything before its end is in Kafka, which is not known yet."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
@@ -480,7 +480,7 @@ async def test_the_servers_position_is_known_before_anything_was_read(monkeypatc
         assert found.session.status.oldest_commit_age_s() == 0.0
 
 
-async def test_the_figures_of_the_lag() -> None:
+async def test_the_lag_has_figures() -> None:
     world = World(position=10_000, commit_gate=asyncio.Event())
     async with running(world) as found:
         assert found.session.status.oldest_commit_age_s() == 0.0
@@ -545,7 +545,7 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """Use the origin although it comes after the Begin, and the table is already known then."""
+    """Use the origin, although its message comes after the Begin and the table is already known."""
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
@@ -559,7 +559,7 @@ async def test_every_record_carries_the_origin_of_its_transaction() -> None:
 
 
 class TestStreamedTransactions:
-    async def test_their_rows_wait_until_the_commit(self) -> None:
+    async def test_rows_of_a_streamed_transaction_wait_until_the_commit(self) -> None:
         world = World(position=10_000)
         async with running(world) as found:
             world.send(
@@ -574,7 +574,9 @@ class TestStreamedTransactions:
             await until(lambda: found.confirmed == end_lsn)
             assert found.session.status.waiting_transactions == 0
 
-    async def test_other_tasks_run_during_many_small_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_during_many_small_streamed_transactions(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)
         async with running(world) as found:
@@ -593,7 +595,7 @@ class TestStreamedTransactions:
                     await asyncio.sleep(0)
             assert turns > 40
 
-    async def test_other_tasks_run_during_a_large_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_other_tasks_run_during_a_large_streamed_transaction(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TURN", 10)
         world = World(position=10_000)
         async with running(world) as found:
@@ -609,7 +611,7 @@ class TestStreamedTransactions:
             assert turns >= 100
             assert len(world.numbers) == 1000
 
-    async def test_nothing_is_delivered_after_a_large_one_that_is_abandoned(
+    async def test_nothing_is_delivered_after_an_abandoned_large_transaction(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "TURN", 10)
@@ -867,7 +869,7 @@ class TestAServerWithAnotherHistory:
         assert found.confirmed <= 5_000
 
     async def test_nothing_is_confirmed_before_the_last_transaction_comes_again(self) -> None:
-        """Confirm nothing if another transaction comes instead, because it has to come again in a new epoch."""
+        """Confirm nothing, because the other transaction that comes instead has to be sent again in a new epoch."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
         async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:

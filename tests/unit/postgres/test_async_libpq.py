@@ -100,7 +100,7 @@ async def test_a_wait_can_be_interrupted(wire: Wire) -> None:
         await waiting
 
 
-async def test_data_and_an_interruption_at_the_same_time(wire: Wire, server: Walsender) -> None:
+async def test_an_interruption_takes_precedence_over_data(wire: Wire, server: Walsender) -> None:
     waiting = asyncio.create_task(wire.readable())
     await asyncio.sleep(0)
     server.keepalive()

@@ -34,7 +34,7 @@ def server(version: int) -> Server:
         (190000, False, False),
     ],
 )
-def test_known_bugs(version: int, *, concurrent_alter: bool, torn_start: bool) -> None:
+def test_known_bugs_of_a_server_version_are_reported(version: int, *, concurrent_alter: bool, torn_start: bool) -> None:
     assert _has_bug(server(version), CONCURRENT_ALTER) == concurrent_alter
     assert _has_bug(server(version), TORN_START) == torn_start
 
@@ -62,7 +62,7 @@ def test_tables_without_identity_are_named_up_to_a_limit() -> None:
         (180004, Verdict.OK, "18.4"),
     ],
 )
-async def test_versions(version: int, verdict: Verdict, words: str) -> None:
+async def test_unsupported_server_versions_are_reported(version: int, verdict: Verdict, words: str) -> None:
     options = ConnectionOptions()
     around = _Surroundings(
         Catalog(options), server(version), options, "slot", [], create_slot=True, stream=StreamOptions()

@@ -80,7 +80,7 @@ def error(sqlstate: str, message: str = "words", detail: str = "", routine: str 
         ("FATAL:  die Passwort-Authentifizierung ist fehlgeschlagen", SourceUnavailable),
     ],
 )
-def test_a_connection_that_could_not_be_made(words: str, kind: type[PgsluiceError]) -> None:
+def test_a_failed_connection_is_retried_or_refused_with_advice(words: str, kind: type[PgsluiceError]) -> None:
     found = failures.cannot_connect(psycopg.OperationalError(f"connection failed:\n\t{words}\n"))
     assert type(found) is kind
     is_refused = kind is PermissionDenied or "FATAL" in words
@@ -120,7 +120,7 @@ def test_a_failure_is_retried_if_any_host_may_come_back() -> None:
     assert type(failures.cannot_connect(psycopg.OperationalError(words))) is SourceUnavailable
 
 
-def test_an_invalid_connection_string() -> None:
+def test_an_invalid_connection_string_is_not_repeated() -> None:
     """Do not repeat psycopg's error, because it may quote the whole connection string."""
     found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
     assert str(found) == "libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn"
@@ -155,18 +155,18 @@ def test_a_failure_of_several_hosts_is_retried_if_one_may_come_back(
     assert all(words in str(found) for *_, words in attempts)
 
 
-def test_a_connection_that_broke() -> None:
+def test_a_broken_connection_is_retried() -> None:
     found = failures.connection_lost(psycopg.OperationalError("server closed\n the connection\n"))
     assert str(found) == "the connection to PostgreSQL broke: server closed; the connection"
 
 
-def test_a_query_that_got_no_answer() -> None:
+def test_a_query_without_an_answer_is_retried() -> None:
     found = failures.query_failed(psycopg.OperationalError("the connection is closed"), "asking")
     assert type(found) is SourceUnavailable
     assert "the connection to PostgreSQL broke" in str(found)
 
 
-def test_a_usable_slot() -> None:
+def test_a_usable_slot_is_accepted() -> None:
     assert failures.unusable("s", SLOT, "shop", StreamOptions(), 170010) is None
 
 
@@ -195,7 +195,7 @@ def test_prepared_transactions_and_failovers_go_together_from_18_on(slot: SlotSt
         (replace(SLOT, two_phase=True), ConfigError, r'ALTER_REPLICATION_SLOT "s" \(TWO_PHASE false\)'),
     ],
 )
-def test_an_unusable_slot(slot: SlotState | None, kind: type[PgsluiceError], words: str) -> None:
+def test_an_unusable_slot_is_refused(slot: SlotState | None, kind: type[PgsluiceError], words: str) -> None:
     found = failures.unusable("s", slot, "shop", StreamOptions(origin="none"), 170010)
     with pytest.raises(kind, match=words):
         raise found or AssertionError
@@ -215,7 +215,7 @@ def test_an_unusable_slot(slot: SlotState | None, kind: type[PgsluiceError], wor
         (error("0A000", routine="CheckLogicalDecodingRequirements"), SourceUnavailable, "the server is a standby"),
     ],
 )
-def test_a_refused_command(refusal: ServerError, kind: type[PgsluiceError], words: str) -> None:
+def test_a_refused_command_is_reported_with_advice(refusal: ServerError, kind: type[PgsluiceError], words: str) -> None:
     found = failures.refused(refusal, "doing")
     assert type(found) is kind
     with pytest.raises(kind, match=words):
@@ -240,7 +240,7 @@ def test_a_refused_command(refusal: ServerError, kind: type[PgsluiceError], word
         (error("22ZZZ"), SLOT, PoisonError, "error .SQLSTATE 22ZZZ"),
     ],
 )
-def test_a_stream_that_broke(
+def test_the_error_of_a_broken_stream_is_judged(
     failure: ServerError, slot: SlotState | None, kind: type[PgsluiceError], words: str
 ) -> None:
     found = failures.stream_broke(failure, "s", slot)

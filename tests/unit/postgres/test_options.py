@@ -64,7 +64,7 @@ def test_an_invalid_dsn_is_not_repeated(given: dict[str, str]) -> None:
         (StreamOptions(origin="none"), 160014, {"streaming": "on", "origin": "none"}),
     ],
 )
-def test_options_that_a_server_supports(options: StreamOptions, version: int, asked: dict[str, str]) -> None:
+def test_options_that_a_server_supports_are_used(options: StreamOptions, version: int, asked: dict[str, str]) -> None:
     assert options.of_server(version) == asked
 
 

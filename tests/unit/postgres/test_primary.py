@@ -18,7 +18,7 @@ async def check(*answer: str | None) -> None:
     await PRIMARY.check(query)
 
 
-async def test_the_primary_of_the_same_cluster_on_the_same_timeline() -> None:
+async def test_the_primary_of_the_same_cluster_and_timeline_is_accepted() -> None:
     await check("false", "7001", "0000001A")
 
 

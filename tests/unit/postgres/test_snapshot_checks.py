@@ -28,7 +28,7 @@ def test_each_problem_has_one_finding_for_all_its_tables() -> None:
     assert _problems([table("good")], ROLE) == []
 
 
-def test_the_cost_of_tables_without_a_key() -> None:
+def test_the_cost_of_tables_without_a_key_is_reported() -> None:
     small, large = [table("small", 1, key=()), table("empty", 2, key=())], [table("large", 3, key=())]
     sizes = {1: TableSize(10_000_000, 2**28), 2: TableSize(), 3: TableSize(10**9, 2**32)}
     keys, too_large = _keyless(small, large, sizes)
@@ -63,5 +63,5 @@ def test_the_summary_names_the_largest() -> None:
         (TableSize(10**11, 2**40), None, "loading takes about 29 days"),
     ],
 )
-def test_how_long_it_takes(size: TableSize, rows_per_s: int | None, words: str) -> None:
+def test_the_duration_of_the_loads_is_estimated(size: TableSize, rows_per_s: int | None, words: str) -> None:
     assert words in summary({1: size}, rows_per_s=rows_per_s).detail

@@ -151,7 +151,7 @@ async def test_foreign_bytes_are_an_error(server: Walsender) -> None:
             await stream.read()
 
 
-async def test_reports_go_out_by_the_timer_and_never_back(server: Walsender) -> None:
+async def test_reports_are_sent_by_the_timer_and_never_decrease(server: Walsender) -> None:
     async with streaming(server, BUSY) as stream:
         first = await server.statuses.get()
         assert (first.write, first.flush, first.apply, first.reply_requested) == (0, 0, 0, False)
@@ -408,7 +408,7 @@ async def test_stopping_does_not_wait_for_ever(server: Walsender, monkeypatch: p
             await stream.read()
 
 
-async def test_stopping_a_stream_that_has_ended_is_nothing(server: Walsender) -> None:
+async def test_stopping_a_stream_that_has_ended_does_nothing(server: Walsender) -> None:
     async with streaming(server) as stream:
         stream.fail(ConfigError("over"))
         await stream.stop()

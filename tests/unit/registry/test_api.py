@@ -54,7 +54,7 @@ def error(status: int, code: int, message: str) -> Answer:
 
 
 class TestById:
-    def test_gives_the_schema_as_a_text(self, store: SchemaStore) -> None:
+    def test_a_schema_is_given_as_a_text(self, store: SchemaStore) -> None:
         assert get(store, f"/schemas/ids/{V1}") == Answer(200, {"schema": normalise(VALUES[0])})
 
     @pytest.mark.parametrize(
@@ -68,22 +68,22 @@ class TestById:
             "deleted=true",
         ],
     )
-    def test_accepts_what_clients_add(self, store: SchemaStore, query: str) -> None:
+    def test_parameters_that_clients_add_to_a_schema_request_are_accepted(self, store: SchemaStore, query: str) -> None:
         assert get(store, f"/schemas/ids/{V1}?{query}") == Answer(200, {"schema": normalise(VALUES[0])})
 
-    def test_gives_the_largest_id_on_request(self, store: SchemaStore) -> None:
+    def test_the_largest_id_is_given_on_request(self, store: SchemaStore) -> None:
         body = get(store, f"/schemas/ids/{V1}?fetchMaxId=true").body
         assert body == {"schema": normalise(VALUES[0]), "maxId": store.max_id()}
 
-    def test_gives_the_bare_schema(self, store: SchemaStore) -> None:
+    def test_a_bare_schema_can_be_requested(self, store: SchemaStore) -> None:
         assert get(store, f"/schemas/ids/{V1}/schema") == Answer(200, VALUES[0])
 
-    def test_gives_subjects_and_versions(self, store: SchemaStore) -> None:
+    def test_subjects_and_versions_of_a_schema_are_given(self, store: SchemaStore) -> None:
         copy, orders = {"subject": "s.p.copy-value", "version": 1}, {"subject": "s.p.orders-value", "version": 1}
         assert get(store, f"/schemas/ids/{V1}/versions") == Answer(200, [copy, orders])
         assert get(store, f"/schemas/ids/{V1}/subjects") == Answer(200, ["s.p.copy-value", "s.p.orders-value"])
 
-    def test_of_one_subject_only(self, store: SchemaStore) -> None:
+    def test_versions_of_a_schema_can_be_limited_to_a_subject(self, store: SchemaStore) -> None:
         query = "subject=s.p.orders-value"
         assert get(store, f"/schemas/ids/{V1}/versions?{query}").body == [{"subject": "s.p.orders-value", "version": 1}]
         assert get(store, f"/schemas/ids/{V1}/subjects?{query}").body == ["s.p.orders-value"]
@@ -106,14 +106,14 @@ class TestById:
         assert get(store, "/schemas/ids/7/subjects").body == ["a", "b"]
 
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
-    def test_unknown(self, store: SchemaStore, part: str) -> None:
+    def test_an_unknown_schema_id_is_not_found_yet(self, store: SchemaStore, part: str) -> None:
         """Mark the answer as possibly too early. The client knows the id, so its schema may still arrive."""
         body = {"error_code": 40403, "message": "Schema 1 not found"}
         assert get(store, f"/schemas/ids/1{part}") == Answer(404, body, early=True)
 
     @pytest.mark.parametrize("wanted", ["0", "-1", "x", "٣", "99999999999", "2147483648"])
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
-    def test_impossible(self, store: SchemaStore, wanted: str, part: str) -> None:
+    def test_an_impossible_schema_id_is_not_found(self, store: SchemaStore, wanted: str, part: str) -> None:
         found = get(store, f"/schemas/ids/{quote(wanted)}{part}")
         assert found == error(404, 40403, f"Schema {wanted} not found")
 
@@ -127,7 +127,7 @@ class TestById:
 
 
 class TestSubjects:
-    def test_lists_them(self, store: SchemaStore) -> None:
+    def test_subjects_are_listed(self, store: SchemaStore) -> None:
         assert get(store, "/subjects") == Answer(200, sorted(SUBJECTS))
 
     @pytest.mark.parametrize(
@@ -146,20 +146,20 @@ class TestSubjects:
             ("limit=many", sorted(SUBJECTS)),
         ],
     )
-    def test_by_prefix_and_page(self, store: SchemaStore, query: str, expected: list[str]) -> None:
+    def test_subjects_are_listed_by_prefix_and_page(self, store: SchemaStore, query: str, expected: list[str]) -> None:
         assert get(store, f"/subjects?{query}").body == expected
 
 
 class TestVersions:
-    def test_lists_them(self, store: SchemaStore) -> None:
+    def test_versions_are_listed(self, store: SchemaStore) -> None:
         assert get(store, "/subjects/s.p.orders-value/versions") == Answer(200, [1, 2])
 
-    def test_accepts_what_clients_add(self, store: SchemaStore) -> None:
+    def test_parameters_that_clients_add_to_a_version_request_are_accepted(self, store: SchemaStore) -> None:
         query = "deleted=false&deleted_only=false&offset=0&limit=-1"
         assert get(store, f"/subjects/s.p.orders-value/versions?{query}").body == [1, 2]
 
     @pytest.mark.parametrize(("wanted", "version"), [("1", 1), ("2", 2), ("latest", 2), ("-1", 2)])
-    def test_gives_one(self, store: SchemaStore, wanted: str, version: int) -> None:
+    def test_a_version_is_given(self, store: SchemaStore, wanted: str, version: int) -> None:
         assert get(store, f"/subjects/s.p.orders-value/versions/{wanted}?deleted=true") == Answer(
             200,
             {
@@ -176,16 +176,16 @@ class TestVersions:
         assert body["subject"] == ODD
 
     @pytest.mark.parametrize("part", ["", "/1", "/latest"])
-    def test_of_an_unknown_subject(self, store: SchemaStore, part: str) -> None:
+    def test_an_unknown_subject_has_no_versions(self, store: SchemaStore, part: str) -> None:
         found = get(store, f"/subjects/a%2Fb/versions{part}")
         assert found == error(404, 40401, "Subject 'a/b' not found.")
 
-    def test_unknown_version(self, store: SchemaStore) -> None:
+    def test_an_unknown_version_is_not_found(self, store: SchemaStore) -> None:
         found = get(store, "/subjects/s.p.orders-value/versions/3")
         assert found == error(404, 40402, "Version 3 not found.")
 
     @pytest.mark.parametrize("wanted", ["0", "-2", "first", "1.0", "2147483648"])
-    def test_invalid_version(self, store: SchemaStore, wanted: str) -> None:
+    def test_an_invalid_version_is_refused(self, store: SchemaStore, wanted: str) -> None:
         found = get(store, f"/subjects/s.p.orders-value/versions/{wanted}")
         message = (
             f"The specified version '{wanted}' is not a valid version id. "
@@ -195,12 +195,12 @@ class TestVersions:
 
 
 class TestLookUp:
-    def test_finds_the_version(self, store: SchemaStore) -> None:
+    def test_a_look_up_finds_the_version_of_a_schema(self, store: SchemaStore) -> None:
         assert post(store, "/subjects/s.p.orders-value", VALUES[1], schemaType="AVRO", references=[]) == Answer(
             200, {"subject": "s.p.orders-value", "version": 2, "id": V2, "schema": normalise(VALUES[1])}
         )
 
-    def test_finds_it_as_another_library_prints_it(self, store: SchemaStore) -> None:
+    def test_a_look_up_finds_a_schema_that_another_library_printed(self, store: SchemaStore) -> None:
         printed = (
             '{"type":"record","name":"Envelope","namespace":"s.p.orders",'
             '"fields":[{"name":"op","type":{"type":"bytes"}}]}'
@@ -208,11 +208,11 @@ class TestLookUp:
         body: Any = post(store, "/subjects/s.p.orders-value", printed).body
         assert body["version"] == 2
 
-    def test_unknown_subject(self, store: SchemaStore) -> None:
+    def test_a_look_up_in_an_unknown_subject_fails(self, store: SchemaStore) -> None:
         found = post(store, "/subjects/unheard-of", VALUES[0])
         assert found == error(404, 40401, "Subject 'unheard-of' not found.")
 
-    def test_unknown_schema(self, store: SchemaStore) -> None:
+    def test_a_look_up_of_an_unknown_schema_fails(self, store: SchemaStore) -> None:
         found = post(store, "/subjects/s.p.copy-value", VALUES[1])
         assert found == error(404, 40403, "Schema not found")
 
@@ -229,7 +229,7 @@ class TestLookUp:
         ],
     )
     @pytest.mark.parametrize("path", ["/subjects/s.p.copy-value", "/subjects/unheard-of/versions"])
-    def test_invalid_schema(
+    def test_a_look_up_of_an_invalid_schema_is_refused(
         self, store: SchemaStore, path: str, schema: str, fields: dict[str, object], complaint: str
     ) -> None:
         found = post(store, path, schema, **fields)
@@ -242,7 +242,7 @@ class TestLookUp:
         assert found == error(422, 42201, "Invalid schema: not a string")
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b"{}", b'"schema"', b"\xff", b"[" * 100_000])
-    def test_broken_request(self, store: SchemaStore, body: bytes) -> None:
+    def test_a_broken_look_up_is_refused(self, store: SchemaStore, body: bytes) -> None:
         found = answered(store, "POST", "/subjects/s.p.copy-value", {}, body)
         assert found == error(400, 400, 'The body is not a JSON object with a "schema"')
 
@@ -251,7 +251,7 @@ class TestRegister:
     def test_a_known_schema_has_its_id(self, store: SchemaStore) -> None:
         assert post(store, "/subjects/s.p.orders-value/versions", VALUES[1]) == Answer(200, {"id": V2})
 
-    def test_any_other_is_refused_as_in_read_only_mode(self, store: SchemaStore) -> None:
+    def test_any_other_schema_is_refused_as_in_read_only_mode(self, store: SchemaStore) -> None:
         found = post(store, "/subjects/s.p.copy-value/versions", VALUES[1])
         body: Any = found.body
         assert (found.status, body["error_code"]) == (422, 42205)
@@ -260,18 +260,18 @@ class TestRegister:
 
 
 class TestSettings:
-    def test_of_the_registry(self, store: SchemaStore) -> None:
+    def test_the_registry_has_settings(self, store: SchemaStore) -> None:
         assert get(store, "/config") == Answer(200, {"compatibilityLevel": "NONE"})
         assert get(store, "/mode") == Answer(200, {"mode": "READONLY"})
 
-    def test_of_a_subject_there_are_none(self, store: SchemaStore) -> None:
+    def test_a_subject_has_no_settings(self, store: SchemaStore) -> None:
         message = "Subject 'a b' does not have subject-level compatibility configured"
         assert get(store, "/config/a%20b") == error(404, 40408, message)
         assert get(store, "/config/a%20b?defaultToGlobal=false") == error(404, 40408, message)
         message = "Subject 'a b' does not have subject-level mode configured"
         assert get(store, "/mode/a%20b") == error(404, 40409, message)
 
-    def test_those_of_the_registry_hold(self, store: SchemaStore) -> None:
+    def test_the_settings_of_the_registry_apply_to_subjects(self, store: SchemaStore) -> None:
         assert get(store, "/config/a?defaultToGlobal=true") == Answer(200, {"compatibilityLevel": "NONE"})
         assert get(store, "/mode/a?defaultToGlobal=True") == Answer(200, {"mode": "READONLY"})
 
@@ -309,7 +309,7 @@ def test_head_is_answered_as_get(store: SchemaStore) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/subjects/a/b", "/schemas", "/schemas/ids", "/contexts", "/livez"])
-def test_unknown_paths(store: SchemaStore, path: str) -> None:
+def test_unknown_paths_are_not_found(store: SchemaStore, path: str) -> None:
     assert get(store, path) == error(404, 404, "HTTP 404 Not Found")
 
 

@@ -74,7 +74,7 @@ def test_ways_of_writing_names_do_not_matter() -> None:
         ),
     ],
 )
-def test_same(one: Schema, other: Schema) -> None:
+def test_equal_schemas_have_the_same_canonical_form(one: Schema, other: Schema) -> None:
     assert canonical(one) == canonical(other)
 
 
@@ -130,7 +130,7 @@ def test_attributes_with_a_meaning_are_kept(other: Schema) -> None:
         ({"type": "record", "name": "R", "fields": [{"name": "a"}]}, "None is not a schema"),
     ],
 )
-def test_says_why_it_is_not_a_schema(schema: Any, complaint: str) -> None:  # noqa: ANN401 - anything
+def test_the_reason_why_a_value_is_not_a_schema_is_named(schema: Any, complaint: str) -> None:  # noqa: ANN401 - anything
     with pytest.raises(ValueError, match=complaint):
         canonical(schema)
 

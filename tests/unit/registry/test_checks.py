@@ -23,7 +23,7 @@ async def look(server: RegistryServer, on_incompatible: Literal["stop", "force"]
     return await check(lambda: RestOptions(server.url), on_incompatible, "shop.transactions-value", SCHEMA)
 
 
-async def test_all_is_well(server: RegistryServer) -> None:
+async def test_a_correct_registry_has_no_problems(server: RegistryServer) -> None:
     server.level = "NONE"
     assert await look(server) == [
         Finding(NAMES[0], Verdict.OK, "answers; nothing is registered yet"),
@@ -46,7 +46,9 @@ async def test_a_check_does_not_write(server: RegistryServer) -> None:
         ("FULL", Verdict.WARN, "gains or loses a column"),
     ],
 )
-async def test_schemas_that_will_be_refused(server: RegistryServer, level: str, verdict: Verdict, refused: str) -> None:
+async def test_schemas_that_will_be_refused_are_reported(
+    server: RegistryServer, level: str, verdict: Verdict, refused: str
+) -> None:
     server.level = level
     found = (await look(server))[2]
     assert found.verdict is verdict
@@ -57,17 +59,17 @@ async def test_schemas_that_will_be_refused(server: RegistryServer, level: str, 
     assert (forced.verdict, forced.remedy) == (Verdict.OK, "")
 
 
-async def test_a_read_only_registry(server: RegistryServer) -> None:
+async def test_a_read_only_registry_is_reported(server: RegistryServer) -> None:
     server.mode = "READONLY"
     assert [finding.verdict for finding in await look(server)] == [Verdict.OK, Verdict.FAIL, Verdict.OK]
 
 
-async def test_a_registry_without_modes(server: RegistryServer) -> None:
+async def test_a_registry_without_modes_has_no_problem(server: RegistryServer) -> None:
     server.faults = [Fault("GET /mode", 404, {"error_code": 40401, "message": "no such thing"})]
     assert [finding.verdict for finding in await look(server)] == [Verdict.OK] * 3
 
 
-async def test_refused_requests(server: RegistryServer) -> None:
+async def test_refused_requests_are_reported(server: RegistryServer) -> None:
     server.authorization = "Basic x"
     findings = await look(server)
     assert [finding.name for finding in findings] == NAMES
@@ -75,7 +77,7 @@ async def test_refused_requests(server: RegistryServer) -> None:
     assert "Check username and password" in findings[0].detail
 
 
-async def test_settings_that_cannot_be_used() -> None:
+async def test_settings_that_cannot_be_used_are_reported() -> None:
     def unreadable() -> RestOptions:
         raise ConfigError("schema_registry.password_file: it is not there")
 

@@ -21,7 +21,7 @@ def test_the_effect_of_an_alter_is_described() -> None:
     )
 
 
-def test_a_numeric_with_other_digits() -> None:
+def test_a_change_of_numeric_digits_is_described() -> None:
     new = table(id="int4", total="numeric", note="text")
     new["columns"][1]["typmod"] = (10 << 16 | 2) + 4
     assert difference(OLD, new) == "column total changed from numeric to numeric(10,2)"
@@ -30,20 +30,20 @@ def test_a_numeric_with_other_digits() -> None:
     assert difference(OLD, new) == "column total changed from numeric to numeric(5,-2)"
 
 
-def test_differences_that_do_not_change_the_schema() -> None:
+def test_differences_that_do_not_change_the_schema_are_not_named() -> None:
     new = table(id="int4", total="numeric", note="text")
     new["columns"][2]["typmod"] = 14
     assert difference(OLD, new) == difference(OLD, OLD)
 
 
-def test_differences_that_postgresql_does_not_explain() -> None:
+def test_differences_that_postgresql_does_not_explain_are_described() -> None:
     assert difference(OLD, OLD) == (
         "the table's columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else "
         "has registered a schema for this subject"
     )
 
 
-def test_nothing_to_compare_with() -> None:
+def test_without_a_previous_version_nothing_is_compared() -> None:
     assert difference(None, OLD) == difference(OLD, None) == "the previous version is not known here"
 
 
@@ -59,11 +59,11 @@ def test_nothing_to_compare_with() -> None:
         {**OLD, "columns": [{"name": [], "type": "int4", "typmod": -1}]},
     ],
 )
-def test_what_another_program_wrote_is_nothing_to_compare_with(old: dict[str, Any]) -> None:
+def test_schemas_of_other_programs_are_not_compared(old: dict[str, Any]) -> None:
     assert difference(old, OLD) == "the previous version is not known here"
 
 
-def test_the_table_of_a_schema() -> None:
+def test_the_table_of_a_schema_is_found() -> None:
     assert table_of(OLD, "string") == "table public.orders"
     assert table_of(None, {"type": "record", "name": "Cut", "fields": []}) == "record Cut"
     assert table_of(None, "string") == "a text"

@@ -46,7 +46,7 @@ async def test_every_schema_keeps_its_id(server: RegistryServer, store: SchemaSt
     assert {one.mode for one in server.subjects.values()} == {None}
 
 
-async def test_it_can_be_repeated(server: RegistryServer, store: SchemaStore) -> None:
+async def test_an_export_can_be_repeated(server: RegistryServer, store: SchemaStore) -> None:
     await run(server, store)
     assert await run(server, store) == {"shop.public.orders-key": (0, 2), "shop.transactions-key": (0, 1)}
     store.add(Registered("shop.transactions-key", 2, 71, '"long"'))
@@ -54,7 +54,7 @@ async def test_it_can_be_repeated(server: RegistryServer, store: SchemaStore) ->
     assert server.subjects["shop.transactions-key"].schemas == {1: (70, '"string"'), 2: (71, '"long"')}
 
 
-async def test_other_strategies(server: RegistryServer, store: SchemaStore) -> None:
+async def test_an_export_can_use_other_strategies(server: RegistryServer, store: SchemaStore) -> None:
     await run(server, store, "record")
     assert set(server.subjects) == {"shop.public.orders.Key", "shop.transactions-key"}
 
@@ -74,7 +74,7 @@ async def test_the_mode_of_a_subject_is_restored(server: RegistryServer, store: 
     assert server.subjects["shop.transactions-key"].mode == "READONLY"
 
 
-async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -> None:
+async def test_an_id_that_is_taken_is_reported(server: RegistryServer, store: SchemaStore) -> None:
     server._place(server._subject("theirs"), 1, 5, '"int"')
     with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)
@@ -82,20 +82,22 @@ async def test_an_id_that_is_taken(server: RegistryServer, store: SchemaStore) -
 
 
 @pytest.mark.parametrize("text", ['syntax = "proto3"; message A {}', '{"type":"object"}'])
-async def test_an_id_of_a_schema_that_is_not_avro(server: RegistryServer, store: SchemaStore, text: str) -> None:
+async def test_an_id_of_a_schema_that_is_not_avro_is_reported(
+    server: RegistryServer, store: SchemaStore, text: str
+) -> None:
     """Refuse an id that the registry uses for another type of schema, such as Protobuf or JSON Schema."""
     server._place(server._subject("theirs"), 1, 5, text)
     with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)
 
 
-async def test_a_server_that_does_not_import(server: RegistryServer, store: SchemaStore) -> None:
+async def test_a_server_that_does_not_import_is_reported(server: RegistryServer, store: SchemaStore) -> None:
     server.faults = [Fault("POST /subjects/.*/versions", status=200, body={"id": 1})]
     with pytest.raises(UnavailableError, match="gave id 1 to a schema that has id 2000000000 in messages"):
         await run(server, store)
 
 
-async def test_a_server_that_does_not_change_its_mode(server: RegistryServer, store: SchemaStore) -> None:
+async def test_a_server_that_does_not_change_its_mode_is_reported(server: RegistryServer, store: SchemaStore) -> None:
     refusal = {"error_code": 42205, "message": "Mode changes are not allowed"}
     server.faults = [Fault("PUT /mode", status=422, body=refusal)]
     with pytest.raises(ConfigError, match="Mode changes are not allowed"):

@@ -28,7 +28,7 @@ async def client(server: RegistryServer) -> AsyncIterator[RestClient]:
         yield opened
 
 
-async def test_requests_of_the_client(client: RestClient) -> None:
+async def test_the_client_can_make_every_request(client: RestClient) -> None:
     assert await client.look_up("a", TEXT) is None
     identifier = await client.register("a", TEXT)
     assert await client.look_up("a", TEXT) == identifier
@@ -45,12 +45,12 @@ async def test_requests_of_the_client(client: RestClient) -> None:
     assert await client.subject_level("a") is None
 
 
-async def test_a_subject_with_settings_but_no_level(server: RegistryServer, client: RestClient) -> None:
+async def test_a_subject_without_a_level_has_the_registrys_level(server: RegistryServer, client: RestClient) -> None:
     server.faults = [Fault("GET /config/a", status=200, body={"alias": "b"})]
     assert await client.subject_level("a") == "BACKWARD"
 
 
-async def test_an_incompatible_schema(client: RestClient) -> None:
+async def test_an_incompatible_schema_is_reported(client: RestClient) -> None:
     await client.register("a", TEXT)
     with pytest.raises(Conflict, match="incompatible with an earlier schema"):
         await client.register("a", LONG)
@@ -76,7 +76,7 @@ async def test_an_incompatible_schema(client: RestClient) -> None:
         (503, 503, RegistryUnavailable, "HTTP 503"),
     ],
 )
-async def test_what_an_answer_means(
+async def test_an_error_of_the_server_is_explained(
     server: RegistryServer, client: RestClient, status: int, code: int, kind: type[PgsluiceError], sentence: str
 ) -> None:
     server.faults = [Fault(status=status, body={"error_code": code, "message": "in its words"})]
@@ -84,13 +84,13 @@ async def test_what_an_answer_means(
         await client.register("a", TEXT)
 
 
-async def test_a_conflict_where_nothing_is_registered(server: RegistryServer, client: RestClient) -> None:
+async def test_a_conflict_outside_of_a_registration_is_retried(server: RegistryServer, client: RestClient) -> None:
     server.faults = [Fault(status=409, body={"error_code": 409, "message": "in its words"})]
     with pytest.raises(RegistryUnavailable, match=r"Setting the compatibility of subject a to NONE: .*'in its words'"):
         await client.set_level("a", "NONE")
 
 
-async def test_an_error_that_is_a_page_for_people(server: RegistryServer, client: RestClient) -> None:
+async def test_an_error_page_for_people_is_shortened(server: RegistryServer, client: RestClient) -> None:
     server.faults = [Fault(status=502, body=b"<html>" + b"x" * 10_000)]
     with pytest.raises(RegistryUnavailable, match="HTTP 502") as caught:
         await client.register("a", TEXT)
@@ -112,19 +112,19 @@ async def test_an_error_that_is_a_page_for_people(server: RegistryServer, client
         b"",
     ],
 )
-async def test_answers_of_other_programs(server: RegistryServer, client: RestClient, body: bytes) -> None:
+async def test_answers_of_other_programs_are_refused(server: RegistryServer, client: RestClient, body: bytes) -> None:
     server.faults = [Fault(status=200, body=body)]
     with pytest.raises(RegistryUnavailable, match=r"schema_registry\.url"):
         await client.register("a", TEXT)
 
 
-async def test_a_server_that_cannot_be_reached() -> None:
+async def test_a_server_that_cannot_be_reached_is_retried() -> None:
     async with await RestClient.open(RestOptions("http://127.0.0.1:9")) as client:
         with pytest.raises(RegistryUnavailable, match="no answer"):
             await client.subjects()
 
 
-async def test_an_answer_that_cannot_be_unpacked() -> None:
+async def test_an_answer_that_cannot_be_unpacked_is_reported() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]")
@@ -138,14 +138,14 @@ async def test_an_answer_that_cannot_be_unpacked() -> None:
                 await client.subjects()
 
 
-async def test_an_answer_that_does_not_come(server: RegistryServer) -> None:
+async def test_a_missing_answer_is_reported(server: RegistryServer) -> None:
     server.faults = [Fault(delay_s=3)]
     async with await RestClient.open(RestOptions(server.url, timeout_s=0.2)) as client:
         with pytest.raises(RegistryUnavailable, match="no answer"):
             await client.subjects()
 
 
-async def test_a_request_that_is_given_up(server: RegistryServer, client: RestClient) -> None:
+async def test_a_request_ends_if_it_is_given_up(server: RegistryServer, client: RestClient) -> None:
     server.faults = [Fault(delay_s=3)]
     asking = asyncio.create_task(client.subjects())
     await asyncio.sleep(0.05)
@@ -185,19 +185,19 @@ class TestCredentials:
             ({"token": "se-cret"}, "Bearer se-cret"),
         ],
     )
-    async def test_they_are_sent(self, server: RegistryServer, options: dict[str, str], header: str) -> None:
+    async def test_credentials_are_sent(self, server: RegistryServer, options: dict[str, str], header: str) -> None:
         server.authorization = header
         async with await RestClient.open(RestOptions(server.url, **options)) as client:  # type: ignore[arg-type]
             assert await client.register("a", TEXT) == 1
         assert "cret" not in repr(RestOptions(server.url, **options))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("token", ["hunter2\n", "hunter2 ", "hunter2\u00e9", ""])
-    async def test_a_token_that_no_header_can_have(self, server: RegistryServer, token: str) -> None:
+    async def test_a_token_that_no_header_can_have_is_refused(self, server: RegistryServer, token: str) -> None:
         with pytest.raises(ConfigError, match=r"schema_registry\.token has a blank") as caught:
             await RestClient.open(RestOptions(server.url, token=token))
         assert "hunter2" not in str(caught.value)
 
-    async def test_they_are_wrong(self, server: RegistryServer) -> None:
+    async def test_wrong_credentials_are_reported(self, server: RegistryServer) -> None:
         server.authorization = "Basic x"
         wrong = RestOptions(server.url, username="u", password="hunter2")  # noqa: S106 - only for this test
         async with await RestClient.open(wrong) as client:
@@ -206,7 +206,7 @@ class TestCredentials:
         assert "hunter2" not in str(caught.value)
 
 
-async def test_a_tls_alert_that_no_setting_causes() -> None:
+async def test_a_tls_alert_that_no_setting_causes_is_retried() -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x15\x03\x03\x00\x02\x02\x50")  # fatal: internal_error
         await writer.drain()
@@ -236,24 +236,26 @@ class TestTls:
         with RegistryServer(context) as running:
             yield running
 
-    async def test_an_authority_and_a_certificate_of_its_own(
+    async def test_a_private_authority_and_a_client_certificate_can_be_used(
         self, tls_server: RegistryServer, files: tuple[str, str]
     ) -> None:
         options = RestOptions(tls_server.url, ca_file=files[0], cert_file=files[0], key_file=files[1])
         async with await RestClient.open(options) as client:
             assert await client.register("a", TEXT) == 1
 
-    async def test_no_certificate(self, tls_server: RegistryServer, files: tuple[str, str]) -> None:
+    async def test_a_missing_client_certificate_is_reported(
+        self, tls_server: RegistryServer, files: tuple[str, str]
+    ) -> None:
         async with await RestClient.open(RestOptions(tls_server.url, ca_file=files[0])) as client:
             with pytest.raises(ConfigError, match=r"refuses the TLS connection.*cert_file"):
                 await client.register("a", TEXT)
 
-    async def test_an_authority_that_is_not_trusted(self, tls_server: RegistryServer) -> None:
+    async def test_an_untrusted_authority_is_reported(self, tls_server: RegistryServer) -> None:
         async with await RestClient.open(RestOptions(tls_server.url)) as client:
             with pytest.raises(ConfigError, match=r"not trusted.*ca_file"):
                 await client.register("a", TEXT)
 
-    async def test_files_that_cannot_be_used(self, files: tuple[str, str], tmp_path: Path) -> None:
+    async def test_files_that_cannot_be_used_are_reported(self, files: tuple[str, str], tmp_path: Path) -> None:
         rubbish = tmp_path / "rubbish"
         rubbish.write_text("rubbish")
         for options in (

@@ -8,11 +8,11 @@ from pgsluice.registry.schema_record import MAX_ID, Packed, Registered, parse
 RECORD = Registered("shop.public.öl-value", 3, 77, '{"type":"string"}', {"typmods": {"name": 24}})
 
 
-def test_reads_back_what_was_written() -> None:
+def test_a_schema_record_is_read_as_it_was_written() -> None:
     assert parse(RECORD.value()) == RECORD
 
 
-def test_is_json_without_framing() -> None:
+def test_a_schema_record_is_json_without_framing() -> None:
     assert json.loads(RECORD.value()) == {
         "subject": "shop.public.öl-value",
         "version": 3,
@@ -61,7 +61,7 @@ def test_facts_beside_the_schema_may_be_missing() -> None:
         ({"postgres": []}, "'postgres' is neither an object nor null"),
     ],
 )
-def test_says_what_is_wrong_with_a_record(change: dict[str, object], complaint: str) -> None:
+def test_an_invalid_schema_record_is_described(change: dict[str, object], complaint: str) -> None:
     value = json.dumps({**json.loads(RECORD.value()), **change}).encode()
     with pytest.raises(ValueError, match=complaint):
         parse(value)

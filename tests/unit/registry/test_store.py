@@ -29,7 +29,7 @@ class TestPropose:
         assert new
         assert record == Registered("a", 1, schema_id(normalise(TEXT)), '{"type":"string"}', None)
 
-    def test_changes_nothing(self) -> None:
+    def test_a_proposal_changes_nothing(self) -> None:
         store = SchemaStore()
         store.propose("a", TEXT, None)
         assert store.subjects() == []
@@ -78,7 +78,7 @@ class TestPropose:
 
 
 class TestIdsOfAServer:
-    def test_they_are_recorded_as_they_are(self) -> None:
+    def test_ids_of_a_server_are_recorded_as_they_are(self) -> None:
         store = SchemaStore()
         record, new = store.propose("a", TEXT, {"typmod": 1}, 17)
         assert new
@@ -98,7 +98,7 @@ class TestIdsOfAServer:
 
 
 class TestCollision:
-    def test_takes_the_next_free_id(self) -> None:
+    def test_a_collision_takes_the_next_free_id(self) -> None:
         store = SchemaStore()
         taken = schema_id(normalise(TEXT))
         store.add(entry("other", 1, taken, "int"))
@@ -131,7 +131,7 @@ class TestCollision:
         with pytest.raises(ValueError, match=f"id 5, here of subject '{subject}', stands for two schemas"):
             store.add(entry(subject, 2, 5, "long"), topic)
 
-    def test_one_id_for_one_schema_of_two_subjects(self) -> None:
+    def test_two_subjects_may_have_one_schema_with_one_id(self) -> None:
         store = SchemaStore()
         store.add(entry("a", 1, 5, "int"))
         store.add(entry("b", 1, 5, "int"))
@@ -174,7 +174,7 @@ class TestTwoWriters:
         store.add(self.SECOND)
         assert store.versions("a") == before
 
-    def test_the_second_has_to_be_recorded_again_under_its_new_version(self) -> None:
+    def test_the_second_schema_has_to_be_recorded_again_under_its_new_version(self) -> None:
         store = SchemaStore()
         first, _ = store.propose("a", TEXT, None)
         second, _ = store.propose("a", LONG, None)
@@ -193,7 +193,7 @@ class TestTwoWriters:
         store.add(entry("a", 2, 20, LONG))
         assert store.versions("a") == self.conflict().versions("a")
 
-    def test_a_version_can_move(self) -> None:
+    def test_the_version_of_a_schema_can_change(self) -> None:
         store = self.conflict()
         store.add(entry("a", 7, 20, LONG))
         assert [known.version for known in store.versions("a")] == [1, 7]
@@ -271,7 +271,7 @@ def test_after_the_highest_version_the_lowest_free_one_is_used() -> None:
     assert store.propose("a", "bytes", None)[0].version == 3
 
 
-def test_the_versions_after_a_given_one() -> None:
+def test_the_versions_after_a_given_one_are_found() -> None:
     store = SchemaStore()
     assert (store.last("a"), store.ids_of("a", '"long"'), store.rearranged("a")) == (None, [], 0)
     for schema in ("int", "long", "string"):

@@ -23,7 +23,7 @@ def compared(postgres: Sequence[Row], mirror: Sequence[Row]) -> Comparison:
     return compare("orders", ["id"], postgres, mirror)
 
 
-def test_equal_rows() -> None:
+def test_equal_rows_have_no_differences() -> None:
     elsewhere = datetime(2024, 2, 29, 14, 30, tzinfo=timezone(timedelta(hours=2)))
 
     assert compared([ROW], [{**ROW, "placed_at": elsewhere}]).equal
@@ -40,7 +40,7 @@ def test_equal_rows() -> None:
         pytest.param([{"id": 1, "name": "Ada"}, {"id": 2, "name": "Ada"}], id="a row too many"),
     ],
 )
-def test_differences(mirror: list[Row]) -> None:
+def test_differences_are_found(mirror: list[Row]) -> None:
     assert not compared([{"id": 1, "name": "Ada"}], mirror).equal
 
 

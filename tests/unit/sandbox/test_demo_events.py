@@ -105,7 +105,7 @@ def test_rows_without_a_key_are_shown_whole() -> None:
     assert (line.key, line.change) == ("", "name=Ada")
 
 
-def test_cut_line() -> None:
+def test_a_cut_is_shown_on_one_line() -> None:
     cut = Cut({"cut": 7, "transactions": 1, "events": 5000, "end_lsn": 0x2_0000_0010}, [])
 
     assert cut_line(cut) == "cut 7: 1 transaction, 5,000 events, up to 2/10"
@@ -121,9 +121,9 @@ def test_cut_line() -> None:
         ("x" * 41, "(41 characters)"),
     ],
 )
-def test_text(value: object, shown: str) -> None:
+def test_values_are_shown_as_text(value: object, shown: str) -> None:
     assert text(value) == shown
 
 
-def test_count() -> None:
+def test_numbers_are_shown_with_their_noun() -> None:
     assert [count(number, "row") for number in (0, 1, 1234)] == ["0 rows", "1 row", "1,234 rows"]

@@ -24,7 +24,9 @@ def test_without_a_terminal_there_are_no_colours() -> None:
 
 
 @pytest.mark.parametrize(("no_colour", "painted"), [("", "\033[31mtext\033[0m"), ("1", "text")])
-def test_colours_at_a_terminal(no_colour: str, painted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_used_at_a_terminal_unless_no_color_is_set(
+    no_colour: str, painted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", no_colour)
 
@@ -32,20 +34,20 @@ def test_colours_at_a_terminal(no_colour: str, painted: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("columns", "width"), [(20, WIDTH_MIN - 3), (120, 117), (1000, WIDTH_MAX - 3)])
-def test_width(columns: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_width_of_the_terminal_is_limited(columns: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
 
     assert Screen().width == width
 
 
-def test_working(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_of_an_action_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with Screen().working("starting"):
         assert capsys.readouterr().out == "   starting ... "
 
     assert capsys.readouterr().out == "done\n"
 
 
-def test_an_action_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_action_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OSError), Screen().working("starting"):  # noqa: PT011 - any error
         raise OSError
 
@@ -53,7 +55,7 @@ def test_an_action_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), [("", "     "), ("abc", "abc  "), ("abcde", "abcde"), ("abcdef", "ab...")])
-def test_fitted(text: str, shown: str) -> None:
+def test_long_texts_are_shortened(text: str, shown: str) -> None:
     assert fitted(text, 5) == shown
 
 

@@ -14,7 +14,7 @@ def tally(*cuts: Cut) -> Tally:
     return found
 
 
-def test_all_is_well() -> None:
+def test_a_complete_history_has_no_problems() -> None:
     found = tally(cut(4, 10), cut(5), cut(6, 20, 30))
 
     assert found.problems == []
@@ -22,13 +22,13 @@ def test_all_is_well() -> None:
     assert str(found) == "3 events (3 inserts) in 3 cuts"
 
 
-def test_a_missing_cut() -> None:
+def test_a_missing_cut_is_reported() -> None:
     assert tally(cut(4, 10), cut(6, 20)).problems == ["cut 6 follows cut 4"]
 
 
-def test_a_torn_cut() -> None:
+def test_a_torn_cut_is_reported() -> None:
     assert tally(cut(4, 10, events=2)).problems == ["cut 4 announces 2 events and has 1"]
 
 
-def test_events_that_come_twice() -> None:
+def test_events_that_come_twice_are_reported() -> None:
     assert tally(cut(4, 10, 20), cut(5, 20, 30)).problems == ["1 event of cut 5 came before"]

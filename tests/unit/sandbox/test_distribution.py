@@ -33,7 +33,7 @@ def wheel(directory: Path, files: dict[str, str]) -> Path:
     return directory / NAME
 
 
-def test_a_correct_wheel(tmp_path: Path) -> None:
+def test_a_correct_wheel_has_no_errors(tmp_path: Path) -> None:
     assert distribution.problems(wheel(tmp_path, GOOD)) == []
 
 
@@ -51,12 +51,12 @@ def test_a_correct_wheel(tmp_path: Path) -> None:
         ({"pgsluice-0.1.0.dist-info/METADATA": METADATA.replace("Apache-2.0", "Apache!")}, "metadata: "),
     ],
 )
-def test_errors_in_a_wheel(tmp_path: Path, change: dict[str, str], found: str) -> None:
+def test_errors_in_a_wheel_are_found(tmp_path: Path, change: dict[str, str], found: str) -> None:
     assert any(found in problem for problem in distribution.problems(wheel(tmp_path, GOOD | change)))
 
 
 @pytest.mark.parametrize("name", [name for name in GOOD if not name.endswith("METADATA")])
-def test_required_files_of_a_wheel(tmp_path: Path, name: str) -> None:
+def test_missing_files_of_a_wheel_are_found(tmp_path: Path, name: str) -> None:
     (problem,) = distribution.problems(wheel(tmp_path, {one: text for one, text in GOOD.items() if one != name}))
     assert problem.endswith("is missing")
 

@@ -68,13 +68,13 @@ def test_without_maven_only_fetching_is_refused(programs: Path) -> None:
         prerequisites.require(fetching=True)
 
 
-def test_no_java_at_all(programs: Path) -> None:
+def test_a_missing_java_is_reported(programs: Path) -> None:
     assert not list(programs.iterdir())
     with pytest.raises(MissingPrerequisites, match="Java is not on the PATH: install a JDK, version 17"):
         prerequisites.require(fetching=False)
 
 
-def test_a_java_without_a_known_version(programs: Path) -> None:
+def test_a_java_without_a_known_version_is_reported(programs: Path) -> None:
     write_program(programs / "java", "Error: could not find libjava.so")
     with pytest.raises(MissingPrerequisites, match="does not print its version"):
         prerequisites.require(fetching=False)
@@ -89,7 +89,7 @@ def test_java_home_comes_before_the_path(programs: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("error", [AttributeError, PermissionError])
-def test_a_system_without_pidfd(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+def test_a_system_without_pidfd_is_reported(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     def refuse(_: int) -> int:
         raise error
 

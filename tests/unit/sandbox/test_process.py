@@ -156,7 +156,7 @@ def test_a_server_that_never_gets_ready_is_reported(directory: Path, servers: li
         servers[0].wait_until(lambda: False, 0)
 
 
-def test_a_missing_program(directory: Path) -> None:
+def test_a_missing_program_is_reported(directory: Path) -> None:
     with pytest.raises(ServerError, match=r"(?s)could not be started.*No such file"):
         start(directory, ["/no/such/program"])
 

@@ -65,7 +65,7 @@ class TestDirectory:
         for name in ("pgsluice-precious", ".pgsluice-spill-precious"):
             assert files_in(tmp_path / name) == ["file"]
 
-    async def test_nothing_remains_in_the_end(self, tmp_path: Path, disk: Disk) -> None:
+    async def test_nothing_remains_after_the_end(self, tmp_path: Path, disk: Disk) -> None:
         async with SpillDirectory(str(tmp_path), disk) as found:
             (found.path / "1").write_bytes(b"rows")
         assert files_in(tmp_path) == []
@@ -165,7 +165,7 @@ class TestNeighbours:
         finally:
             os.umask(before)
 
-    async def test_programs_that_are_started_do_not_inherit_it(self, spill: SpillDirectory) -> None:
+    async def test_started_programs_do_not_inherit_the_directory(self, spill: SpillDirectory) -> None:
         assert spill._held is not None
         assert not any(os.get_inheritable(one) for one in (spill._held.descriptor, spill._held.lock))
 
@@ -248,7 +248,7 @@ class TestNeighbours:
         await after_a_start(tmp_path, disk)
         assert files_in(tmp_path) == []
 
-    async def test_a_check_says_when_it_is_another_users(
+    async def test_a_check_reports_a_directory_of_another_user(
         self, tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         is_roots, somebody = os.geteuid() == 0, os.geteuid() + 1

@@ -139,7 +139,7 @@ class TestRows:
             await relieved(spool)
             assert spool.memory + ROOM_BYTES <= memory_max
 
-    async def test_the_largest_go_to_disk_first(self, make: Make) -> None:
+    async def test_the_largest_transactions_go_to_disk_first(self, make: Make) -> None:
         spool = make(4 * MIB, 64 * MIB)
         small, large = filled(spool, b"x" * MIB), filled(spool, b"y" * 3 * MIB)
         await relieved(spool)
@@ -178,14 +178,14 @@ class TestWhenThereIsNoRoom:
         with pytest.raises(UnavailableError, match=r"more than buffer\.spill_max \(1048576 bytes\).*Nothing is lost"):
             await relieved(spool)
 
-    async def test_a_directory_that_went_away(self, directory: Path, disk: Disk) -> None:
+    async def test_a_directory_that_disappears_is_reported(self, directory: Path, disk: Disk) -> None:
         spool = DiskSpool(SpoolOptions(directory / "gone", 2 * MIB, 64 * MIB), disk)
         filled(spool, b"x" * 2 * MIB)
         with pytest.raises(UnavailableError, match=r"No such file or directory.*Make room under buffer\.spill_dir"):
             await relieved(spool)
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-    async def test_a_disk_that_is_full(self, make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_full_disk_is_reported(self, make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "O_NOFOLLOW", 0)  # because the test uses a symbolic link to a device
         spool = make(2 * MIB, 64 * MIB)
         rows = filled(spool, b"y" * 2 * MIB)
@@ -197,7 +197,7 @@ class TestWhenThereIsNoRoom:
         with pytest.raises(UnavailableError, match="No space left on device"):
             await relieved(spool)
 
-    async def test_a_file_that_went_away(self, make: Make, directory: Path) -> None:
+    async def test_a_file_that_disappears_is_reported(self, make: Make, directory: Path) -> None:
         spool = make(2 * MIB, 64 * MIB)
         rows = filled(spool, b"x" * 2 * MIB)
         await relieved(spool)
@@ -208,7 +208,7 @@ class TestWhenThereIsNoRoom:
 
     @pytest.mark.parametrize("at", [0, READ_BYTES, 5 * READ_BYTES // 2])
     @pytest.mark.parametrize("change", [lambda _: b"", lambda rest: b"\x01" + rest[1:]], ids=["cut off", "changed"])
-    async def test_a_file_that_was_changed(
+    async def test_a_changed_file_is_reported(
         self, at: int, change: Callable[[bytes], bytes], make: Make, directory: Path
     ) -> None:
         spool = make(2 * MIB, 64 * MIB)

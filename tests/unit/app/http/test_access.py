@@ -182,13 +182,13 @@ class TestClient:
         yield f"https://127.0.0.1:{server.port}"
         await server.stop()
 
-    async def test_with_the_certificate_and_the_token(
+    async def test_a_client_with_certificate_and_token_is_answered(
         self, url: str, pair: tuple[Path, Path], token_file: Path
     ) -> None:
         answer = await ask(url, "/status", token_file=str(token_file), cert_file=str(pair[0]))
         assert answer == (200, '{"state": "streaming"}')
 
-    async def test_without_the_token(self, url: str, pair: tuple[Path, Path]) -> None:
+    async def test_a_client_without_the_token_is_refused(self, url: str, pair: tuple[Path, Path]) -> None:
         assert await ask(url, "/livez", cert_file=str(pair[0])) == (200, "ok\n")
         with pytest.raises(PermissionDenied, match=r"Set http\.token_file"):
             await ask(url, "/status", cert_file=str(pair[0]))
@@ -201,7 +201,9 @@ class TestClient:
         with pytest.raises(UnavailableError, match="certificate verify failed"):
             await ask(url, "/status")
 
-    async def test_files_that_cannot_be_used(self, url: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    async def test_a_client_reports_files_that_cannot_be_used(
+        self, url: str, pair: tuple[Path, Path], tmp_path: Path
+    ) -> None:
         with pytest.raises(ConfigError, match=r"http.token_file: "):
             await ask(url, "/status", cert_file=str(pair[0]), token_file=str(tmp_path / "absent"))
         (tmp_path / "text").write_text("hello")

@@ -14,7 +14,7 @@ def health(status: Mapping[str, object], dead: str | None = None, unready: Mappi
     return Health(lambda: status, lambda: dead, (unready or {}).get)
 
 
-def test_shows_every_kind_of_value() -> None:
+def test_the_page_shows_every_kind_of_value() -> None:
     status: dict[str, object] = {
         "lsn": "0/16B3748",
         "slot": {"failover": True, "temporary": False},
@@ -33,7 +33,7 @@ def test_shows_every_kind_of_value() -> None:
     assert "<tr><th>name</th><th>rows</th><th>error</th></tr><tr><td>orders</td><td>5</td><td>-</td></tr>" in page
 
 
-def test_says_what_is_wrong() -> None:
+def test_the_page_says_what_is_wrong() -> None:
     page = status_page(health({}, "stuck", {Role.ACTIVE: "standby"}))
     assert '<th>live</th><td class="no">no: stuck</td>' in page
     assert '<th>ready</th><td class="yes">yes</td>' in page
@@ -58,7 +58,7 @@ def overview(text: str = "plain") -> Overview:
     )
 
 
-def test_escapes_everything() -> None:
+def test_the_page_escapes_all_texts() -> None:
     status: dict[str, object] = {EVIL: EVIL, "list": [EVIL], "table": [{EVIL: EVIL}], "quarantined": [{"table": EVIL}]}
     status |= {"pipeline": EVIL, "state": EVIL, "snapshot": {"not_loaded": [{"table": EVIL, "reason": EVIL}]}}
     full = Health(lambda: status, lambda: EVIL, {Role.ANY: EVIL}.get, lambda: overview(EVIL))
@@ -68,7 +68,7 @@ def test_escapes_everything() -> None:
         assert "&lt;script&gt;" in page
 
 
-def test_only_its_own_script_and_style_may_run() -> None:
+def test_only_the_pages_own_script_and_style_may_run() -> None:
     page = status_page(Health(dict, lambda: None, lambda _: None, overview))
     policy = HEADERS["Content-Security-Policy"]
     for tag in ("script", "style"):
@@ -80,7 +80,7 @@ def test_only_its_own_script_and_style_may_run() -> None:
     assert " on" not in re.sub(r"<(script|style)>.*?</\1>|>[^<]*<", "", page, flags=re.DOTALL)
 
 
-def test_the_last_minutes() -> None:
+def test_the_page_shows_the_last_minutes() -> None:
     page = status_page(Health(lambda: {"state": "streaming"}, lambda: None, lambda _: None, overview))
     assert "<td>plain</td><td>1,234.6</td><td>98,765</td>" in page
     assert "and 980 more topics" in page
@@ -93,14 +93,14 @@ def test_the_last_minutes() -> None:
     assert "[kafka]\ntopic_prefix = plain" in page
 
 
-def test_a_pause_stands_beside_the_state() -> None:
+def test_a_pause_is_shown_beside_the_state() -> None:
     for paused, shown in ((True, "streaming, paused"), (False, "streaming"), (None, "streaming")):
         status: dict[str, object] = {"state": "streaming", "paused": paused}
         page = status_page(Health(lambda status=status: status, lambda: None, lambda _: None, overview))  # type: ignore[misc]
         assert f"<span class=state>{shown}</span>" in page
 
 
-def test_a_pipeline_that_has_just_started() -> None:
+def test_a_pipeline_that_has_just_started_shows_that_nothing_is_known() -> None:
     nothing = Overview([], [], [], 0, [], 0, Delivered(), Delivered(), [], "")
     page = status_page(Health(dict, lambda: None, lambda _: None, lambda: nothing))
     assert "Not known yet." in page
@@ -108,14 +108,14 @@ def test_a_pipeline_that_has_just_started() -> None:
     assert "None since the start." in page
 
 
-def test_shows_what_has_no_shape() -> None:
+def test_characters_without_a_visible_form_are_escaped() -> None:
     evil = "a\u202eb\x9b\n"
     page = status_page(health({evil: evil, "table": [{evil: evil}]}, evil))
     assert page.count(r"a\u202eb\x9b\n") == 5
     assert evil not in page
 
 
-def test_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_nothing_from_elsewhere() -> None:
     page = status_page(health({}))
     assert "//" not in page
     assert "src=" not in page

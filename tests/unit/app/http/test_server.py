@@ -62,12 +62,12 @@ def store() -> SchemaStore:
 
 
 class TestHealth:
-    async def test_alive(self) -> None:
+    async def test_a_live_process_answers_ok(self) -> None:
         async with running(Process()) as client:
             answer = await client.get("/livez")
         assert (answer.status_code, answer.text) == (200, "ok\n")
 
-    async def test_dead_says_why(self) -> None:
+    async def test_a_dead_process_says_why(self) -> None:
         async with running(Process(dead="the reader made no progress for 61 s")) as client:
             answer = await client.get("/livez")
         assert (answer.status_code, answer.text) == (503, "the reader made no progress for 61 s\n")
@@ -77,19 +77,19 @@ class TestHealth:
             answer = await client.get("/livez")
         assert answer.text == "PostgreSQL says a\\x1b[2J\\nok\n"
 
-    async def test_ready_by_role(self) -> None:
+    async def test_readiness_depends_on_the_role(self) -> None:
         async with running(Process(unready={Role.ACTIVE: "waiting as a hot standby"})) as client:
             standby, owner = await client.get("/readyz"), await client.get("/readyz?role=active")
         assert standby.status_code == 200
         assert (owner.status_code, owner.text) == (503, "waiting as a hot standby\n")
 
-    async def test_an_unknown_role_is_a_mistake(self) -> None:
+    async def test_an_unknown_role_is_refused(self) -> None:
         async with running(Process()) as client:
             answer = await client.get("/readyz?role=leader")
         assert answer.status_code == 400
         assert answer.json() == {"error_code": 400, "message": "HTTP 400 role is one of any, active"}
 
-    async def test_head_does_for_load_balancers(self) -> None:
+    async def test_head_requests_are_answered(self) -> None:
         async with running(Process()) as client:
             assert (await client.head("/livez")).status_code == 200
 
@@ -121,14 +121,14 @@ class TestMetrics:
         return registry
 
     @pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=0.0.4", "text/plain;version=x.y"])
-    async def test_as_text(self, metrics: CollectorRegistry, accept: str) -> None:
+    async def test_metrics_are_served_as_text(self, metrics: CollectorRegistry, accept: str) -> None:
         async with running(Process(), metrics) as client:
             answer = await client.get("/metrics", headers={"Accept": accept})
         assert answer.headers["Content-Type"].startswith("text/plain")
         assert "pgsluice_events_total 3.0\n" in answer.text
 
     @pytest.mark.parametrize("parameters", [";version=1.0.0,text/plain;version=0.0.4;q=0.5", ";version=x.y", ""])
-    async def test_as_openmetrics(self, metrics: CollectorRegistry, parameters: str) -> None:
+    async def test_metrics_are_served_as_openmetrics(self, metrics: CollectorRegistry, parameters: str) -> None:
         accept = f"application/openmetrics-text{parameters}"
         async with running(Process(), metrics) as client:
             answer = await client.get("/metrics", headers={"Accept": accept})
@@ -141,14 +141,14 @@ STATUS: dict[str, object] = {"state": "streaming", "lag": {"bytes": 0}, "topics"
 
 
 class TestStatus:
-    async def test_as_json(self) -> None:
+    async def test_the_status_is_served_as_json(self) -> None:
         async with running(Process(STATUS)) as client:
             answer = await client.get("/status")
         assert answer.headers["Content-Type"].startswith("application/json")
         assert answer.json() == STATUS
 
     @pytest.mark.parametrize("accept", ["*/*", "text/html,application/json", "application/json"])
-    async def test_as_a_page(self, accept: str) -> None:
+    async def test_the_status_is_served_as_a_page(self, accept: str) -> None:
         async with running(Process(STATUS)) as client:
             answer = await client.get("/", headers={"Accept": accept})
         assert answer.headers["Content-Type"].startswith("text/html")
@@ -165,7 +165,7 @@ class TestStatus:
 
 class TestRegistry:
     @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html", "application/xml", ""])
-    async def test_answers_whatever_is_accepted(self, store: SchemaStore, accept: str) -> None:
+    async def test_the_registry_answers_for_any_accept_header(self, store: SchemaStore, accept: str) -> None:
         async with running(Process(), registry=store) as client:
             answer = await client.get("/subjects", headers={"Accept": accept})
         assert answer.headers["Content-Type"] == "application/vnd.schemaregistry.v1+json"
@@ -177,13 +177,13 @@ class TestRegistry:
             answer = await client.get(path)
         assert answer.json()["subject"] == SUBJECT
 
-    async def test_bodies_arrive(self, store: SchemaStore) -> None:
+    async def test_the_registry_reads_the_body_of_a_request(self, store: SchemaStore) -> None:
         async with running(Process(), registry=store) as client:
             answer = await client.post("/subjects/unheard-of", json={"schema": '"string"'})
         assert answer.status_code == 404
         assert answer.json() == {"error_code": 40401, "message": "Subject 'unheard-of' not found."}
 
-    async def test_waits_for_a_schema_that_comes_a_moment_late(self, store: SchemaStore) -> None:
+    async def test_a_request_waits_for_a_schema_that_comes_a_moment_late(self, store: SchemaStore) -> None:
         late, _ = store.propose("late", {"type": "long"}, None)
         async with running(Process(), registry=store) as client:
             asking = asyncio.create_task(client.get(f"/schemas/ids/{late.id}"))
@@ -192,7 +192,7 @@ class TestRegistry:
             answer = await asking
         assert answer.json() == {"schema": '{"type":"long"}'}
 
-    async def test_does_not_wait_for_ever(self, store: SchemaStore) -> None:
+    async def test_a_request_does_not_wait_for_ever(self, store: SchemaStore) -> None:
         async with running(Process(), registry=store) as client:
             answer = await client.get("/schemas/ids/1")
         assert answer.json() == {"error_code": 40403, "message": "Schema 1 not found"}
@@ -212,7 +212,7 @@ class TestRegistry:
         assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET,HEAD")
 
     @pytest.mark.parametrize("path", ["/livez", "/subjects"])
-    async def test_expectations_are_met_or_refused(self, path: str, store: SchemaStore) -> None:
+    async def test_an_expect_header_is_met_or_refused(self, path: str, store: SchemaStore) -> None:
         async with running(Process(), registry=store) as client:
             met = await client.get(path, headers={"Expect": "100-Continue"})
             refused = await client.get(path, headers={b"Expect": b"\x94"})
@@ -315,7 +315,7 @@ class TestListening:
         assert server.port > 0
         await server.stop()
 
-    async def test_an_address_that_is_taken(self) -> None:
+    async def test_an_address_that_is_taken_is_refused(self) -> None:
         async with AsyncExitStack() as stack:
             owner = self.server("127.0.0.1:0")
             await owner.start()
@@ -324,7 +324,7 @@ class TestListening:
             with pytest.raises(ConfigError, match=f"Cannot listen on {listen}: Address already in use"):
                 await self.server(listen).start()
 
-    async def test_an_address_that_is_not_ours(self) -> None:
+    async def test_an_address_of_another_machine_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"Cannot listen on 192.0.2.1:8080: "):
             await self.server("192.0.2.1:8080").start()
 
@@ -336,7 +336,7 @@ class TestListening:
             (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         ],
     )
-    def test_the_reason_why_an_address_cannot_be_used(self, error: OSError, words: str) -> None:
+    def test_the_reason_why_an_address_cannot_be_used_is_named(self, error: OSError, words: str) -> None:
         assert module._reason(error) == words
 
     @pytest.mark.parametrize("listen", ["", "8080", "host", "host:", "host:x", "host:65536", "::1:80", "a:b:80"])

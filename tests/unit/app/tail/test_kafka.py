@@ -28,7 +28,7 @@ ENVELOPE: Mapping[str, Any] = {
 }
 
 
-def test_an_envelope_keeps_what_is_not_known_apart_from_null() -> None:
+def test_an_unknown_value_is_not_shown_as_null() -> None:
     assert kafka._change(ENVELOPE) == Shown(
         *("u", 42, 7, "2026-11-26T00:00:00Z", "public", "orders"),
         before={"id": "one"},
@@ -39,7 +39,7 @@ def test_an_envelope_keeps_what_is_not_known_apart_from_null() -> None:
     )
 
 
-def test_a_message() -> None:
+def test_a_message_is_shown_with_its_prefix_and_content() -> None:
     record = {"prefix": "p", "content": b"\xff", "lsn": 42, "xid": None, "ts": None, "origin": None}
     assert kafka._message(record) == Shown("m", 42, None, None, after={"prefix": "p", "content": "\udcff"})
 
@@ -60,7 +60,7 @@ def test_a_message() -> None:
         ({"k": Decimal("1e3")}, {"k": "1E+3"}),
     ],
 )
-def test_values_are_json_that_has_all_of_them(value: object, shown: object) -> None:
+def test_every_value_can_be_shown_as_json(value: object, shown: object) -> None:
     assert kafka._json(value) == shown
 
 

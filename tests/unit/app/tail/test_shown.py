@@ -36,7 +36,7 @@ UPDATE = Shown(
         ([1, None], "[1, null]"),
     ],
 )
-def test_values_cannot_be_taken_for_others(value: object, text: str) -> None:
+def test_different_values_are_shown_differently(value: object, text: str) -> None:
     assert to_text(Shown("c", 1, 2, None, "s", "t", after={"v": value}), colors=False).endswith(f"insert  s.t v={text}")
 
 
@@ -46,7 +46,7 @@ def test_a_line_shows_what_changed_and_what_was_not_sent() -> None:
     )
 
 
-def test_a_line_without_rows() -> None:
+def test_changes_without_rows_are_shown_on_one_line() -> None:
     truncate = Shown("t", 1, 2, None, "s", "t", flags=("cascade",), origin="other server")
     assert to_text(truncate, colors=False) == '-  0/1  xid 2  truncate  s.t cascade origin="other server"'
     message = Shown("m", 1, None, None, after={"prefix": "p", "content": "\udcff"})
@@ -55,7 +55,7 @@ def test_a_line_without_rows() -> None:
     assert to_text(delete, colors=False) == "-  0/1  xid 2  delete  s.t id=1"
 
 
-def test_colors_are_ours_only() -> None:
+def test_foreign_text_cannot_set_colors() -> None:
     line = to_text(Shown("c", 1, 2, None, "s", "\x1b[1m", after={"\x1b": "\x1b\u202e"}), colors=True)
     assert line.count("\x1b") == 4
     assert "\u202e" not in line
@@ -83,7 +83,7 @@ def test_json_has_the_names_of_the_envelope() -> None:
         (Filter(columns=frozenset(["other"])), False),
     ],
 )
-def test_filters(wanted: Filter, *, passes: bool) -> None:
+def test_filters_choose_what_is_shown(wanted: Filter, *, passes: bool) -> None:
     assert (wanted.apply(UPDATE) is not None) is passes
 
 
