@@ -127,7 +127,7 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        "As above. In PostgreSQL, all rows have the value at once. Consumers see it when a row is next written.",
+        "As above. In PostgreSQL, all rows have the value immediately. Consumers see it when a row is next written.",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
