@@ -1,6 +1,7 @@
-"""The programs that read a load: the bare drain, pg_recvlogical, and the daemon in its variants.
+"""The programs that the bench compares: the drain, pg_recvlogical, and variants of the daemon.
 
-Each program that streams reads from its own copy of the same slot.
+They read the same load, which is a workload of ``bench.loads``. Each program except :class:`Loading` has its own copy
+of one slot.
 
 The time of a run starts when its walsender is first seen, and ends when the last commit has been delivered.
 """
@@ -30,7 +31,8 @@ OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": 
 """The options of pgoutput that the daemon uses by default."""
 
 PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
-"""A drain that pauses, so it does not wake up for every message. Each wake-up also costs the walsender time."""
+"""A drain that pauses, so that it does not wake up for every message. A wake-up also takes CPU time from the
+walsender."""
 
 RECV_LOGICAL = "pg_recvlogical"
 
@@ -42,8 +44,8 @@ WATCH_S = 0.01
 class Course:
     """A load in the WAL: its positions and its number of row changes.
 
-    One transaction, the opening, precedes the load. A marking row follows the load. The first commit at or after
-    ``opening_lsn`` is that of the opening. The first commit at or after ``end_lsn`` is that of the marking row.
+    One transaction, the opening, precedes the load. One more row, the end marker, follows the load. The first commit at
+    or after ``opening_lsn`` is that of the opening. The first commit at or after ``end_lsn`` is that of the end marker.
     """
 
     database: Database
@@ -51,15 +53,15 @@ class Course:
     kafka: Kafka
     rows: int
     extra_rows: int
-    """The number of rows in the opening, plus one for the marking row after the end."""
+    """The number of rows in the opening, plus one for the end marker."""
     start_lsn: int
     opening_lsn: int
     opened_lsn: int
     """The position at which the opening ends."""
     end_lsn: int
     pipeline: str | None = None
-    """The name of the pipeline of all daemons, so that each daemon finds the topics of the previous one. If it is None,
-    each daemon gets a new name."""
+    """The name of the pipeline, which all daemons share, so that each daemon finds the topics of the previous one. If
+    it is None, each daemon gets a new name."""
 
     def rows_at(self, lsn: int) -> float:
         """Return how many of the rows come before ``lsn``. This assumes that all rows have the same size."""
@@ -197,7 +199,7 @@ class Pgsluice:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The daemon with a new slot, which begins after all rows. So the daemon reads the rows from the tables."""
+    """The daemon with a slot that was created after all rows were written. So it reads the rows from the tables."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)

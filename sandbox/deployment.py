@@ -1,6 +1,6 @@
 """Programs that check the files in ``deploy/``: hadolint and Docker Compose. They are kept in the cache.
 
-pgsluice itself does not need them, and nothing is installed.
+pgsluice itself does not need them, and they are not installed on the system.
 
 https://github.com/hadolint/hadolint
 https://docs.docker.com/compose/

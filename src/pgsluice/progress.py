@@ -55,7 +55,10 @@ class Progress:
         """The highest position that did not count because of ``_ceiling``."""
 
     def limit_received(self, lsn: int) -> None:
-        """Count no position after ``lsn`` as received until :meth:`lift_limit`, because a transaction waits there."""
+        """Until :meth:`lift_limit` is called, count no position after ``lsn`` as received.
+
+        Transactions after ``lsn`` may have to wait, for example for the rows of a chunk.
+        """
         self._ceiling = min(self._ceiling, lsn)
 
     def lift_limit(self) -> int:
@@ -69,7 +72,7 @@ class Progress:
         return beyond
 
     def on_received(self, lsn: int) -> None:
-        """Note that everything before ``lsn`` was received.
+        """Record that everything before ``lsn`` was received.
 
         ``lsn`` is the end of a record, or the position of an idle keepalive. Raise Diverged if the server has skipped a
         transaction or message that it had to send again.
@@ -97,14 +100,14 @@ class Progress:
         return not (self._to_be_resent or self._prepares) and self._ceiling == MAX_LSN
 
     def on_resent(self, end_lsn: int, what: ResentKind) -> None:
-        """Note that the server has sent a transaction or a message again that was delivered before."""
+        """Record that the server has sent a transaction or a message again that was delivered before."""
         self.on_received(end_lsn)
         if self._to_be_resent.get(end_lsn) == what:
             del self._to_be_resent[end_lsn]
         self._settle(end_lsn)
 
     def _settle(self, lsn: int) -> None:
-        """Note that everything before ``lsn`` is delivered, unless the server may have another history.
+        """Record that everything before ``lsn`` is delivered. Do nothing if the server may have another history.
 
         A server that was restored may send other changes than those that were delivered. Its changes then have to be
         delivered in a new epoch, so their positions must not be confirmed yet. If the server sends the last transaction
@@ -114,7 +117,7 @@ class Progress:
             self._settled = max(self._settled, lsn)
 
     def on_delivered(self, end_lsn: int, held_lsn: int = INVALID_LSN) -> None:
-        """Note that the checkpoint with ``end_lsn`` and ``held_lsn`` is committed."""
+        """Record that the checkpoint with ``end_lsn`` and ``held_lsn`` is committed."""
         assert end_lsn >= self.delivered, "a checkpoint never goes back"
         self.delivered = end_lsn
         self._held = held_lsn
@@ -125,14 +128,14 @@ class Progress:
     def on_prepared(self, xid: int, prepare_lsn: int) -> None:
         """Confirm no position after this Prepare. Otherwise, the server would not send the transaction again.
 
-        A Prepare before the slot's position holds nothing back. It was confirmed before the slot reported prepared
-        transactions, so the server sends the rows with the commit.
+        A Prepare before the slot's position holds nothing back. It was confirmed before two_phase was enabled for the
+        slot, so the server sends the rows with the commit.
         """
         if prepare_lsn >= self._slot_lsn:
             self._prepares[xid] = prepare_lsn
 
     def on_prepared_commit(self, xid: int, end_lsn: int) -> None:
-        """Note that the transaction was committed at ``end_lsn``.
+        """Record that the transaction was committed at ``end_lsn``.
 
         The transaction holds the confirmed position back until ``end_lsn`` is delivered.
         """
@@ -141,7 +144,7 @@ class Progress:
             self._drop_released()
 
     def forget(self, xid: int) -> None:
-        """Note that the transaction was rolled back, so none of its changes has to be delivered."""
+        """Record that the transaction was rolled back, so none of its changes has to be delivered."""
         self._prepares.pop(xid, None)
 
     def held_at(self, end_lsn: int) -> int:
@@ -173,7 +176,7 @@ class Progress:
 
     @property
     def undelivered(self) -> bool:
-        """Whether this session has received positions or ends of prepared transactions that no checkpoint records yet.
+        """Whether this session has received positions or ends of prepared transactions that no checkpoint contains.
 
         This is false while ``received`` is before ``delivered``. The checkpoint already records those positions. The
         end of a prepared transaction between the two may still come.

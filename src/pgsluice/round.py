@@ -37,14 +37,14 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Note that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
+        """Record that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):
             self.is_void = True
 
     def reach(self, lsn: int) -> None:
-        """Note that everything that the server wrote before ``lsn`` has been received."""
+        """Record that everything that the server wrote before ``lsn`` has been received."""
         self.is_complete = self.is_complete or lsn >= self._end_lsn
 
     @property

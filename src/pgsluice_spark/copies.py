@@ -107,7 +107,7 @@ class Copies:
         self._tables[table] = TableEntry(self._version(table) if version is None else version, state)
 
     def lose(self, table: str, cuts: Sequence[Cut]) -> None:
-        """Note that the changes of a table in these cuts are lost."""
+        """Record that the changes of a table in these cuts are lost."""
         state = self.state(table)
         state = replace(state, load=None, status=UNLOADED if state.status == UNLOADED else GAP)
         self.applied_to(table, replace(advanced(state, cuts, (), {})[0], load=None), None)

@@ -1,4 +1,4 @@
-"""The findings of :mod:`.doctor`, as text and as JSON. Pure.
+"""The findings of :mod:`.doctor`, as text and as JSON. This module does no I/O.
 
 ``tests/spark/test_cli.py`` covers this module.
 """

@@ -438,7 +438,9 @@ class TestRefusals:
         create_topic(kafka, logs.topic, max_message_bytes="2000")
         async with Session(kafka, prefix) as session:
             await session.open_topics(orders.topic, logs.topic, f"{prefix}.never-made")
-            with pytest.raises(TableRefused, match=f"{orders.topic} has cleanup.policy=compact, but rows without key"):
+            with pytest.raises(
+                TableRefused, match=f"{orders.topic} has cleanup.policy=compact, but truncates or rows without a key"
+            ):
                 await session.sink.open_topic(policy(orders), keyed=False)
             with pytest.raises(ConfigError, match=rf"{logs.topic} takes 2000 bytes .*set batch.size under .* to 2000"):
                 await session.sink.open_topic(policy(logs), keyed=False)

@@ -1,4 +1,6 @@
-"""Tests changes that Kafka or Avro cannot accept. They stop pgsluice with a message, or become dead letters."""
+"""Tests what becomes of changes that Kafka or Avro cannot accept.
+
+Such changes stop pgsluice with a message, or become dead letters."""
 
 import random
 import time

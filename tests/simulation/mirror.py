@@ -114,7 +114,7 @@ class Mirror:
             self._violate(f"{topic}: {event} and {former} have the same position")
 
     def on_ended(self, ended: dict[str, Any]) -> None:
-        """Note that a table was loaded, or that its rows are stale."""
+        """Record that a table was loaded, or that its rows are stale."""
         if ended["state"] == "stale":
             self.loaded.discard(ended["oid"])
             return

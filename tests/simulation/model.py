@@ -159,7 +159,7 @@ class Model:
     # Events of the server, and the daemons' reactions
 
     def on_history(self, end: int, *, promoted: bool) -> None:
-        """Note that the server went back to ``end``, and writes other WAL from there."""
+        """Record that the server went back to ``end``, and writes other WAL from there."""
         if promoted:
             self._switches.append(end)
             self.delivered = min(self.delivered, end)
@@ -180,7 +180,7 @@ class Model:
         return min((end, *self._switches[timeline - 1 :], *restored))
 
     def on_loss(self, snapshot: Snapshot) -> None:
-        """Note that the server was restored from ``snapshot``, so later transactions do not exist any more."""
+        """Record that the server was restored from ``snapshot``, so later transactions do not exist any more."""
         self.on_history(snapshot.end, promoted=False)
         self._next = min(self._next, snapshot.truth)
         self._not_again = {lsn for lsn in self._not_again if lsn < snapshot.end}

@@ -276,7 +276,7 @@ class Simulation:
         return self.model.births < self.epochs_due
 
     def expect_new_epoch(self) -> None:
-        """Note that a fault has happened after which a new epoch has to begin.
+        """Record that a fault has happened after which a new epoch has to begin.
 
         There may already be more epochs than required, because a daemon with --adopt-slot may begin one after a
         promotion.

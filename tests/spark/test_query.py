@@ -249,7 +249,8 @@ def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """Let a driver die between the commits of a table and of the control table, and lose the checkpoint."""
+    """The driver dies after it has committed a table, and before it commits the control table. The query's checkpoint
+    is lost."""
     made = make("orders")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))

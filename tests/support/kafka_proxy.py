@@ -57,7 +57,7 @@ class Request:
         self.cut()
 
     def cut(self) -> None:
-        """Disconnect the client. The connection to the broker stays open, and the request is not sent."""
+        """Disconnect the client, and do not forward the request. The connection to the broker stays open."""
         self._connection.cut_client()
 
     def send_late(self) -> None:

@@ -60,7 +60,7 @@ def table(identity: str = "d") -> Relation:
 class Table:
     """An encoder, and the schemas of its records."""
 
-    def __init__(self, identity: str = "d", *, keys: tuple[str, ...] = ("id",), **options: Any) -> None:  # noqa: ANN401 - of the encoder
+    def __init__(self, identity: str = "d", *, keys: tuple[str, ...] = ("id",), **options: Any) -> None:  # noqa: ANN401 - the encoder's options
         relation = table(identity)
         fields = TableFields(TypeOptions()).assign(relation)
         of_key = key_fields(relation, fields, keys, TypeOptions())
@@ -304,7 +304,7 @@ def test_the_records_timestamp_is_that_of_the_commit_on_request(commit_timestamp
 class TestAKeyThatAvroCannotHold:
     """A table whose key is the amount. The Avro type of the key cannot hold NaN."""
 
-    def letters(self, message: RowMessage, **options: Any) -> list[tuple[str | None, Any, int]]:  # noqa: ANN401 - of the encoder
+    def letters(self, message: RowMessage, **options: Any) -> list[tuple[str | None, Any, int]]:  # noqa: ANN401 - the encoder's options
         """Return the op, the reason (None for an ordinary record) and the seq of the message's records."""
         said: list[DeadLetter] = []
         table = Table("f", keys=("amount",), dead_letters=DeadLetters(DEAD, said.append), **options)

@@ -28,7 +28,7 @@ def stops() -> set[str]:
 
 
 def text(node: ast.expr) -> str | None:
-    """Return a string of the code, with ``ANYTHING`` in place of each formatted value."""
+    """Return the text of a string or f-string, with ``ANYTHING`` in place of each formatted value."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):

@@ -162,12 +162,15 @@ def float4_as_double(text: bytes) -> bytes:
 
 
 _ALWAYS_EXACT: Final = 15
-"""A text of at most this length needs no check. A double keeps every number of 15 digits, and a text this short without
-an exponent cannot be a number that is too small for a double."""
+"""A text of at most this length needs no check. A double preserves every number of up to 15 digits. Without an
+exponent, such a short text cannot express a number that is too small for a double."""
 
 
 def numeric_as_double(text: bytes) -> bytes:
-    """Return a number as a double. If the double's shortest digits differ from the text, the number does not fit."""
+    """Return a number as a double.
+
+    The number does not fit if ``repr`` of the double has another value than the text.
+    """
     number = _double(text)
     if len(text) > _ALWAYS_EXACT and number - number == 0 and Decimal(repr(number)) != Decimal(text.decode()):
         raise Misfit
@@ -191,7 +194,10 @@ def uuid(text: bytes) -> bytes:
 
 
 def checked_string(text: bytes) -> bytes:
-    """Return a ``"char"``, or a text that may contain such values, as a UTF-8 string, whatever the server's version."""
+    """Return a ``"char"``, or a text that may contain such values, as a UTF-8 string.
+
+    The result is the same for all versions of PostgreSQL. Before 16, they send the byte itself.
+    """
     if text.isascii():
         return encode_bytes(text)
     return encode_bytes(utf8(text) if len(text) > 1 else b"\\%03o" % text[0])
@@ -212,7 +218,7 @@ def utf8(text: bytes) -> bytes:
 
 
 def bytea(text: bytes) -> bytes:
-    """Return the bytes of the hex form, or of the escape form, which sessions without bytea_output=hex send."""
+    """Return the bytes of a text in hex form or in escape form. Servers send the form that bytea_output asks for."""
     if text[:2] == b"\\x":
         try:
             return encode_bytes(binascii.a2b_hex(text[2:]))

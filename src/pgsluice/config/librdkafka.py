@@ -21,14 +21,14 @@ REFUSED = {
     "max.in.flight.requests.per.connection": _IDEMPOTENCE,
     "retries": _IDEMPOTENCE,
     "message.send.max.retries": _IDEMPOTENCE,
-    "enable.gapless.guarantee": "a record that fails already aborts its whole transaction",
+    "enable.gapless.guarantee": "one failed record aborts the whole transaction anyway",
     "delivery.report.only.error": "pgsluice decides which deliveries are reported",
-    "transactional.id": "it fences former owners, and is made from kafka.topic_prefix and name",
+    "transactional.id": "it fences former owners, and is made from the settings kafka.topic_prefix and name",
     "transaction.timeout.ms": _TIMEOUT,
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
     "partitioner": "each key has to stay in its partition, so it is always murmur2, as in the Java clients",
-    "message.max.bytes": "records may be as large as topics and brokers allow: set max.message.bytes there",
+    "message.max.bytes": "the brokers' message.max.bytes and the topics' max.message.bytes limit records",
     "queue.buffering.max.messages": _QUEUE,
     "queue.buffering.max.kbytes": _QUEUE,
     "queue.buffering.max.ms": "write it as linger.ms",
@@ -36,7 +36,7 @@ REFUSED = {
     "allow.auto.create.topics": "topics are created as kafka.topics says, before their first record",
     "bootstrap.servers": _SERVERS,
     "metadata.broker.list": _SERVERS,
-    "client.id": "clients are named after the pipeline: set name instead",
+    "client.id": "clients are named after the pipeline: change the setting name instead",
     "group.id": _READER,
     "group.instance.id": _READER,
     "enable.auto.commit": _READER,
@@ -44,7 +44,7 @@ REFUSED = {
     "auto.offset.reset": _READER,
     "enable.partition.eof": _READER,
     "fetch.wait.max.ms": _READER,
-    "isolation.level": "pgsluice has to read checkpoints both committed and uncommitted",
+    "isolation.level": "pgsluice reads checkpoints in both ways, with read_committed and with read_uncommitted",
 }
 """For each property, why it cannot be set, or what to set instead."""
 
@@ -88,9 +88,20 @@ def may_be_shown(name: str) -> bool:
     return name in _SHOWN
 
 
+def with_dots(name: str) -> str:
+    """Return the property that ``name`` means, which may have underscores in place of dots.
+
+    Names of environment variables cannot contain dots. Only a few properties have an underscore of their own.
+    """
+    return name if name == "log_level" or _takes_function(name) else name.replace("_", ".")
+
+
+def _takes_function(name: str) -> bool:
+    return name.endswith("_cb") or name in ("logger", "on_delivery")
+
+
 def refusal(name: str) -> str:
     """Return why property ``name`` cannot be set, or an empty string if it can."""
-    # In names from environment variables, a dot has replaced the underscore of "_cb".
-    if name.endswith(("_cb", ".cb")) or name in ("logger", "on_delivery"):
+    if _takes_function(name):
         return "cannot be set: it takes a function, which settings cannot hold"
     return f"cannot be set: {REFUSED[name]}" if name in REFUSED else ""

@@ -72,12 +72,12 @@ class Sources:
         flags: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read all sources. ``defaults`` has values for settings that a command does not need."""
+        """Read all sources. ``defaults`` stands in for required settings that the command does not use."""
         return cls(
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value removes what an image has set
+                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value overrides the image's
                 file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),
             )
@@ -85,7 +85,7 @@ class Sources:
 
     @property
     def file(self) -> Layer:
-        """The layer of the file, which is empty if there is none."""
+        """The layer of the file. If there is no file, the layer has only ``version``."""
         return self.layers[_FILE]
 
     @property
@@ -135,7 +135,7 @@ class Sources:
         return next((value for value in values if value is not None), None)
 
     def http(self) -> Http:
-        """Return the settings of ``[http]``, for commands that only query a daemon. Other settings may be wrong."""
+        """Return the settings of ``[http]``, for commands that only query a daemon. Ignore errors in other settings."""
         problems = [problem for layer in self.layers if layer.broken for problem in layer.problems]
         if problems:
             raise SettingsError(problems)

@@ -17,9 +17,9 @@ class Snapshot(Section):
         default="initial",
         description='"initial": the rows of every published table are read once, even if the table is published '
         'later. "when_needed": they are read again in each new epoch, because changes before the epoch may be '
-        'missing. "never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, tables '
-        "whose changes an older version of pgsluice has delivered count as loaded, because that version had another "
-        "default.",
+        'missing. "never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, a table '
+        "counts as loaded if an older version of pgsluice has delivered changes of it, because the default of that "
+        "version was different.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",
@@ -29,21 +29,22 @@ class Snapshot(Section):
     )
     chunk_rows: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
         default=20_000,
-        description="Maximum number of rows in one chunk. While a chunk is read, changes and ALTER TABLE wait. If "
-        "changes wait for more than 50 ms, the chunks get smaller, but not below 1,000 rows.",
+        description="Maximum number of rows in one chunk. While a chunk is read, pgsluice delivers no changes, and "
+        "ALTER TABLE of the table waits for a lock. If reading a chunk takes more than 50 ms, the chunks get smaller, "
+        "but not below 1,000 rows.",
     )
     chunk_bytes: Annotated[Size, Within("64KiB", "1GiB")] = Field(
         default=Size.parse("8MiB"), description="Maximum size of the rows in one chunk, in PostgreSQL's text format."
     )
     without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
         default=Size.parse("1GiB"),
-        description="Maximum size of a table without a key. Such a table is read as a whole, and all changes wait in "
-        "the meantime. If it is larger than this, it is not loaded.",
+        description="Maximum size of a table without a key. Such a table is read as a whole, and no changes of any "
+        "table are delivered in the meantime. If it is larger than this, it is not loaded.",
     )
     max_rows_per_second: Count | None = Field(
         default=None,
-        description="Maximum number of rows that are read per second on average, of all tables together. If it is not "
-        "set, rows are read as fast as possible.",
+        description="Maximum number of rows that are read per second, as an average, and as a sum over all tables. If "
+        "it is not set, rows are read as fast as possible.",
         examples=[10_000],
     )
     primary: Secret | None = Field(

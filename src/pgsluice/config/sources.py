@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
+from pgsluice.config import librdkafka
 from pgsluice.config.keys import Key, Kind, all_keys, all_sections, nearest
 from pgsluice.config.problems import Path, Problem, unreadable
 from pgsluice.config.toml_lines import key_lines
 
 CONFIG_VARIABLE = "PGSLUICE_CONFIG"
 SECRETS_VARIABLE = "PGSLUICE_SECRETS_DIR"
-NO_FILE = "settings (no file: -c, PGSLUICE_CONFIG)"
-NEW_FILE = "Start from `pgsluice config example`; for a container, mount the file there"
+NO_FILE = "settings (no file was given with -c or PGSLUICE_CONFIG)"
+NEW_FILE = "Start from `pgsluice config example`. In a container, mount the file at this path"
 _PREFIX = "PGSLUICE_"
 _LEVEL = "__"
 _DOTTED = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
@@ -36,7 +37,7 @@ class Layer:
     origins: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
-    """Whether nothing could be read. In that case, missing keys are not worth reporting."""
+    """Whether the file could not be read. In that case, missing keys are not worth reporting."""
 
     def get(self, path: Path) -> object:
         """Return the value at ``path``, or None if the source does not set it."""
@@ -65,7 +66,7 @@ class Layer:
 
 
 def file_layer(name: str | None) -> Layer:
-    """Read the TOML file. Without a file, the other sources may have all settings."""
+    """Read the TOML file. There may be no file, because the other sources can provide all settings."""
     if name is None:
         return Layer(NO_FILE, {"version": 1})
     layer = Layer(name)
@@ -143,7 +144,10 @@ def _read_secret(layer: Layer, directory: str, name: str) -> None:
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Read variables named ``PGSLUICE_SECTION__KEY``. Other names are service links of Kubernetes, or mistakes."""
+    """Read ``PGSLUICE_NAME`` and variables named ``PGSLUICE_SECTION__KEY``.
+
+    Variables with other names are service links of Kubernetes, or mistakes.
+    """
     layer = Layer("environment")
     for name in sorted(environ):
         key = name.removeprefix(_PREFIX)
@@ -223,8 +227,7 @@ def _find(parts: list[str]) -> tuple[Key | None, list[str]]:
 
 def _entry_name(key: Key, rest: list[str]) -> str:
     name = ".".join(rest)
-    # Environment variables cannot have the dots of Kafka's names, and no name of Kafka has an underscore.
-    return name.replace("_", ".") if key.path[0] == "kafka" else name
+    return librdkafka.with_dots(name) if key.path[0] == "kafka" else name
 
 
 def _put_value(layer: Layer, key: Key, text: str, origin: str) -> None:

@@ -230,7 +230,7 @@ class ClientErrors:
                 )
 
     def recovered(self) -> None:
-        """Note that Kafka answers. Forget earlier reports, because they do not explain later errors."""
+        """Record that Kafka answers. Forget earlier reports, because they do not explain later errors."""
         if not self._reports:
             return
         with self._lock:

@@ -61,7 +61,7 @@ class OffsetPrediction:
         return time.monotonic() - self._wrong_at > DISTRUST_S
 
     def failed(self) -> None:
-        """Note that a prediction was wrong."""
+        """Record that a prediction was wrong."""
         self._wrong_at = time.monotonic()
 
 
@@ -252,7 +252,7 @@ class Ledger:
         )
 
     def committed(self, cut: Cut, following: Mapping[Partition, int], *, full: bool) -> None:
-        """Note that ``cut`` is in Kafka, and that partitions end at ``following``."""
+        """Record that ``cut`` is in Kafka, and that partitions end at ``following``."""
         # In a partition that has grown, the old marker has been written. In the others, it may still arrive.
         self._marked -= {partition for partition, end in following.items() if end > self._known.ends[partition]}
         if self._is_atomic:

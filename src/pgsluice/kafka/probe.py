@@ -1,9 +1,9 @@
-"""The probe: a record that a session writes after all others, so that it can recognise an outdated answer.
+"""The probe: a record that a session writes before it reads a topic, so that it can recognise an outdated answer.
 
 A broker that has lost touch with its cluster still answers as the leader, with its last known high watermark. If a
 session relied on such an answer, it would continue from an old checkpoint. All in-sync replicas have acknowledged the
 probe, so it is in the partition, and an answer without the probe is outdated. The probe's transaction is aborted, so
-readers never see the probe.
+readers normally do not see the probe.
 
 ``tests/integration/test_kafka_outdated.py`` covers this module.
 
@@ -30,9 +30,9 @@ OUTDATED_S = 20.0
 default, and new clients find that leader soon."""
 
 LOOK_S = 1.0
-"""How long the first attempt may take, from connecting to the answer. Each further attempt has twice the time. If a
-follower serves reads, it has the probe a moment later. A distant cluster needs a dozen round trips before its first
-answer."""
+"""How long the first attempt may take, including the time to connect. Each further attempt may take twice as long as
+the one before it. One second is enough for a follower that serves reads, which gets the probe a moment after the
+leader, and for a distant cluster, which needs a dozen round trips before its first answer."""
 
 PAUSE_S = 0.2
 """The pause between two attempts. Each attempt has a new client, which looks up the leader again."""
@@ -44,7 +44,7 @@ probe. Records of other programs may follow as well, although other programs mus
 _POLL_S = 0.1
 
 _PREFIX = b"mark "
-"""The beginning of a probe's value. Earlier versions called probes marks, and their records may still be in Kafka."""
+"""The beginning of a probe's value. A probe used to be called a mark, and old probes may still be in Kafka."""
 
 
 def new_probe() -> bytes:
@@ -53,7 +53,10 @@ def new_probe() -> bytes:
 
 
 def is_probe(value: bytes) -> bool:
-    """Return whether a record is a probe. A late transaction marker can make a probe visible to readers."""
+    """Return whether a record is a probe.
+
+    Readers can see a probe if a second copy of the previous transaction's marker arrives late and commits it.
+    """
     return value.startswith(_PREFIX)
 
 
@@ -132,8 +135,8 @@ def outdated(topic: str) -> SinkUnavailable:
     """Return the error for a broker whose view of ``topic`` is outdated."""
     return SinkUnavailable(
         f"The broker that answers for topic {topic} has an outdated view of it: it lacks a record that was just "
-        "written. It may have lost touch with its cluster. With its answer, changes could be delivered twice, so the "
-        "session ends, and a new session asks again. Look at that broker's log and its network."
+        "written. It may have lost touch with its cluster. If pgsluice relied on this answer, it could deliver changes "
+        "twice. So the session ends, and a new session asks again. Look at that broker's log and its network."
     )
 
 

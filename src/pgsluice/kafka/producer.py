@@ -277,7 +277,7 @@ class CutProducer(ABC):
 
     @abstractmethod
     def _waited(self, left: int) -> None:
-        """Note that Kafka does not have the last ``left`` records yet. If ``left`` is 0, the wait is over."""
+        """Record that Kafka does not have the last ``left`` records yet. If ``left`` is 0, the wait is over."""
 
     def _recovered(self) -> None:
         self._producer.poll(0)  # errors that the client has not reported yet are older than this success

@@ -24,7 +24,7 @@ class Ahead:
         self._is_new = False
 
     def come_to(self, frames: Sequence[XLogData | Keepalive], at: int) -> None:
-        """Note that the session processes ``frames[at]``, which is not within a prepared or streamed transaction."""
+        """Record that the session processes ``frames[at]``, which is not within a prepared or streamed transaction."""
         self._is_new |= frames is not self._frames
         self._frames, self._at = frames, at
 

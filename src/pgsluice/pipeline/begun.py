@@ -76,7 +76,7 @@ class Begun:
             self.drop(oid)
 
     def finish(self, load: Load, layout: Layout | None) -> Loaded:
-        """Note that all rows of a table with this layout are in the stream. Return the table's record."""
+        """Record that all rows of a table with this layout are in the stream. Return the table's record."""
         self.drop(load.oid)
         loaded = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch, layout=layout)
         return self.replace(loaded)
@@ -87,7 +87,7 @@ class Begun:
         return loaded
 
     def cancel(self, relation: TableId) -> Loaded | None:
-        """Note that a command has ended the load. Return the table's new record, or None if its present record stays.
+        """Record that a command has ended the load. Return the table's new record, or None if its present record stays.
 
         A table that was loaded before still counts as loaded, even if some of its rows were delivered again. This holds
         only for tables with a key. Without a key, new rows do not replace old ones, so copies of the table contain the

@@ -33,7 +33,7 @@ class Lag:
         self._confirmed: int | None = None
 
     def note_server(self, at: float, server_lsn: int) -> None:
-        """Note that the server's WAL ended at ``server_lsn`` at the time ``at``.
+        """Record that the server's WAL ended at ``server_lsn`` at the time ``at``.
 
         Ignore observations that are not newer than the last one.
         """
@@ -52,7 +52,7 @@ class Lag:
         self._look_back()
 
     def note_delivered(self, caught_up_lsn: int, confirmed_lsn: int) -> None:
-        """Note that everything before ``caught_up_lsn`` is delivered, and that ``confirmed_lsn`` is confirmed."""
+        """Record that everything before ``caught_up_lsn`` is delivered, and that ``confirmed_lsn`` is confirmed."""
         self._reached = max(self._reached, caught_up_lsn)
         self._confirmed = max(self._confirmed or 0, confirmed_lsn)
         self._look_back()
@@ -65,7 +65,7 @@ class Lag:
         self._oldest_commit = committed_at, max(self._server or 0, self._reached + 1)
 
     def note_other_owner(self, now: float) -> None:
-        """Note that another process delivers, so the time up to ``now`` is not lag of this process."""
+        """Record that another process delivers, so the time up to ``now`` is not lag of this process."""
         self._caught_up_at, self._oldest_commit = now, None
         self._ahead.clear()
 

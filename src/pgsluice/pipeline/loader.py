@@ -158,7 +158,7 @@ class Loader:
         log.info("loading was cancelled", table=quoted(*name))
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` has committed and does not have to wait.
+        """Record that ``transaction`` has committed and does not have to wait.
 
         Call it before the transaction joins its cut, because this cut records which rows got another key in the
         transaction.
@@ -173,11 +173,11 @@ class Loader:
         return self._rounds.ignores_commits and not self._begun.is_changed
 
     def on_held(self) -> None:
-        """Note that a transaction waits for the end of the round."""
+        """Record that a transaction waits for the end of the round."""
         self._rounds.on_held()
 
     def on_position(self, lsn: int) -> None:
-        """Note that the server reports position ``lsn`` between two transactions."""
+        """Record that the server reports position ``lsn`` between two transactions."""
         self._rounds.on_position(lsn)
 
     async def run(self) -> NoReturn:
@@ -298,7 +298,7 @@ class Loader:
             )
 
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
-        """Note that these tables are not read because their owners are not trusted, and log it once.
+        """Record that these tables are not read because their owners are not trusted, and log it once.
 
         There may be any number of such tables. So the loader does not ask the server for their details, and does not
         add them to the tables that wait to be loaded.

@@ -62,7 +62,7 @@ class Pace:
             self._halvings = max(self._halvings - 1, 0)
 
     def on_timeout(self) -> None:
-        """Note that a read did not end within the time limit."""
+        """Record that a read did not end within the time limit."""
         self._timeouts = min(self._timeouts + 2, _TIMEOUTS_MAX)
 
     def wait_s(self, now: float) -> float:

@@ -98,7 +98,7 @@ class Rounds:
             self._unseen.clear()
 
     def on_commit(self, transaction: Transaction) -> None:
-        """Note that ``transaction`` passes. Every later snapshot has to see this transaction.
+        """Record that ``transaction`` passes. Every later snapshot has to see this transaction.
 
         If the snapshot of the present round sees the transaction, it need not be noted, because every later snapshot
         sees it as well.
@@ -113,13 +113,13 @@ class Rounds:
         return not self._is_watching and self._round is None
 
     def on_held(self) -> None:
-        """Note that a transaction waits for the end of the round."""
+        """Record that a transaction waits for the end of the round."""
         if self._held_at is None:
             self._held_at = time.monotonic()
         self._note()
 
     def on_position(self, lsn: int) -> None:
-        """Note that the server reports position ``lsn`` between two transactions."""
+        """Record that the server reports position ``lsn`` between two transactions."""
         if self._round is not None:
             self._round.reach(lsn)
             self._note()

@@ -48,7 +48,7 @@ class SessionStatus:
         self._vitals = vitals
 
     def hear_of(self, *positions: int) -> None:
-        """Note that the server's WAL reaches at least to these positions."""
+        """Record that the server's WAL reaches at least to these positions."""
         self.server_lsn, self.heard_at = max(self.server_lsn, *positions), time.monotonic()
 
     @property

@@ -31,7 +31,7 @@ class ShutdownWatch:
         self._since = 0.0
 
     def asked(self, wal_end: int) -> None:
-        """Note that the server, which has sent everything before ``wal_end``, has asked for a reply."""
+        """Record that the server, which has sent everything before ``wal_end``, has asked for a reply."""
         now = time.monotonic()
         if wal_end == self.wal_end and now - self._asked_at < SIGN_S and not self.suspected:
             self.suspected = True

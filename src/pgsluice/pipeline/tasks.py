@@ -17,8 +17,8 @@ NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirmed
 async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
     """Wait for ``step``. If the connection to PostgreSQL is lost meanwhile, cancel ``step`` and raise the error.
 
-    Kafka may delay ``step``, and nobody reads the stream yet. If nobody watched the connection, a server that shuts
-    down would wait for its walsender during that time.
+    Kafka may delay ``step``, and the stream is not read meanwhile. If nothing watched the connection, a server that
+    shuts down would wait for its walsender until ``step`` ends.
     """
     waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
     try:
@@ -59,7 +59,7 @@ async def _watch(source: Source) -> None:
 
 @asynccontextmanager
 async def drained_within(seconds: float, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Limit the block to ``seconds`` after ``stop`` is set. Raise DrainTimeout if it takes longer."""
+    """Raise DrainTimeout if the block takes longer than ``seconds`` after ``stop`` is set."""
     try:
         async with asyncio.timeout(None) as limit:
             watch = asyncio.create_task(_arm(stop, limit, seconds))

@@ -20,7 +20,7 @@ class Vitals:
         self._waits = 0
 
     def beat(self) -> None:
-        """Note that the work has made progress."""
+        """Record that the work has made progress."""
         self._beat_at = time.monotonic()
 
     @contextmanager

@@ -42,7 +42,7 @@ class SessionWatch:
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Note that the session reads the stream now, so the session itself notices if the stream ends."""
+        """Record that the session reads the stream now, so the session itself notices if the stream ends."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:

@@ -105,7 +105,7 @@ class SlotWatch:
                     self._due_at = 0.0  # read it immediately, because the slot may be new
                 was_streaming = is_streaming()
                 if not is_wanted():
-                    self.sample, self._due_at = None, 0.0  # the process that streams watches the slot itself
+                    self.sample, self._due_at = None, 0.0  # this is a standby, and the owner watches the slot
                 elif self._address is not None and time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     await self._look(self._address)

@@ -17,7 +17,7 @@ def table_of(postgres: Mapping[str, Any] | None, schema: Schema) -> str:
     """Return a name for the table of ``schema``, or for the schema itself if it has no table."""
     if postgres is not None:
         return f"table {postgres['schema']}.{postgres['table']}"
-    return f"record {schema['name']}" if isinstance(schema, dict) else "a text"
+    return f"record {schema['name']}" if isinstance(schema, dict) else "a plain string"
 
 
 def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> str:
@@ -26,7 +26,7 @@ def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     None means that a description is not known.
     """
     if old is None or new is None or not _is_description(old):
-        return "the previous version is not known here"
+        return "pgsluice does not know both versions of the table"
     return ", ".join(_differences(old, new)) or (
         "the table's columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else "
         "has registered a schema for this subject"

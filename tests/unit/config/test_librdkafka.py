@@ -10,9 +10,15 @@ def test_properties_that_delivery_depends_on_are_refused_with_the_reason() -> No
         "cannot be set: nothing is confirmed to PostgreSQL before all in-sync replicas have it"
     )
     assert librdkafka.refusal("error_cb") == "cannot be set: it takes a function, which settings cannot hold"
-    assert librdkafka.refusal("error.cb") == librdkafka.refusal("error_cb")
     assert librdkafka.refusal("on_delivery") == librdkafka.refusal("logger") == librdkafka.refusal("error_cb")
     assert librdkafka.refusal("linger.ms") == ""
+
+
+def test_underscores_stand_for_dots_unless_the_property_has_them() -> None:
+    assert librdkafka.with_dots("sasl_username") == "sasl.username"
+    assert librdkafka.with_dots("linger.ms") == "linger.ms"
+    for name in ("log_level", "error_cb", "on_delivery"):
+        assert librdkafka.with_dots(name) == name
 
 
 def test_properties_that_may_be_shown_are_not_secret() -> None:

@@ -21,7 +21,7 @@ def test_a_file_remembers_its_lines(tmp_path: Path) -> None:
 def test_without_a_file_the_version_is_this_one() -> None:
     layer = file_layer(None)
     assert layer.values == {"version": 1}
-    assert layer.origin(("name",)) == "settings (no file: -c, PGSLUICE_CONFIG)"
+    assert layer.origin(("name",)) == "settings (no file was given with -c or PGSLUICE_CONFIG)"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,7 @@ def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
     (tmp_path / "postgres__password").write_text("s3cret\n")
     (tmp_path / "KAFKA__CLIENT__SASL.PASSWORD").write_text("hush\r\n", newline="")
     (tmp_path / "kafka__client__sasl_username").write_text("a\n\n")
+    (tmp_path / "kafka__client__log_level").write_text("7\n")
     (tmp_path / "ca.crt").write_text("somebody else's")
     (tmp_path / "..2026__data").write_text("how Kubernetes swaps directories")
     (tmp_path / "a__directory").mkdir()
@@ -76,7 +77,7 @@ def test_secret_files_are_named_like_keys(tmp_path: Path) -> None:
     assert layer.problems == []
     assert layer.values == {
         "postgres": {"password": "s3cret"},
-        "kafka": {"client": {"sasl.password": "hush", "sasl.username": "a\n"}},
+        "kafka": {"client": {"sasl.password": "hush", "sasl.username": "a\n", "log_level": "7"}},
     }
     assert layer.origin(("postgres", "password")) == f"{tmp_path}/postgres__password"
 

@@ -44,7 +44,7 @@ def test_differences_that_postgresql_does_not_explain_are_described() -> None:
 
 
 def test_without_a_previous_version_nothing_is_compared() -> None:
-    assert difference(None, OLD) == difference(OLD, None) == "the previous version is not known here"
+    assert difference(None, OLD) == difference(OLD, None) == "pgsluice does not know both versions of the table"
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def test_without_a_previous_version_nothing_is_compared() -> None:
     ],
 )
 def test_schemas_of_other_programs_are_not_compared(old: dict[str, Any]) -> None:
-    assert difference(old, OLD) == "the previous version is not known here"
+    assert difference(old, OLD) == "pgsluice does not know both versions of the table"
 
 
 def test_the_table_of_a_schema_is_found() -> None:
     assert table_of(OLD, "string") == "table public.orders"
     assert table_of(None, {"type": "record", "name": "Cut", "fields": []}) == "record Cut"
-    assert table_of(None, "string") == "a text"
+    assert table_of(None, "string") == "a plain string"
