@@ -161,11 +161,9 @@ class Copies:
 
 
 def _session(spark: SparkSession, target: Target) -> SparkSession:
-    """Return a new session with the settings of ``spark`` and those that the target needs."""
-    session = spark.newSession()
-    for name, value in spark.conf.getAll.items():
-        if spark.conf.isModifiable(name):
+    """Return a new session with the target's settings, and those of ``spark``, which take precedence."""
+    session, own = spark.newSession(), target.settings
+    for name, value in {**own, **spark.conf.getAll}.items():
+        if name in own or spark.conf.isModifiable(name):
             session.conf.set(name, value)
-    for name, value in target.settings.items():
-        session.conf.set(name, value)
     return session

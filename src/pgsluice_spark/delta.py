@@ -104,8 +104,12 @@ class Delta:
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings of the sessions that write to the target."""
-        # The merged rows are cached until the commit, so Delta need not cache them as well.
-        return {"spark.databricks.delta.merge.materializeSource": "none"}
+        return {
+            # The merged rows are cached until the commit, so Delta need not cache them as well.
+            "spark.databricks.delta.merge.materializeSource": "none",
+            # By default, Delta reads a table's log in 50 tasks after each commit. On a few cores, this takes seconds.
+            "spark.databricks.delta.snapshotPartitions": "4",
+        }
 
     @property
     def is_mutable(self) -> bool:

@@ -20,8 +20,9 @@ from pgsluice_spark.cuts import Position
 from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_unknown, lives_of, position, raw_texts
 from pgsluice_spark.loads import Interval
 
-OPS: Final = ("c", "u", "d", "r")
-"""The operations that concern single rows. A truncate does not."""
+OPS: Final = ("c", "u", "d", "r", "t")
+"""The operations that are counted. Truncates do not concern single rows, so they are left out before, if there are any.
+If there is one although no cut declares it, the counts differ."""
 
 NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
 """The columns of the net effect.

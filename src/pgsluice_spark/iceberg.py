@@ -206,24 +206,36 @@ class IcebergTable:
     def maintain(self, upkeep: Upkeep) -> None:
         """Compact the files, and expire the old snapshots that nothing needs any more."""
         last, table = self.last(), self._loaded()
-        if upkeep.compact and table.currentSnapshot() is not None:
-            self.spark.conf.set(*_REWRITING)
-            rewrite = self._actions().rewriteDataFiles(table)
-            for name, value in _carried(last).items():
-                rewrite = rewrite.snapshotProperty(name, value)
-            rewrite.execute()
-            table.refresh()
         kept = upkeep.kept | ({last.number} if last is not None else set())
-        if expired := _expiring(table, kept, upkeep.before):
-            expire = self._actions().expireSnapshots(table).expireOlderThan(0)  # no snapshot may expire by its age
-            for number in expired:
-                expire = expire.expireSnapshotId(number)
-            expire.execute()
+        with self._actions() as actions:
+            if upkeep.compact and table.currentSnapshot() is not None:
+                self.spark.conf.set(*_REWRITING)
+                rewrite = actions.rewriteDataFiles(table)
+                for name, value in _carried(last).items():
+                    rewrite = rewrite.snapshotProperty(name, value)
+                rewrite.execute()
+                table.refresh()
+            if expired := _expiring(table, kept, upkeep.before):
+                expire = actions.expireSnapshots(table).expireOlderThan(0)  # no snapshot may expire by its age
+                for number in expired:
+                    expire = expire.expireSnapshotId(number)
+                expire.execute()
         self.spark.catalog.refreshTable(self.sql)
 
-    def _actions(self) -> Any:  # noqa: ANN401 - an object of Java's
-        kind = self.spark._jvm.org.apache.iceberg.spark.actions.SparkActions  # noqa: SLF001 - as in _loaded
-        return kind.get(self.spark._jsparkSession)  # noqa: SLF001 - as above
+    @contextmanager
+    def _actions(self) -> Iterator[Any]:
+        """Yield Iceberg's actions. They look up the thread's active session, so make this session active meanwhile."""
+        jvm, session = self.spark._jvm, self.spark._jsparkSession  # noqa: SLF001 - as in _loaded
+        sessions = jvm.org.apache.spark.sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(session)
+        try:
+            yield jvm.org.apache.iceberg.spark.actions.SparkActions.get(session)
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
 
     def get_property(self, name: str) -> str | None:
         """Return a property of the table."""

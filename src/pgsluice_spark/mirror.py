@@ -41,6 +41,11 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
     return truncates_of(work.events) if work.declared.get("t") else (None, {})
 
 
+def _without_truncates(work: Work) -> DataFrame:
+    """Return the changes of single rows. A condition would decode each record twice, so use one only if necessary."""
+    return work.events.where("op != 't'") if work.declared.get("t") else work.events
+
+
 def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
     """Return the position of the last truncate, and the number of truncates.
 
@@ -60,7 +65,7 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     work = piece.work
     key = work.state.key or work.reading.newest_key
     loads = intervals(work.state, work.marks)
-    events = placed(_with_keys(work.events.where("op != 't'")), floor)
+    events = placed(_with_keys(_without_truncates(work)), floor)
     fields = work.row_type.fieldNames()
     keys = folded(events, fields, (), loads).localCheckpoint()
     facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads))).first()
@@ -170,10 +175,13 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
     if piece.is_empty and gone is None:
         return state, None
+    is_new = not piece.table.exists
     piece.table.fit(target_schema(work.row_type))
     commit = Commit(work.app, state.offset, state.to_json())
     if piece.truncated is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)
+    if is_new or not (state.key or gone):  # no row of the target can be affected
+        return state, piece.table.append(remaining(net, gone), commit)
     return state, piece.table.merge(merge_of(net, work.row_type.fieldNames(), state.key, gone), commit)
 
 
@@ -181,7 +189,7 @@ def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mappi
     """Prepare the changes of a table without a key. New rows are appended, and updates and deletes are refused."""
     work = piece.work
     loads = intervals(work.state, work.marks)
-    rows = appended(work.events.where("op != 't'"), work.row_type.fieldNames(), floor, loads)
+    rows = appended(_without_truncates(work), work.row_type.fieldNames(), floor, loads)
     rows = rows.localCheckpoint()
     facts = rows.agg(*_facts((), (), len(loads))).first()
     assert facts is not None, "an aggregation without groups has one row"

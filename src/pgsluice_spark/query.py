@@ -26,6 +26,9 @@ from pgsluice_spark.origin import Origin
 from pgsluice_spark.progress import Progress
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
+_FIRST: Final = 100
+"""The number of offsets in which to look for the first cut record. Markers of transactions take offsets as well."""
+
 _LOG: Final = logging.getLogger("pgsluice_spark")
 
 
@@ -57,9 +60,10 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
         try:
             yield
         except StreamingQueryException as error:
-            if self._applier.error is not None:
-                raise self._applier.error from error
-            raise
+            cause = self._applier.explain()
+            if cause is None:
+                raise
+            raise cause from error
 
 
 class Applier:
@@ -89,6 +93,31 @@ class Applier:
         except (PipelineError, SchemaError) as error:
             self.error = error
             raise
+
+    def explain(self) -> PipelineError | SchemaError | None:
+        """Return the error that ended the query, or None if it is not one of :mod:`.errors`.
+
+        Spark itself fails, with an error that depends on its version, if the topic of cut records no longer has the
+        offsets in the checkpoint. So look for the reason in the topic.
+        """
+        if self.error is not None:
+            return self.error
+        try:
+            self._check_topic()
+        except PipelineError as error:
+            return error
+        return None
+
+    def _check_topic(self) -> None:
+        """Raise an error if the target cannot continue with the first cut that the topic still has."""
+        topic = self._origin.transactions
+        now, end = self._brokers.topics({(topic, 0)})[topic], self._brokers.end(topic)
+        self._copies.open(now.id)
+        done = self._copies.entry
+        if done is not None and now.begins[0] > done.offset:
+            first = {0: [(now.begins[0], min(end, now.begins[0] + _FIRST))]}
+            cuts = collected(self._origin.cuts(self._origin.read(self._origin.spark, topic, first)))
+            check_order(cuts[:1], done.cut, topic)
 
     def _apply(self, batch: DataFrame) -> None:
         topic = self._origin.transactions

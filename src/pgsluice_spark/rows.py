@@ -8,7 +8,7 @@ Used by :mod:`.mirror`.
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
@@ -32,16 +32,14 @@ def target_schema(row: StructType) -> StructType:
 
 
 def remaining(net: DataFrame, gone: Position | None) -> DataFrame:
-    """Return the rows of a table that was truncated: those in ``net``, except rows before ``gone``."""
+    """Return the rows of ``net`` for a target without rows: those that are not deleted, and not before ``gone``.
+
+    A value that would be kept from the target's row is unknown, because the target has no such row.
+    """
     there = net.where("op != 'd'")
     if gone is not None:
         there = there.where(f"NOT {is_before('', gone)}")
-    return there.select("cells.*", _system("").alias(SYSTEM))
-
-
-def _system(prefix: str) -> Column:
-    names = (*POSITION, "ts", "unchanged", "raw")
-    return F.struct(*(F.col(f"{prefix}{name}").alias(name) for name in names))
+    return there.alias("s").select("cells.*", F.expr(_system_sql("concat(s.kept, s.unchanged)", "s.raw")).alias(SYSTEM))
 
 
 def is_before(prefix: str, place: Position) -> str:
