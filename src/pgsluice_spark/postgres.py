@@ -281,12 +281,15 @@ class Session:
         return Snapshot(str(name), str(text), before_header(int(lsn or 0), int(segment or 0)))
 
     def relation(self, schema: str, table: str) -> tuple[str, str, str] | None:
-        """Return the oid, the kind and the name in SQL of a table, or None if there is no such table."""
+        """Return a table's oid, its kind, and its name as it is written in SQL.
+
+        Return None if there is no such table.
+        """
         rows = self.rows(_RELATION.format(schema=_literal(schema), table=_literal(table)))
         return (str(rows[0][0]), str(rows[0][1]), str(rows[0][2])) if rows else None
 
     def table(self, source: Source, snapshot: Snapshot, relation: tuple[str, str, str]) -> SourceTable:
-        """Return a table, which has to be locked, as a snapshot of this session sees it."""
+        """Return a table as a snapshot of this session sees it. The session has to hold a lock on the table."""
         oid, kind, sql = relation
         columns = [(str(name), str(of), str(category)) for name, of, category in self.rows(_COLUMNS.format(oid=oid))]
         pages = self._row(_PAGES.format(oid=oid, is_root="true" if kind == "p" else "false"))[0]
@@ -310,7 +313,7 @@ class Session:
 
 
 def before_header(lsn: int, segment: int) -> int:
-    """Return an insert position, or the end of the previous page if only a page header comes before the position."""
+    """Return the insert position ``lsn``. If its page has only its header yet, return the end of the previous page."""
     if segment and lsn % segment == _SEGMENT_HEADER:
         return lsn - _SEGMENT_HEADER
     return lsn - _PAGE_HEADER if lsn % _PAGE == _PAGE_HEADER else lsn

@@ -1,9 +1,9 @@
 """Fuzzes the HTTP server: ``python -m tests.fuzz.http --count 1000000 --seed 1``.
 
-Valid requests are damaged and sent over real connections to a server in this process. Each request must be answered
-with a documented status, or its connection must end, or it waits for the rest of the request. No answer may be an
-internal error, none may take long, and memory must not grow. This is not part of the quick suite. The first input that
-breaks a rule is printed, and ends the run with exit code 1.
+Valid requests are damaged and sent over real connections to a server in this process. For each request, the server must
+answer with a documented status, end the connection, or wait for the rest of the request. No answer may be an internal
+error, none may take long, and memory must not grow. This is not part of the quick suite. The first input that breaks a
+rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ANSWER_S: Final = 0.2
 STALL_S: Final = 2.0
 """How long the event loop may be blocked, in CPU time of this process. A request takes less than a millisecond."""
 HANG_S: Final = 600.0
-"""The limit for a batch. On a busy machine, this process may not run for a minute or longer."""
+"""The limit for a batch. On a busy machine, this process may get no CPU time for a minute or longer."""
 GROWTH_KIB: Final = 64 * 1024
 """How much the process may grow after the first tenth of the inputs."""
 BATCH: Final = 200
@@ -188,7 +188,7 @@ async def _clients(port: int, inputs: Inputs, count: int, outcomes: Counter[str]
 
 async def run(count: int, seed: int) -> Counter[str]:
     """Send ``count`` inputs. The same seed gives the same inputs."""
-    module.EARLY_LOOK_S = 0.0  # type: ignore[misc]  # consumers wait for schemas that come late, and these never come
+    module.EARLY_LOOK_S = 0.0  # type: ignore[misc]  # no schema comes late here, so do not wait for any
     store, outcomes, watch = SchemaStore(), Counter[str](), Watch()
     for number, schema in enumerate(SCHEMAS):
         store.add(store.propose(f"shop.public.t{number or ''}-value", schema, None)[0])

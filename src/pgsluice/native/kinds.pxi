@@ -46,7 +46,7 @@ KINDS = {
     Opcode.TIME: TIME,
     Opcode.TIMESTAMP: TIMESTAMP,
     Opcode.TIMESTAMPTZ: TIMESTAMPTZ,
-    # The kinds of keys differ only in the infinities, which keys write as numbers. Infinities are not a common form.
+    # Keys differ from rows only in infinities, which keys hold as numbers. All infinities are left to Python anyway.
     Opcode.KEY_DATE: DATE,
     Opcode.KEY_TIMESTAMP: TIMESTAMP,
     Opcode.KEY_TIMESTAMPTZ: TIMESTAMPTZ,

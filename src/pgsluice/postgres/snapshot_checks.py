@@ -1,7 +1,7 @@
 """The checks of ``pgsluice check`` for the tables to load: whether their rows can be read, and how long this takes.
 
-A table that cannot be read does not stop ``run``, so no finding is a failure. There may be thousands of tables. So
-there is one finding for each kind of problem, and one for all tables together.
+A table that cannot be read does not stop ``run``, so none of these findings has the verdict FAIL. There may be
+thousands of tables. So there is one finding for each kind of problem, and one for all tables together.
 
 https://www.postgresql.org/docs/current/ddl-priv.html
 https://www.postgresql.org/docs/current/ddl-rowsecurity.html
@@ -27,9 +27,9 @@ from pgsluice.tables import TablePolicy
 ROWS_PER_S: Final = 40_000
 BYTES_PER_S: Final = 15_000_000
 TABLE_S: Final = 0.25
-"""Cautious estimates of the rows and bytes that are read per second, and of the seconds that each table adds. On two
-cores, shared with PostgreSQL and Kafka, pgsluice read per second: 52,000 rows of ten columns, or 22 MB of large rows,
-or four small tables."""
+"""Cautious estimates of the rows and bytes that are read per second, and of the seconds that each table adds. In a
+measurement on two cores, shared with PostgreSQL and Kafka, pgsluice read 52,000 rows of ten columns per second, 22 MB
+of large rows per second, or four small tables per second."""
 
 _NAME: Final = "snapshot"
 
