@@ -48,10 +48,12 @@ integration: setup ## Tests on a real PostgreSQL and a real Kafka
 	$(BIN)/python -m sandbox fetch
 	$(call SIDE_BY_SIDE,tests/integration)
 
-# Three processes, because most tests wait most of the time; what fails runs once more, alone.
+# After a run in which tests have failed (pytest's exit code 1), run these tests once more, alone.
+ONCE_MORE = { test $$? = 1 && $(PYTEST) $(1) --last-failed; }
+
+# Three processes, because most tests wait most of the time.
 define SIDE_BY_SIDE
-	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || test $$? = 1
-	$(PYTEST) $(1) -q --last-failed --last-failed-no-failures none $(SELECTED) || test $$? = 5
+	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || $(call ONCE_MORE,$(1) -q $(SELECTED))
 endef
 
 faults-quick: setup ## Some fifteen random kills of everything: minutes
@@ -65,8 +67,7 @@ game-day: setup ## Break a running pipeline in some twenty ways, and repair it a
 	$(BIN)/python -m tests.gameday $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 spark: setup ## Tests of the Spark side; what fails runs once more
-	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder $(SELECTED) || test $$? = 1
-	$(PYTEST) tests/spark --last-failed --last-failed-no-failures none $(SELECTED) || test $$? = 5
+	$(PYTEST) tests/spark -n 2 --dist loadfile --no-loadscope-reorder $(SELECTED) || $(call ONCE_MORE,tests/spark $(SELECTED))
 
 spark-faults: setup ## The rules of a mirror taken out one by one, and drivers killed at named steps: make spark-faults KILLS=100 [SEED=n]
 	$(PYTEST) tests/spark/test_rules.py -q
@@ -75,8 +76,7 @@ spark-faults: setup ## The rules of a mirror taken out one by one, and drivers k
 test-platform: setup ## Image, Compose, systemd unit, chart, alerts and dashboard, run for real (tools are fetched; root is needed)
 	$(BIN)/python -m sandbox tools
 	$(BIN)/python -m sandbox tools compose kube-apiserver etcd helm-4  # twenty minutes, once
-	$(PYTEST) tests/platform -q || test $$? = 1
-	$(PYTEST) tests/platform -q --last-failed --last-failed-no-failures none || test $$? = 5
+	$(PYTEST) tests/platform -q || $(call ONCE_MORE,tests/platform -q)
 
 manifests: setup ## Render deploy/kubernetes, and make what the chart has from elsewhere (needs Go once)
 	$(BIN)/python -m sandbox.chart

@@ -64,7 +64,14 @@ class Program:
         variables: Mapping[str, str] | None = None,
         start: StartSupervisor = start_script,
     ) -> None:
-        """Start the process with ``variables`` in its environment. Do not wait until it is ready."""
+        """Start the process with ``variables`` in its environment. Do not wait until it is ready.
+
+        Raise ServerError if it runs already. Its supervisor would lose its owner, and remove the directory of both.
+        """
+        if self.alive:
+            raise ServerError(f"{self.what} is already running")
+        if self._server is not None:
+            self._forget()  # it has ended by itself
         account = current_account()
         self._server = Server(command, self.directory, self._log, account, signal.SIGKILL, variables, start)
 

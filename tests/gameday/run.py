@@ -79,8 +79,6 @@ class Day:
     def _repair(self, breakage: Breakage) -> float:
         """Repair the breakage. Return the time until a row that is written after the repair was delivered."""
         scene, began = self._scene, time.monotonic()
-        if breakage.reasons and scene.daemon._server is not None and not scene.daemon.alive:
-            scene.daemon.wait()
         breakage.repair(scene)
         scene.pipeline.write(1)
         scene.pipeline.wait_until_confirmed()

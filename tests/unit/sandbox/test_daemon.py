@@ -6,6 +6,7 @@ import pytest
 
 from sandbox.daemon import Daemon
 from sandbox.errors import ServerError
+from tests.support.weather import wait_until
 
 NOWHERE = "127.0.0.1:1"
 
@@ -54,6 +55,21 @@ def test_the_environment_has_the_added_variables(refused: Daemon) -> None:
     refused.start()
     refused.wait()
     assert "PGSLUICE_LOG__COLOUR" in refused.log_text()
+
+
+def test_a_daemon_that_ended_by_itself_can_be_started_again(refused: Daemon) -> None:
+    wait_until(lambda: not refused.alive, "the daemon to end")
+    refused.start()
+    assert refused.wait() == CONFIGURATION_ERROR
+    assert refused.log_text().count("nonsense") == 2
+
+
+def test_a_running_daemon_cannot_be_started_again() -> None:
+    with Daemon("shop", "host=127.0.0.1 port=1", NOWHERE, {}, wait_for=None) as daemon:
+        with pytest.raises(ServerError, match="pgsluice is already running"):
+            daemon.start()
+        assert daemon.alive
+        assert daemon.config_file.exists()
 
 
 def test_a_daemon_that_ends_during_the_wait_is_an_error_with_its_log(refused: Daemon) -> None:
