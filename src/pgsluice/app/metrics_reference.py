@@ -251,8 +251,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_cuts_total",
                 "Cuts, which are transactions of Kafka: `data`, or `heartbeat` without events.",
-                "At least one cut per minute is normal. If there is none, Kafka accepts nothing, or a large "
-                "transaction is being written.",
+                "Normally, there is at least one cut per minute. If no cut is committed, Kafka accepts no records, "
+                "or pgsluice is writing a large transaction.",
             ),
             Entry(
                 "pgsluice_cut_seconds",

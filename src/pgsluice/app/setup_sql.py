@@ -26,7 +26,7 @@ _PUBLISHES_PARTITIONED_TABLES = 130000
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The objects that the server already has. There are none if the server was not queried."""
+    """The objects that exist on the server. If the server was not queried, nothing is listed here."""
 
     role: str
     database: str

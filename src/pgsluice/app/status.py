@@ -17,8 +17,8 @@ from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared
 
 SAMPLE_SHOWN_S: Final = 60.0
-"""How long a sample of the slot is shown if later queries fail. A single failed query must not reset alerts that are
-about to fire."""
+"""The time for which the last sample of the slot is shown while queries fail. Otherwise a single failed query would
+reset alerts that are about to fire."""
 
 PREPARED_SHOWN: Final = 10
 """The maximum number of prepared transactions that the status shows. It shows the oldest first."""

@@ -18,8 +18,8 @@ CONNECTIONS_MAX: Final = 100
 each consumer caches them."""
 
 SILENT_S: Final = 20.0
-"""How long a connection may stay open without a request in progress. In this time, the client has to read the last
-answer and to send the head of the next request."""
+"""The time after which an idle connection is closed. Within this time, the client has to read the last answer, and to
+send the head of its next request."""
 
 WAITING_MAX_BYTES: Final = 32 * 1024 * 1024
 """The limit for the total size of the answers that clients have not read yet. This is enough for a few lists of 100,000
@@ -27,8 +27,8 @@ subjects. aiohttp keeps a second copy of data that it has not written yet, so th
 memory."""
 
 NEW_S: Final = 0.5
-"""How long a connection counts as new after it was accepted, or after its last request was answered. Until then, the
-client has had no time to send a request."""
+"""The time for which a connection counts as new. It begins when the connection is accepted, and again after each
+answer, because the client then needs time to send a request."""
 
 _LOOK_S: Final = 1.0
 
