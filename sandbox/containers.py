@@ -151,12 +151,8 @@ class Engine:
 
     def why_not(self) -> str | None:
         """Return why a container cannot run to its end here, or None if it can. This runs a container for a second."""
-        command = ["docker", "run", "--network", "host", next(iter(BASES)), "sleep", "1"]
-        variables = {**os.environ, **self.client_variables}
         try:
-            client = subprocess.run(
-                command, env=variables, capture_output=True, text=True, timeout=START_S, check=False
-            )
+            client = self.run(next(iter(BASES)), "sleep", "1", timeout=START_S)
         except subprocess.TimeoutExpired:
             states = self.podman("ps", "--all", "--format", "{{.Status}}").strip()
             return f"docker run still waits after {START_S:g} s for a container that is: {states}"
@@ -166,6 +162,11 @@ class Engine:
         """Build ``image`` from the Dockerfile in ``directory``, or from the file that the ``options`` name."""
         command = ["buildah", "build", "--pull-never", "--network", "host", "--format", "docker", "--layers"]
         self._run([*command, *options, "--tag", image, "."], cwd=directory)
+
+    def run(self, *words: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Run a container on the machine's network with Docker's client. ``words`` are options, image and command."""
+        command, variables = ["docker", "run", "--network", "host", *words], {**os.environ, **self.client_variables}
+        return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
 
     def podman(self, *arguments: str) -> str:
         """Run a podman command, and return its output."""

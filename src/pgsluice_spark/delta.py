@@ -166,12 +166,12 @@ class DeltaTable:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
-    def fit(self, schema: StructType) -> None:
-        """Create the table, or add missing columns and widen types, so that it has this schema."""
+    def fit(self, schema: StructType) -> bool:
+        """Create the table, or add missing columns and widen types. Return whether the table was created."""
         if not self.exists:
             with self._committing(None):
                 self.spark.createDataFrame([], schema).write.format("delta").save(self.path)
-            return
+            return True
         self._allow(schema)
         known = {field.name.lower(): field.dataType.simpleString() for field in self.read().schema}
         wanted = {field.name: field.dataType.simpleString() for field in schema}
@@ -180,6 +180,7 @@ class DeltaTable:
         for name, kind in wanted.items():
             if known.get(name.lower(), kind) != kind:
                 self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind}")
+        return False
 
     def _allow(self, schema: StructType) -> None:
         """Enable the table features that ``schema`` needs.

@@ -135,16 +135,17 @@ class IcebergTable:
         reader = self.spark.read
         return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
 
-    def fit(self, schema: StructType) -> None:
-        """Create the table, or add missing columns and widen types, so that it has this schema."""
+    def fit(self, schema: StructType) -> bool:
+        """Create the table, or add missing columns and widen types. Return whether the table was created."""
         if self.exists:
             self._evolve(schema)
-            return
+            return False
         parts = list(map(quoted, self.name.split(".")))
         for end in range(2, len(parts)):
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {'.'.join(parts[:end])}")
         with self._committing(Commit("", -1, "")):
             self.spark.createDataFrame([], schema).writeTo(self.sql).using("iceberg").create()
+        return True
 
     def _evolve(self, schema: StructType) -> None:
         added, widened = _differences(self.read().schema, schema)

@@ -175,8 +175,7 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
     if piece.is_empty and gone is None:
         return state, None
-    is_new = not piece.table.exists
-    piece.table.fit(target_schema(work.row_type))
+    is_new = piece.table.fit(target_schema(work.row_type))
     commit = Commit(work.app, state.offset, state.to_json())
     if piece.truncated is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)

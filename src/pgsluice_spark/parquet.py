@@ -92,8 +92,9 @@ class ParquetTable:
         found = [self._directory(one) for one in self._numbers() if one <= end]
         return self.spark.read.schema(StructType.fromJson(manifest["schema"])).parquet(*found)
 
-    def fit(self, schema: StructType) -> None:
+    def fit(self, schema: StructType) -> bool:  # noqa: ARG002 - as in the protocol
         """Do nothing, because each directory has its own schema."""
+        return False
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add a directory with these rows, which may have columns, fields and wider types that earlier ones lack."""

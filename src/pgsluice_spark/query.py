@@ -26,9 +26,6 @@ from pgsluice_spark.origin import Origin
 from pgsluice_spark.progress import Progress
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
-_FIRST: Final = 100
-"""The number of offsets in which to look for the first cut record. Markers of transactions take offsets as well."""
-
 _LOG: Final = logging.getLogger("pgsluice_spark")
 
 
@@ -111,13 +108,12 @@ class Applier:
     def _check_topic(self) -> None:
         """Raise an error if the target cannot continue with the first cut that the topic still has."""
         topic = self._origin.transactions
-        now, end = self._brokers.topics({(topic, 0)})[topic], self._brokers.end(topic)
+        now = self._brokers.topics({(topic, 0)})[topic]
         self._copies.open(now.id)
         done = self._copies.entry
         if done is not None and now.begins[0] > done.offset:
-            first = {0: [(now.begins[0], min(end, now.begins[0] + _FIRST))]}
-            cuts = collected(self._origin.cuts(self._origin.read(self._origin.spark, topic, first)))
-            check_order(cuts[:1], done.cut, topic)
+            first = self._origin.cuts_from(now.begins[0]).orderBy("offset").limit(1)
+            check_order(collected(first), done.cut, topic)
 
     def _apply(self, batch: DataFrame) -> None:
         topic = self._origin.transactions

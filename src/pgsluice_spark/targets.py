@@ -93,8 +93,11 @@ class TargetTable(Protocol):
     def read(self, version: int | None = None) -> DataFrame:
         """Return the table's rows after the commit with this number, or after the last commit."""
 
-    def fit(self, schema: StructType) -> None:
-        """Create the table, or add missing columns and widen types, so that it has this schema."""
+    def fit(self, schema: StructType) -> bool:
+        """Create the table, or add missing columns and widen types, so that it has this schema.
+
+        Return whether the table was created.
+        """
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows."""
