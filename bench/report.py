@@ -118,7 +118,7 @@ def goals(results: Results) -> Iterator[tuple[str, str, str]]:
     """Yield the name of each goal, the goal itself, and the measured value."""
     for key, goal in (("orders-20", 0.9), ("orders-1", 0.8)):
         if (load := results.loads.get(key)) and (name := fastest(load)):
-            yield f"{load.title}: {name} relative to the drain", f"{goal}", f"{load.ratio(name):.2f}"
+            yield f"{load.title}: {name}, relative to the drain", f"{goal}", f"{load.ratio(name):.2f}"
     if (load := results.loads.get("orders-20")) and (name := fastest(load)):
         cpu = _number(load.cpu_us(name, "client"), ".1f")
         yield f"{load.title}: {name}, CPU of the daemon", "6 µs an event", f"{cpu} µs"
@@ -135,7 +135,7 @@ def goals(results: Results) -> Iterator[tuple[str, str, str]]:
     yield from _goals_of_tables(results)
     peaks = [peak for load in results.loads.values() for name in load.runs if (peak := _daemon_peak(load, name))]
     if peaks:
-        yield "Memory of the daemon, in all loads", "150 MiB", f"{max(peaks):.0f} MiB at most"
+        yield "Memory of the daemon, in all workloads", "150 MiB", f"{max(peaks):.0f} MiB at most"
     if results.memory is not None:
         most = max(load.resident_mib for load in results.memory.loads.values())
         yield "Memory of the daemon while transactions wait for their commit", "200 MiB", f"{most:.0f} MiB at most"
@@ -179,7 +179,7 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
         costs = [cost for load in loads if (name := fastest(load, kind)) and (cost := load.cpu_us(name, "client"))]
         if len(costs) > 1:
             yield (
-                f"CPU of the daemon for an event, highest compared with lowest over all numbers of tables: {kind}",
+                f"CPU for an event, the highest figure by the number of tables compared with the lowest: {kind}",
                 "at most 10 % more",
                 f"{(max(costs) / min(costs) - 1) * 100:.0f} % more",
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 from sandbox.errors import ServerError
 from sandbox.prerequisites import SERVER_ACCOUNTS
 
-SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can enter it; names below it are checked or random
+SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can enter it, so names in it are checked or random
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ privileges."""
 class Listener:
     """A listener with its name.
 
-    ``advertised`` maps a broker's number to the ``host:port`` that it advertises to clients, if that differs.
+    ``advertised`` maps the number of a broker to the ``host:port`` that this broker advertises to clients. Other
+    brokers advertise the address on which they listen.
     """
 
     name: str

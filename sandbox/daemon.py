@@ -55,7 +55,8 @@ class Daemon(Program):
         self.settings = {section: dict(keys) for section, keys in (settings or {}).items()}
         """Settings of the configuration file by section. A change takes effect with the next ``start``."""
         self.program: Sequence[str] = PROGRAM
-        """Python's arguments, for tests that wrap the command line. A change takes effect with the next ``start``."""
+        """The interpreter's arguments before ``run``, for callers that start a variant of ``-m pgsluice``. A change
+        takes effect with the next ``start``."""
         self.interpreter = sys.executable
         """The Python interpreter, for separate installations. A change takes effect with the next ``start``."""
         self.variables: Mapping[str, str] = {}

@@ -47,7 +47,7 @@ def build(package: str, flags: str, directory: Path, program: Path) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """Complete the requirements of the module in ``directory``. Ignore missing packages, which only tests need."""
+    """Complete the requirements of the module in ``directory``. Ignore that packages of tests are missing."""
     _go("mod", "tidy", "-e", directory=directory)
 
 

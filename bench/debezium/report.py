@@ -46,8 +46,9 @@ def _backlog(backlog: Backlog) -> Iterator[str]:
     rows = sum(digest.rows for digest in backlog.tables.values())
     runs = sum(map(len, backlog.runs.values()))
     yield (
-        f"{backlog.rows:,} rows. In each of the {runs} runs, the row count ({rows:,} in total) and the checksum of "
-        f"each topic equalled those of its table. {said(backlog.moment)}"
+        f"{backlog.rows:,} rows, and {rows - backlog.rows:,} more that mark the beginning and the end of the load. In "
+        f"each of the {runs} runs, the row count and the checksum of each topic equalled those of its table. "
+        f"{said(backlog.moment)}"
     )
 
 

@@ -68,7 +68,7 @@ def _audit(result: AuditResult) -> Iterator[str]:
         "seconds",
         "rows/s",
         "commits meanwhile",
-        "differences that it named: values, missing rows, extra rows",
+        "differences that the audit named: values, missing rows, extra rows",
     )
     rows = [
         (

@@ -110,7 +110,7 @@ def read_layout(found: object) -> Layout:
     """Return the layout that was read from JSON. Raise ValueError with the reason if ``found`` is not a layout."""
     values = _fields(Layout, found)
     if not isinstance(values["columns"], list) or not isinstance(values["former"], list):
-        raise ValueError("the columns of a layout are not an array")  # noqa: TRY004 - wrong data, not a wrong argument
+        raise ValueError("the columns or the former names of a layout are not an array")  # noqa: TRY004 - wrong data, not a wrong argument
     columns = tuple(_column(one) for one in values["columns"])
     former = tuple(_former(one) for one in values["former"])
     if not _is_number(values["attnums"]) or not all(type(values[name]) is str for name in ("storage", "filter")):
@@ -129,7 +129,7 @@ def _column(found: object) -> ColumnLayout:
 def _former(found: object) -> tuple[str, int]:
     if isinstance(found, list) and len(found) == 2 and type(found[0]) is str and _is_number(found[1]):  # noqa: PLR2004
         return found[0], found[1]
-    raise ValueError("a former name in a layout is not a name and a number")
+    raise ValueError("an entry of `former` in a layout is not an array of a name and a number")
 
 
 def _fields(kind: type[Layout | ColumnLayout], found: object) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Delta tables as targets, with one directory for each table and one commit for each piece of a batch.
 
-A commit has an application id and a version. Delta skips a commit whose version the table already has.
+Each commit has an application id, and a version that counts for this id. (It is not the version of the table.) Delta
+skips a commit if the table already has its version for this id.
 
 ``tests/spark/test_mirror.py`` covers this module.
 
@@ -237,7 +238,7 @@ class DeltaTable:
             self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and delete files that none of the remaining states needs."""
+        """Compact the files, and delete files that are not needed to read one of the states that ``upkeep`` keeps."""
         oldest = min([upkeep.before, *(self._committed_at(number) for number in upkeep.kept)])
         self._let_log_keep(time.time() - oldest + upkeep.needed_s)
         if upkeep.compact:
@@ -250,8 +251,8 @@ class DeltaTable:
     def _committed_at(self, number: int) -> float:
         """Return the time of a commit.
 
-        At that time, all files of the committed version were part of the table. So a vacuum keeps them if it keeps all
-        files that were removed later.
+        At that time, all files of the committed version were part of the table. Each of them still is, or was removed
+        from the table later. So a vacuum keeps these files if it keeps all that were removed after that time.
         """
         java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
         file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")

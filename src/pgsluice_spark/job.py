@@ -1,7 +1,7 @@
 """Applies the changes that some cuts made in one topic to the copies of this topic's tables.
 
-Used by :mod:`.query`. A cut record declares the number of events in a whole topic, not in each table. So the changes of
-all tables of a topic are counted before the first table is committed.
+Used by :mod:`.query`. For each topic, a cut record declares how many events of each op the cut has, but not how many
+belong to each table. So the changes of all tables of a topic are counted before the first table is committed.
 
 ``tests/spark/test_query.py`` covers this module.
 """
@@ -157,7 +157,7 @@ class TopicJob:
             return RetentionGap(
                 f"topic {self._topic}: retention has deleted changes {between} before they were read. The cuts declare "
                 f"{_text(says)}, {found}. None of these changes were applied. {self._remedy()}. Let topics keep their "
-                "records for longer than this query may be stopped"
+                "records for longer than this query is ever stopped"
             )
         return CountMismatch(
             f"topic {self._topic}: the cut records declare {_text(says)} {between}, {found}. None of these changes "

@@ -136,7 +136,8 @@ SCHEMAS: dict[str, Schema] = {
     "keys_key": _key(KEY_TYPES.relation, KEY_TYPES.key_fields()),
     "string": "string",
 }
-"""The schemas by the name of their file. ``string`` is the schema of keys that are names."""
+"""The schemas by the name of their file. ``string`` has no file: it is the schema of a record's key if the key is only
+a string, such as the name of the pipeline."""
 
 IDS = {name: schema_id(normalise(schema)) for name, schema in SCHEMAS.items()}
 
@@ -194,7 +195,7 @@ def _encoder(identity: str, insert_op: InsertOp) -> ChangeEncoder:
 
 
 def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
-    """Return the records of a change of a table of all types."""
+    """Return the records of one change of ``table``, which has a column of every type."""
     relation, fields = table.relation, table.fields()
     key = KeyEncoder(relation, table.key_fields()) if table.keyed else None
     target = Target(f"shop.public.{table.name}", IDS[table.name], IDS["keys_key"] if table.keyed else None)
@@ -305,7 +306,8 @@ def cut_parts() -> dict[str, list[dict[str, Any]]]:
     """Return the cut records of each case, before they are encoded."""
     identity = {"pipeline": PREFIX, "cut": 7, "epoch": 2}
     (full,) = cut_records(_worked(), identity, {**PLACES, **OTHER_PLACE}, TOPIC_IDS, full=True)
-    # Split the record by hand. The daemon splits only records of about half a megabyte, which would test nothing more.
+    # The daemon splits only records larger than half a megabyte. Split a small one by hand, which is as good for a
+    # test.
     halves = [{**full, "parts": 2, "part": part, "topics": [topic]} for part, topic in enumerate(full["topics"])]
     return {
         "cut": cut_records(_worked(), identity, PLACES, TOPIC_IDS, full=False),

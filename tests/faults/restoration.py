@@ -28,7 +28,8 @@ REACTION_S = 120.0
 POLL_S = 0.1
 
 PUBLISHED = 3
-"""The number of published transactions that are written at reused LSNs. The daemon has to notice them."""
+"""At least this many published transactions are written at reused LSNs. If the daemon did not notice the restoration,
+it would drop them."""
 
 SCRATCH_ROWS = 1000
 """The number of rows that an unpublished transaction writes."""

@@ -1,4 +1,5 @@
-"""The daemon of a storm. It is started again and again, and dies as the script says."""
+"""The daemon in a storm, which is a test with a script of faults. It is started again and again, and dies as the script
+says."""
 
 import json
 import time
@@ -82,7 +83,7 @@ class Victim:
                 delivered, since = further, time.monotonic()
             if time.monotonic() - since > standstill_s:
                 raise TimeoutError(
-                    f"the slot did not get from {reached:X} to {lsn:X}, and for {standstill_s:g} s nothing behind "
+                    f"the slot did not get from {reached:X} to {lsn:X}, and for {standstill_s:g} s nothing after "
                     f"{delivered:X} was delivered"
                 )
             time.sleep(CONFIRMED_POLL_S)

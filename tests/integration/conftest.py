@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_kafka() -> Iterator[Kafka]:
     """Provide a broker that a test can stop, kill and pause.
 
-    After the test, the broker runs again. Its periodic work has short intervals.
+    Each test has to leave the broker running. Its periodic work has short intervals.
     """
     intervals = ("log.cleaner.backoff.ms", "transaction.abort.timed.out.transaction.cleanup.interval.ms")
     with Kafka(settings=dict.fromkeys(intervals, "100")) as cluster:

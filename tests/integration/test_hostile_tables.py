@@ -1,4 +1,4 @@
-"""Tests tables of a user who may only create tables. They must not block other tables, or send rows to wrong topics."""
+"""A user who may only create tables must not be able to block other tables, or to get rows into wrong topics."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def values(pipeline: Pipeline, topic: str) -> list[dict[str, Any]]:
 
 
 def goes_on(pipeline: Pipeline) -> bool:
-    """Return whether the daemon runs. Check that the other table is still delivered."""
+    """Check that new rows of ``numbers`` are still delivered. Return whether the daemon runs."""
     pipeline.write(3)
     pipeline.assert_complete()
     return pipeline.daemon.alive

@@ -132,7 +132,7 @@ def test_a_layout_with_invalid_columns_is_refused(column: object) -> None:
 
 @pytest.mark.parametrize("name", ["columns", "former"])
 def test_columns_and_former_names_are_arrays(name: str) -> None:
-    with pytest.raises(ValueError, match="the columns of a layout are not an array"):
+    with pytest.raises(ValueError, match="the columns or the former names of a layout are not an array"):
         read_layout({**as_json(BEFORE), name: {}})
 
 
@@ -157,5 +157,5 @@ def test_a_layout_with_invalid_values_in_columns_is_refused(name: str, value: ob
 
 @pytest.mark.parametrize("former", [None, [], ["old"], ["old", "2"], [2, "old"], ["old", 2, 3], {"old": 2}])
 def test_a_former_name_has_to_be_a_name_and_a_number(former: object) -> None:
-    with pytest.raises(ValueError, match="a former name in a layout is not a name and a number"):
+    with pytest.raises(ValueError, match="an entry of `former` in a layout is not an array of a name and a number"):
         read_layout({**as_json(BEFORE), "former": [former]})

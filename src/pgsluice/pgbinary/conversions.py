@@ -45,7 +45,7 @@ class TypeDescription:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The element of an array type that is not built in, from the catalog."""
+    """The elements of an array type that is not built in: their type and delimiter, as read from the catalog."""
 
     type: PgType
     delimiter: str = ","
@@ -218,7 +218,8 @@ def conversions(relation: Relation, described: Sequence[TypeDescription]) -> lis
 
 
 def _of_column(pg_type: PgType, made: Mapping[int, ToText]) -> ToText:
-    # A domain has the name of its base type, so a domain over a built-in type is found by this name.
+    # pgoutput sends the OID of a domain, but the name of its base type. So a domain over a built-in type is found by
+    # name.
     if pg_type.namespace == CATALOG and pg_type.name in BUILT_IN:
         return BUILT_IN[pg_type.name]
     return made.get(pg_type.oid) or _BY_NAME.get(pg_type.name) or _missing(pg_type.oid)

@@ -51,7 +51,8 @@ class Commands:
             await self._go_on(state.topic_id, state.offset)
             while True:
                 for offset, value in await self._commands.read():
-                    # An outdated broker may show commands again that were already carried out.
+                    # A broker that has lost touch with its cluster may show commands again that were already carried
+                    # out.
                     if offset >= self._requests.state.offset:
                         await self._take(offset, value)
                 await self._reader.close()
@@ -60,7 +61,7 @@ class Commands:
             await self._reader.close()
 
     async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
-        """Record in the open cut that all commands before this offset are processed, and add the answers to them."""
+        """Record in the open cut that all commands before this offset are processed, and the answers to them."""
         async with self._pause():
             state = replace(self._requests.state, topic_id=topic_id, offset=offset)
             if answers or state != self._requests.state:
@@ -119,11 +120,11 @@ class Commands:
 
         The command takes effect between two transactions, because this code runs only then. While the state says that
         the pipeline is paused, the session takes no frames from the stream. The lock ``at_work`` makes sure that the
-        loader is not in the middle of a round. The answer is in the same cut as the changes that were received before,
-        so no changes follow it.
+        loader is not in the middle of a round. All changes that were received before are in the same cut as the answer
+        or in earlier cuts, so no changes follow the answer.
         """
         async with self._loader.at_work, self._pause():
-            _check_in_time(command)  # again, because the pause may have begun only after a long transaction had ended
+            _check_in_time(command)  # again, because a long transaction may have had to end first
             pauses, former = command.verb == "pause_pipeline", self._requests.state
             answer = Answer(command.id, "done", _said_of_pause(former, pauses=pauses))
             self._requests.become(replace(former, offset=offset + 1, is_pipeline_paused=pauses), [answer])
@@ -190,7 +191,7 @@ class Commands:
         notes = ["Loads are paused."] if state.is_paused else []
         if left_out:
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-            notes.append(f"Left out, because nobody has chosen to trust the owner: {left_out[0]}{more}.")
+            notes.append(f"Left out: {left_out[0]}{more}, because nobody has chosen to trust their owners.")
         answer = Answer(command.id, "accepted", " ".join(notes), tuple(map(str, found)))
         self._requests.become(state, [answer])
         self._loader.take_up(found)

@@ -53,7 +53,7 @@ class Opened:
 
 
 class Inserter:
-    """Inserts the rows of one session. Call its methods while the session's work is paused."""
+    """Inserts loaded rows into the stream during one session. Call its methods while the session's work is paused."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Inserter:
     ) -> None:
         """Add the rows of the chunk to the open cut, at ``lsn``.
 
-        If the chunk has rows that were read again because their keys had changed, ``moved`` has their keys. These are
-        the first keys in ``Load.moved``.
+        If the chunk has rows that were read again because an UPDATE had changed their keys, ``moved`` has their new
+        keys. These are the first keys in ``Load.moved``, and are removed from it.
         """
         self._position = self._position.at(lsn)
         load = self._begun.of(table.oid)

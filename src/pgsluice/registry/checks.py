@@ -17,7 +17,7 @@ from pgsluice.registry.rest import RestClient, RestOptions
 _TAKES_SCHEMAS: Final = (None, "READWRITE")
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "BACKWARD": "a key that gains a column",
+    "BACKWARD": "a key that gains a column or is replaced by another key",
     "FORWARD": "a key that loses a column, and a column that becomes wider (int to bigint)",
     "FULL": "a key that gains or loses a column, and a column that becomes wider (int to bigint)",
 }

@@ -21,7 +21,7 @@ from tests.unit.bench.test_results import MOMENT, result
 FAST = "exactly once, compiled"
 SLOW = "exactly once, Python"
 LOADED = "loading, compiled"
-CPU_BY_TABLES = "CPU of the daemon for an event, highest compared with lowest over all numbers of tables"
+CPU_BY_TABLES = "CPU for an event, the highest figure by the number of tables compared with the lowest"
 
 
 def load(title: str, seconds: float, cpu: float, *, series: str = "") -> LoadResult:
@@ -86,7 +86,7 @@ def test_each_contender_has_a_line() -> None:
 def test_goals_are_judged_by_the_fastest_encoder() -> None:
     found = {what: measured for what, _, measured in report.goals(results())}
     assert found == {
-        f"Orders: {FAST} relative to the drain": "0.80",
+        f"Orders: {FAST}, relative to the drain": "0.80",
         f"Orders: {FAST}, CPU of the daemon": "6.0 µs",
         "Latency at 100 transactions a second, exactly once: p50, p95, p99": "8.2, 15.0, 40.0 ms",
         "Latency at 100 transactions a second, at least once: p50": "3.0 ms",
@@ -99,7 +99,7 @@ def test_goals_are_judged_by_the_fastest_encoder() -> None:
         "`kill -9` to streaming again": "1.90 s at most",
         f"{CPU_BY_TABLES}: exactly once": "50 % more",
         f"{CPU_BY_TABLES}: discard": "0 % more",
-        "Memory of the daemon, in all loads": "110 MiB at most",
+        "Memory of the daemon, in all workloads": "110 MiB at most",
         "Memory of the daemon while transactions wait for their commit": "150 MiB at most",
     }
 

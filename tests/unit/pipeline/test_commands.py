@@ -129,7 +129,7 @@ async def test_a_table_of_an_untrusted_owner_does_not_block_others() -> None:
     world = world_of(command("start", "public.?t*", "public.numbers"))
     async with running(world):
         await until(lambda: "loaded" in outcomes(world))
-    left_out = "Left out, because nobody has chosen to trust the owner: public.strange."
+    left_out = "Left out: public.strange, because nobody has chosen to trust their owners."
     assert answers(world)[0] == Answer("a", "accepted", left_out, ("public.others", "public.numbers"))
 
 

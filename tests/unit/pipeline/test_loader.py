@@ -53,7 +53,7 @@ TOPIC = "shop.public.numbers"
 RULES = [TableRule("public.skipped", is_loaded=False), TableRule("public.some*", where="n > 1")]
 TABLES = Tables("shop", exclude=["public.left*"], rules=RULES)
 VISIBLE = 700
-"""The id of a transaction that the snapshots in these tests see. They do not see transactions of ``World.commit``."""
+"""The id of a transaction that the snapshots in these tests see, unlike the others of ``World.commit``."""
 
 
 class Running:
@@ -142,7 +142,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def fit_nowhere(found: Running) -> None:
-    """Make the first round fail, because its snapshot sees a transaction, but not one that commits before it."""
+    """Make the first round fail: its snapshot sees a transaction, but does not see one that committed earlier."""
     world = found.world
     world.server = replace(world.server, xlogpos=10_500)
     world.tells_position = False
@@ -643,7 +643,7 @@ def is_distrusted(found: Running) -> bool:
 
 
 async def test_any_number_of_untrusted_tables_does_not_block_others() -> None:
-    """Load other tables although many have untrusted owners. The log names only some of these."""
+    """Load a table although many others belong to untrusted owners. The log names only some of the others."""
     world = world_of(1)
     others = [replace(NUMBERS, oid=100 + number, name=f"other{number}") for number in range(50)]
     world.published = [*others, NUMBERS]
@@ -672,7 +672,8 @@ async def test_a_requested_load_can_be_cancelled_after_a_change_of_the_owner() -
 
 
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
-    """Read a row again if it got its key without all values, because its old row may not have been read before."""
+    """Read a row under its new key if the UPDATE did not send all values: it may not have been read under the old
+    key."""
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)
@@ -741,7 +742,7 @@ async def test_transactions_are_noted_only_while_there_is_something_to_load() ->
 
 
 async def test_noted_transactions_do_not_add_up_while_nothing_can_be_read() -> None:
-    """Forget the transactions that the snapshot has to see while no table can be read.
+    """While no table can be read, forget which transactions the next snapshot has to see.
 
     This is safe, because the loader waits later for transactions that are changing the table.
     """

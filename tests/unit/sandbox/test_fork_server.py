@@ -129,7 +129,7 @@ def test_daemons_do_not_outlive_their_owner(directory: Path) -> None:
 
 
 def test_concurrent_threads_get_the_same_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create only one fork server, because a second one would be dropped while its process runs."""
+    """Start only one fork server, even if several threads need it at the same time."""
     made: list[object] = []
 
     class Slow:

@@ -65,7 +65,7 @@ async def test_many_jobs_that_finish_do_not_count_as_a_hanging_disk(disk: Disk) 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_job_that_finishes_before_the_second_look_does_not_count_as_hanging(disk: Disk) -> None:
-    """Check again after the time limit, because a job has no time to run while its process is stopped."""
+    """After the time limit, look at the job once more. If the process was suspended, the job could not run."""
     thaw = threading.Event()
     waiting = asyncio.create_task(disk.run(lambda: thaw.wait() and 1))
     await asyncio.sleep(0)
