@@ -300,6 +300,14 @@ def tls_server(tls: tuple[Path, Path]) -> Iterator[Database]:
         yield Database(server, "postgres")
 
 
+async def test_the_authorities_of_the_system_are_trusted(
+    tls_server: Database, tls: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls[0]))  # as if the system trusted it
+    async with Catalog(options_for(tls_server, host="localhost", sslrootcert="system")) as catalog:
+        assert str((await catalog.server()).tls).startswith("TLSv1.3, ")
+
+
 async def test_connections_use_tls(tls_server: Database, tls: tuple[Path, Path]) -> None:
     options = options_for(tls_server, host="localhost", sslmode="verify-full", sslrootcert=str(tls[0]))
     async with Catalog(options) as catalog:

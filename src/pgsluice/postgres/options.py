@@ -6,8 +6,10 @@ https://www.postgresql.org/docs/current/libpq-connect.html
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -134,7 +136,9 @@ class ConnectionOptions:
         """
         pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:
-            configured = conninfo_to_dict(self.parameters.get("dsn", ""), **self._without_dsn())
+            configured = _with_system_authorities(
+                conninfo_to_dict(self.parameters.get("dsn", ""), **self._without_dsn())
+            )
             ours = {
                 "application_name": self.application_name,
                 "client_encoding": "UTF8",
@@ -164,3 +168,16 @@ class ConnectionOptions:
 
     def _without_dsn(self) -> dict[str, str]:
         return {name: value for name, value in self.parameters.items() if name != "dsn"}
+
+
+def _with_system_authorities(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Name the file of the system's authorities, if ``sslrootcert`` is "system".
+
+    libpq itself would not find this file, because the OpenSSL in psycopg's wheels looks for it in a directory of its
+    own. Like libpq, demand verify-full in this case.
+    """
+    file = ssl.get_default_verify_paths().cafile
+    is_verified = parameters.get("sslmode", "verify-full") == "verify-full"
+    if parameters.get("sslrootcert") != "system" or not is_verified or file is None:
+        return parameters
+    return {**parameters, "sslrootcert": file, "sslmode": "verify-full"}

@@ -1,3 +1,5 @@
+import ssl
+
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -33,6 +35,20 @@ def test_single_parameters_take_precedence_over_a_dsn(dsn: str) -> None:
     found = parameters(ConnectionOptions({"dsn": dsn, "port": "2"}, application_name="it's me"))
     assert (found["host"], found["port"], found["user"]) == ("db", "2", "me")
     assert found["application_name"] == "it's me"
+
+
+def test_the_authorities_of_the_system_are_in_a_file() -> None:
+    """The OpenSSL in psycopg's wheels does not know where."""
+    file = ssl.get_default_verify_paths().cafile
+    found = parameters(ConnectionOptions({"dsn": "sslrootcert=system"}))
+    assert (found["sslrootcert"], found["sslmode"]) == (file, "verify-full")
+    with pytest.raises(KeyError):
+        parameters(ConnectionOptions({}))["sslrootcert"]
+
+
+def test_libpq_refuses_the_authorities_of_the_system_in_a_weak_mode() -> None:
+    found = parameters(ConnectionOptions({"sslrootcert": "system", "sslmode": "require"}))
+    assert (found["sslrootcert"], found["sslmode"]) == ("system", "require")
 
 
 def test_overrides_come_last() -> None:
