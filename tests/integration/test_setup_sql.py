@@ -1,5 +1,6 @@
 """Tests that a pipeline starts and delivers after running only the statements that ``pgsluice setup-sql`` prints."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.support.log import restored_logging  # noqa: F401 - a fixture
 from tests.support.weather import wait_until
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
+
+ROOT = Path(__file__).parents[2]
 
 TABLES = """
     REVOKE ALL ON DATABASE "{database}" FROM public;
@@ -89,6 +92,19 @@ def test_the_printed_statements_suffice(
     name = f"s{uuid4().hex[:10]}"
     with Daemon(name, database.conninfo(user=role), kafka.bootstrap_servers, settings, wait_for="active") as daemon:
         wait_until(lambda: loaded(daemon) == 2, "both tables to be loaded")
+
+
+def test_the_documented_statements_remove_the_role_and_the_publication(
+    database: Database, role: str, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statements = re.findall(r"`DROP (PUBLICATION|OWNED BY|ROLE) pgsluice`", (ROOT / "docs/deploy.md").read_text())
+    assert statements == ["PUBLICATION", "OWNED BY", "ROLE"]
+    with database.connect() as admin:
+        admin.execute(sql(file, capsys).encode())
+        for what in statements:
+            name = "its changes" if what == "PUBLICATION" else role
+            admin.execute(f'DROP {what} "{name}"'.encode())
+        assert admin.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).fetchall() == []
 
 
 def loaded(daemon: Daemon) -> int:

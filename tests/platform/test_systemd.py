@@ -25,8 +25,10 @@ from sandbox.program import HTTP_OK
 from tests.support.container import IMAGE, ROOT
 from tests.support.weather import Pipeline, configured, prepare, wait_until
 
-UNIT = ROOT / "deploy" / "systemd" / "pgsluice.service"
-SECRET = "etc/pgsluice/secrets/postgres__password"  # noqa: S105 - the path of its file
+DEPLOY = ROOT / "docs" / "deploy.md"
+UNIT = ROOT / "deploy" / "systemd" / "pgsluice@.service"
+SHOP = "pgsluice@shop.service"
+SECRET = "etc/pgsluice/shop/secrets/postgres__password"  # noqa: S105 - the path of its file
 EXPOSURE_MAX = 20
 """The highest allowed exposure level in tenths. 20 means a level of 2.0, on systemd's scale from 0 to 10."""
 
@@ -69,7 +71,7 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
 def test_the_exposure_is_low() -> None:
     found = analyze("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(UNIT))
     assert found.returncode == 0, found.stdout
-    assert re.search(r"exposure level for pgsluice.service: [01]\.\d ", found.stdout), found.stdout
+    assert re.search(r"exposure level for pgsluice@\w+.service: [01]\.\d ", found.stdout), found.stdout
 
 
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -108,20 +110,23 @@ class Unit(Daemon):
         files, written = self.host.files, self.directory / "written"
         engine.copy_from(IMAGE, "/opt/pgsluice", files / "opt")
         copy(UNIT, files / "etc/systemd/system" / UNIT.name, 0o644)
-        for text, name, mode in ((self.configuration(), "etc/pgsluice/config.toml", 0o644), ("right", SECRET, 0o400)):
+        for text, name, mode in (
+            (self.configuration(), "etc/pgsluice/shop/config.toml", 0o644),
+            ("right", SECRET, 0o400),
+        ):
             written.write_text(text)
             copy(written, files / name, mode)
         (files / SECRET).parent.chmod(0o700)
 
     def start(self, *_: str, wait: bool = True) -> None:
         """Run ``systemctl start``, and wait until the unit owns the slot."""
-        self.host.run("systemctl", "start", UNIT.name)
+        self.host.run("systemctl", "start", SHOP)
         if wait:
             wait_until(lambda: self.readiness("active") == HTTP_OK, "the unit to follow the slot")
 
     def state(self, name: str) -> str:
         """Return a property of the unit, according to systemd."""
-        return self.host.property_of(UNIT.name, name)
+        return self.host.property_of(SHOP, name)
 
     @property
     def alive(self) -> bool:
@@ -130,11 +135,11 @@ class Unit(Daemon):
 
     def log_text(self) -> str:
         """Return the entries of the unit in the journal."""
-        return self.host.run("journalctl", "--unit", UNIT.name, "--output", "cat", "--no-pager").stdout
+        return self.host.run("journalctl", "--unit", SHOP, "--output", "cat", "--no-pager").stdout
 
     def _configuration(self) -> dict[str, Any]:
         found = super()._configuration()
-        del found["buffer"]["spill_dir"]  # the unit relies on the default
+        del found["buffer"]["spill_dir"]  # the unit sets it
         return found
 
 
@@ -162,7 +167,7 @@ def unit(pipeline: Pipeline) -> Iterator[Unit]:
     assert isinstance(pipeline.daemon, Unit)
     pipeline.daemon.start()
     yield pipeline.daemon
-    pipeline.daemon.host.run("systemctl", "stop", UNIT.name)
+    pipeline.daemon.host.run("systemctl", "stop", SHOP)
 
 
 def test_the_unit_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) -> None:
@@ -174,13 +179,13 @@ def test_the_unit_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) ->
     assert "0" not in status["Uid"].split()
     assert (int(status["CapBnd"], 16), status["NoNewPrivs"], status["Seccomp"]) == (0, "1", "2")
     assert "other users can read" not in unit.log_text()
-    assert unit.host.run("ls", "/var/lib/pgsluice/spill").returncode == 0
+    assert unit.host.run("ls", "/var/lib/pgsluice/shop/spill").returncode == 0
 
 
 @pytest.mark.long
 def test_the_unit_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     with pipeline.busy():
-        unit.host.run("systemctl", "kill", "--signal", "KILL", UNIT.name)
+        unit.host.run("systemctl", "kill", "--signal", "KILL", SHOP)
         wait_until(lambda: int(unit.state("NRestarts")) > 0, "systemd to start it again")
         wait_until(lambda: unit.readiness("active") == HTTP_OK, "the unit to follow the slot")
     pipeline.assert_complete()
@@ -189,14 +194,14 @@ def test_the_unit_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
 @pytest.mark.long
 def test_the_unit_stops_in_an_orderly_way(pipeline: Pipeline, unit: Unit) -> None:
     pipeline.write()
-    assert unit.host.run("systemctl", "stop", UNIT.name).returncode == 0
+    assert unit.host.run("systemctl", "stop", SHOP).returncode == 0
     assert (unit.state("Result"), unit.state("ExecMainStatus")) == ("success", "0")
     unit.start()
     pipeline.assert_complete()
 
 
 def test_the_unit_does_not_retry_after_a_wrong_password(pipeline: Pipeline, unit: Unit) -> None:
-    unit.host.run("systemctl", "stop", UNIT.name)
+    unit.host.run("systemctl", "stop", SHOP)
     with secret(unit, "wrong"):
         unit.start(wait=False)
         wait_until(lambda: unit.state("ActiveState") == "failed", "the unit to fail")
@@ -206,18 +211,28 @@ def test_the_unit_does_not_retry_after_a_wrong_password(pipeline: Pipeline, unit
 
 
 def test_the_unit_does_not_start_without_a_password_file(unit: Unit) -> None:
-    unit.host.run("systemctl", "stop", UNIT.name)
+    unit.host.run("systemctl", "stop", SHOP)
     with secret(unit, None):
         unit.start(wait=False)
         assert unit.state("ExecMainStatus") == NO_CREDENTIALS
+
+
+def test_root_can_run_commands_while_the_unit_is_stopped(unit: Unit) -> None:
+    """The password is in a file that only root can read, and the unit's copy of it is gone."""
+    unit.host.run("systemctl", "stop", SHOP)
+    (variables,) = re.findall(r"^export PATH=/opt/pgsluice.*\n(?:export .*\n)+", DEPLOY.read_text(), re.MULTILINE)
+    found = unit.host.run("sh", "-c", f"{variables}pgsluice slot status")
+    assert found.returncode == 0, found.stderr
+    assert "restart_lsn" in found.stdout
+    unit.start()
 
 
 @contextmanager
 def secret(unit: Unit, text: str | None) -> Iterator[None]:
     """Change or remove the password file on the host, until the block ends."""
     change = "rm" if text is None else f"printf %s {text} >"
-    unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /etc/pgsluice/kept && {change} /{SECRET}")
+    unit.host.run("sh", "-c", f"cp --preserve /{SECRET} /etc/pgsluice/shop/kept && {change} /{SECRET}")
     try:
         yield
     finally:
-        unit.host.run("mv", "/etc/pgsluice/kept", f"/{SECRET}")
+        unit.host.run("mv", "/etc/pgsluice/shop/kept", f"/{SECRET}")

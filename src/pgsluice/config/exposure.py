@@ -18,7 +18,7 @@ from pgsluice.config.keys import Kind, all_keys
 from pgsluice.config.loading import Sources
 from pgsluice.config.model import Settings
 from pgsluice.config.problems import Path, is_secret
-from pgsluice.config.sources import Layer
+from pgsluice.config.sources import Layer, variable
 from pgsluice.config.transport import is_loopback
 from pgsluice.finding import Finding, Verdict
 
@@ -62,15 +62,24 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 
 
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
-    """Return a warning if the file or a flag opens the port to others.
+    """Return a warning if the file or a flag opens the port to others, or if a variable does, contrary to the file.
 
-    An environment variable gives no warning, because our image sets one: a container has to listen on all addresses,
-    and its network decides who can reach them.
+    A variable alone gives no warning, because our image sets one: a container has to listen on all addresses, and its
+    network decides who can reach them.
     """
     http, path = settings.http, ("http", "listen")
-    if sources.flags.get(path) is None and sources.file.get(path) is None:
-        return
     if is_loopback(http.listen.host):
+        return
+    file, origin = sources.file, sources.origin(path)
+    if origin == variable(path):
+        written = file.get(path)
+        if written is not None and written != str(http.listen):
+            detail = f"{origin} takes precedence over {file.origin(path)}, so http.listen is {http.listen}"
+            remedy = (
+                f"If this address is right, as in most containers, remove the line from the file. If not, set {origin} "
+                "to another address. The image sets it to 0.0.0.0:8080."
+            )
+            yield Finding("http port", Verdict.WARN, detail, remedy)
         return
     if http.token_file is not None:
         if http.tls_cert_file is None:

@@ -102,6 +102,19 @@ def test_a_port_that_others_reach(listen: str, count: int) -> None:
     assert exposure.findings(sources.settings(), sources) == []
 
 
+def test_a_variable_that_opens_the_port_contrary_to_the_file(tmp_path: Path) -> None:
+    environ = {"PGSLUICE_HTTP__LISTEN": "0.0.0.0:8080"}
+    for written, count in (("127.0.0.1:9000", 1), ("0.0.0.0:9000", 1), ("0.0.0.0:8080", 0)):
+        file = write(tmp_path / "a.toml", f'{REST}http.listen = "{written}"\n')
+        sources = Sources.read(file, environ)
+        found = exposure.findings(sources.settings(), sources)
+        assert [finding.detail for finding in found] == count * [
+            f"PGSLUICE_HTTP__LISTEN takes precedence over {file}:5, so http.listen is 0.0.0.0:8080"
+        ]
+    sources = Sources.read(file, {"PGSLUICE_HTTP__LISTEN": "127.0.0.1:8080"})
+    assert exposure.findings(sources.settings(), sources) == []
+
+
 def test_a_token_over_an_unencrypted_port_causes_a_warning(tmp_path: Path) -> None:
     token, key = (write(tmp_path / name, 2 * "0123456789abcdef", 0o600) for name in ("token", "key"))
     given = *MINIMAL, "http.listen=0.0.0.0:8080", f"http.token_file={token}"

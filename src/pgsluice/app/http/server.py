@@ -135,7 +135,7 @@ class HttpServer:
         except OSError as error:
             await self.stop()
             reason = _reason(error)
-            remedy = "Stop what listens there, or change http.listen."
+            remedy = "Stop what listens there, or change http.listen (in the image: PGSLUICE_HTTP__LISTEN)."
             raise ConfigError(f"Cannot listen on {self._listen}: {reason}. {remedy}") from error
         self._stack.callback(self._listener.close)
         self._stack.callback(asyncio.create_task(self._connections.watch()).cancel)

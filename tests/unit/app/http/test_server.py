@@ -321,7 +321,8 @@ class TestListening:
             await owner.start()
             stack.push_async_callback(owner.stop)
             listen = f"127.0.0.1:{owner.port}"
-            with pytest.raises(ConfigError, match=f"Cannot listen on {listen}: Address already in use"):
+            message = f"Cannot listen on {listen}: Address already in use.*PGSLUICE_HTTP__LISTEN"
+            with pytest.raises(ConfigError, match=message):
                 await self.server(listen).start()
 
     async def test_an_address_of_another_machine_is_refused(self) -> None:
