@@ -17,11 +17,18 @@ INTERPRETED: Final[Mapping[str, str]] = {
 """Lets Spark interpret its plans, which is faster for many plans with few rows."""
 
 
+JAVA_OPTIONS: Final = (
+    "-XX:TieredStopAtLevel=1",  # a session takes only minutes, so compiling to better code would not pay off
+    "-XX:ReservedCodeCacheSize=256m",  # with this compiler, Java reserves 48 MB, and ends if they are full
+    "-XX:+UseSerialGC",
+    "-XX:-UsePerfData",
+)
+
+
 def new_session(directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
     """Provide a session that keeps its files in ``directory``. ``more`` contains additional settings."""
     settings = {
-        # a session takes only about a minute, so compiling to better code would not pay off
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
         "spark.databricks.delta.snapshotPartitions": 1,
         "spark.local.dir": directory,

@@ -17,7 +17,7 @@ from pgsluice_spark import Delta
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from sandbox.spark import jars
-from tests.spark.session import INTERPRETED
+from tests.spark.session import INTERPRETED, JAVA_OPTIONS
 from tests.spark.shop import Shop, opened
 from tests.support.kafka import configure
 
@@ -51,7 +51,7 @@ def written(directory: Path, shop: Shop, database: Database) -> Path:
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
         "spark.local.dir": str(directory / "spark"),
         "spark.sql.shuffle.partitions": "2",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
         **INTERPRETED,
