@@ -1,8 +1,9 @@
 """Spark expressions that decode a framed key or value with the schema that wrote it.
 
-Used by :mod:`.reading`. The expressions replace the schema id of a record by the number of a branch of a union, so that
-Avro itself chooses the writer's schema. One ``from_avro`` then decodes the records of all versions, and the query plan
-does not grow with the number of versions. An unknown id raises an error, so no record is decoded with a guessed schema.
+Used by :mod:`.reading`. If the records have several schemas, the expressions replace the schema id of a record by the
+number of a branch of a union, so that Avro itself chooses the writer's schema. One ``from_avro`` then decodes the
+records of all versions, and the query plan does not grow with the number of versions. An unknown id raises an error, so
+no record is decoded with a guessed schema.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 https://avro.apache.org/docs/1.12.0/specification/#unions-1
@@ -27,21 +28,34 @@ _TO_THE_END: Final = 2**31 - 1
 
 def decoded(part: Part, reading: Reading) -> Column:
     """Return the struct in a record's key or value, or null where the key or value is null."""
-    branch = F.try_element_at(_map({i: F.lit(_varint(n)) for i, n in reading.branches.items()}), _header(part))
-    body = F.substring(part, _HEADER_BYTES + 1, _TO_THE_END)
-    data = F.concat(F.coalesce(branch, F.raise_error(_refusal(part))), body)
     options = {
         "avroSchema": reading.reader,
         "mode": "FAILFAST",
         "datetimeRebaseMode": "CORRECTED",  # dates before 1582 are Gregorian, as in PostgreSQL
     }
-    return F.when(F.col(part).isNotNull(), from_avro(data, reading.writers, options))
+    return F.when(F.col(part).isNotNull(), from_avro(_data(part, reading), reading.writers, options))
+
+
+def _data(part: Part, reading: Reading) -> Column:
+    """Return a key or value in the encoding of ``reading.writers``."""
+    body = F.substring(part, _HEADER_BYTES + 1, _TO_THE_END)
+    refusal = F.raise_error(_refusal(part))
+    if not reading.is_union:
+        return F.when(is_written_with(part, reading.branches), body).otherwise(refusal)
+    branch = F.try_element_at(_map({i: F.lit(_varint(n)) for i, n in reading.branches.items()}), _header(part))
+    return F.concat(F.coalesce(branch, refusal), body)
 
 
 def fields(reading: Reading) -> Column:
     """Return the names of the row's fields in the schema that wrote a value, or null where the value is null."""
-    names = {i: F.array(*map(F.lit, names)).cast("array<string>") for i, names in reading.fields.items()}
-    return F.try_element_at(_map(names), _header("value"))
+    if len(set(reading.fields.values())) == 1:
+        (names,) = set(reading.fields.values())
+        return F.when(is_written_with("value", reading.fields), _array(names))
+    return F.try_element_at(_map({i: _array(names) for i, names in reading.fields.items()}), _header("value"))
+
+
+def _array(names: Iterable[str]) -> Column:
+    return F.array(*map(F.lit, names)).cast("array<string>")
 
 
 def is_written_with(part: Part, identifiers: Iterable[int]) -> Column:

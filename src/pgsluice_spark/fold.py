@@ -68,10 +68,12 @@ def folded(
     ``rows`` the number of ``r`` events in each of ``intervals``. ``is_moving`` says that a row moved from or to this
     key. ``has_gap`` says that a row moved here, and that some of its values were sent only under its former key.
     """
+    row = events.schema["row"].dataType.fieldNames()
+    parts = [F.col("row").getField(name).alias(f"part_{number}") for number, name in enumerate(row)]
     live = events.withColumn("at", F.when(F.col("is_live"), F.col("position")))
     begin = F.max(F.when(F.col("op").isin(*BEGIN), F.col("at")))
     is_move = F.array_contains("flags", "key_change") & F.col("at").isNotNull()
-    keys = live.groupBy("row").agg(
+    keys = live.groupBy(*parts).agg(  # Spark sorts by single columns faster than by a struct
         F.max_by(F.struct("key", "op", "ts", "unchanged", "after", "raw"), "at").alias("last"),
         F.max("at").alias("position"),
         begin.alias("begin"),
@@ -81,22 +83,26 @@ def folded(
         F.array(*(count_of(interval) for interval in intervals)).cast("array<long>").alias("rows"),
         *(_cell(name).alias(f"cell_{number}") for number, name in enumerate(followed)),
     )
-    return _net(keys, fields, followed)
+    identity = F.struct(*(F.col(f"part_{number}").alias(name) for number, name in enumerate(row)))
+    return _net(keys.withColumn("row", identity), fields, followed)
 
 
-def appended(
-    events: DataFrame, fields: Sequence[str], floor: Position | None, intervals: Sequence[Interval]
-) -> DataFrame:
-    """Return one record for each event of a table without a key, in the form of :func:`folded`."""
+def unfolded(events: DataFrame, fields: Sequence[str], intervals: Sequence[Interval]) -> DataFrame:
+    """Return one record for each event, in the form of :func:`folded`.
+
+    Each event is the only one with its key, or the table has no key.
+    """
     none = _none()
-    return located(events, floor).select(
-        F.lit(None).alias("key"),
+    row, key = (F.col(name) if name in events.columns else F.lit(None).alias(name) for name in ("row", "key"))
+    return events.select(
+        row,
+        key,
         F.lit("u").alias("op"),
         F.struct(*(F.col("after").getField(name).alias(name) for name in fields)).alias("cells"),
         none.alias("kept"),
         "unchanged",
-        "raw",
-        *POSITION,
+        _raw_of_new_row("raw").alias("raw"),
+        "position.*",
         "ts",
         "is_live",
         none.alias("named"),
@@ -143,7 +149,7 @@ def _net(keys: DataFrame, fields: Sequence[str], followed: Sequence[str]) -> Dat
         F.when(is_there, F.lit("u")).otherwise(F.lit("d")).alias("op"),
         F.when(is_old, gaps).otherwise(_none()).alias("kept"),
         F.concat(F.when(is_old, _none()).otherwise(gaps), lost).alias("unchanged"),
-        F.map_concat(_raw_of_last(followed), raw_texts(known)).alias("raw"),
+        F.map_concat(_raw_of_new_row("last.raw", followed), raw_texts(known)).alias("raw"),
         "position.*",
         "last.ts",
         F.struct(*(value.alias(name) for name, value in values.items())).alias("cells"),
@@ -166,9 +172,9 @@ def _names(conditions: Mapping[str, Column]) -> Column:
     return F.array_compact(F.array(*names).cast("array<string>"))
 
 
-def _raw_of_last(followed: Sequence[str]) -> Column:
-    """Return ``raw`` of the new row in the last change, without the fields in ``followed``."""
-    return F.map_filter("last.raw", lambda name, _: ~name.contains(".") & ~name.isin(*followed))
+def _raw_of_new_row(raw: str, without: Sequence[str] = ()) -> Column:
+    """Return those texts of ``raw`` that belong to the new row, except the fields in ``without``."""
+    return F.map_filter(raw, lambda name, _: ~name.contains(".") & ~name.isin(*without))
 
 
 def _current(cell: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Applies the changes that some cuts made in one topic to the copies of this topic's tables.
+"""Reads the changes that some cuts contain for one topic, and applies them to the copies of the topic's tables.
 
 Used by :mod:`.query`. For each topic, a cut record declares how many events of each op the cut has, but not how many
 belong to each table. So the changes of all tables of a topic are counted before the first table is committed.
@@ -25,7 +25,7 @@ from pgsluice_spark.work import Prepared, Work
 
 
 class TopicJob:
-    """Applies the changes that some cuts made in one topic to the copies of this topic's tables."""
+    """Reads the changes that some cuts contain for one topic, and applies them to the copies of the topic's tables."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class TopicJob:
         tables: Sequence[str],
         error: PipelineError,
     ) -> None:
-        """Skip cuts whose records are lost, if a later load of each table makes these records unnecessary.
+        """Skip all cuts up to the last one in ``lost``, if a later load of each table makes their records unnecessary.
 
         Otherwise raise ``error``.
         """
@@ -162,7 +162,8 @@ class TopicJob:
         return CountMismatch(
             f"topic {self._topic}: the cut records declare {_text(says)} {between}, {found}. None of these changes "
             "were applied. Either the topic is compacted, or something other than pgsluice writes to it or deletes "
-            "its records. Find out the reason. Then load its tables into a new target with a new checkpoint"
+            "its records. Find out the reason. Then begin a new target with a new checkpoint, and load the topic's "
+            "tables with `pgsluice snapshot start`"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
@@ -16,10 +16,10 @@ from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
 from pgsluice_spark.cuts import Position
 from pgsluice_spark.errors import TableRefused
-from pgsluice_spark.fold import NET, OF_LIVES, OPS, appended, folded, moved, placed
+from pgsluice_spark.fold import NET, OF_LIVES, OPS, folded, located, moved, placed, unfolded
 from pgsluice_spark.lives import POSITION
-from pgsluice_spark.loads import TableState, advanced, intervals
-from pgsluice_spark.rows import SYSTEM, merge_of, remaining, target_schema
+from pgsluice_spark.loads import Interval, TableState, advanced, intervals
+from pgsluice_spark.rows import SYSTEM, Effect, bounded_columns, is_before, merge_of, remaining, target_schema
 from pgsluice_spark.targets import Commit, TargetTable, quoted
 from pgsluice_spark.work import Prepared, Work
 
@@ -67,8 +67,9 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     loads = intervals(work.state, work.marks)
     events = placed(_with_keys(_without_truncates(work)), floor)
     fields = work.row_type.fieldNames()
-    keys = folded(events, fields, (), loads).localCheckpoint()
-    facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads))).first()
+    events, keys = _reduced(work, events, loads)
+    bounded = bounded_columns(key, keys.schema["key"].dataType, work.row_type)
+    facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads)), *_limits(bounded)).first()
     assert facts is not None, "an aggregation without groups has one row"
     if facts["others"]:
         raise TableRefused(_other_key(work.table, key))
@@ -77,12 +78,31 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     piece = replace(
         piece,
         net=_net(piece, events, keys, has_gaps=bool(followed) and not keys.where("has_gap").isEmpty()),
+        kept=followed,
+        bounds={name: facts[f"limits_{n}"] for n, name in enumerate(bounded)},
         rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
         state=replace(work.state, key=key),
         is_empty=not facts["live"] and not truncates,
     )
     counts = {op: facts[op] for op in OPS if facts[op]}
     return Prepared({**counts, **truncates}, lambda: _commit(piece))
+
+
+def _reduced(work: Work, events: DataFrame, loads: Sequence[Interval]) -> tuple[DataFrame, DataFrame]:
+    """Return the events, and one record for each key.
+
+    If rows were only loaded and inserted, each event is likely to have its own key. If each does, nothing is sorted.
+    """
+    fields = work.row_type.fieldNames()
+    if set(work.declared) <= {"c", "r"}:
+        events = events.select(*OF_LIVES, "is_live").localCheckpoint()
+        if not _has_repeated_key(events):
+            return events, unfolded(events, fields, loads)
+    return events, folded(events, fields, (), loads).localCheckpoint()
+
+
+def _has_repeated_key(events: DataFrame) -> bool:
+    return not events.groupBy("row").count().where("count > 1").isEmpty()
 
 
 def _with_keys(events: DataFrame) -> DataFrame:
@@ -111,6 +131,12 @@ def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Colum
         F.count_if("is_live").alias("live"),
         F.count_if(F.col("is_live") & is_other).alias("others"),
     ]
+
+
+def _limits(columns: Sequence[str]) -> list[Column]:
+    """Return the least and the greatest value of these columns of the key."""
+    values = [F.col("key").getField(name) for name in columns]
+    return [F.struct(F.min(value), F.max(value)).alias(f"limits_{n}") for n, value in enumerate(values)]
 
 
 def _other_key(table: str, key: Sequence[str]) -> str:
@@ -157,12 +183,18 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The changes to commit. ``rows`` has the number of ``r`` events of each load."""
+    """The changes to commit. ``rows`` has the number of ``r`` events of each load.
+
+    ``kept`` names the columns of which some values are kept from the target. ``bounds`` has the least and the greatest
+    value of some columns of the key.
+    """
 
     work: Work
     table: TargetTable
     truncated: Position | None
     net: DataFrame | None = None
+    kept: Sequence[str] = ()
+    bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     state: TableState = field(default_factory=TableState)
     is_empty: bool = True
@@ -179,17 +211,23 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     commit = Commit(work.app, state.offset, state.to_json())
     if piece.truncated is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)
-    if is_new or not (state.key or gone):  # no row of the target can be affected
+    sweeps = not is_new and _has_before(piece.table, gone)
+    if is_new or not (state.key or sweeps):  # no row of the target can be affected
         return state, piece.table.append(remaining(net, gone), commit)
-    return state, piece.table.merge(merge_of(net, work.row_type.fieldNames(), state.key, gone), commit)
+    effect = Effect(net, work.row_type.fieldNames(), state.key, piece.kept, piece.bounds)
+    return state, piece.table.merge(merge_of(effect, gone, sweeps=sweeps), commit)
+
+
+def _has_before(table: TargetTable, gone: Position | None) -> bool:
+    """Return whether a row of the target was last changed before ``gone``. After a first load, usually none was."""
+    return gone is not None and not table.read().where(is_before(f"{SYSTEM}.", gone)).isEmpty()
 
 
 def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
     """Prepare the changes of a table without a key. New rows are appended, and updates and deletes are refused."""
     work = piece.work
     loads = intervals(work.state, work.marks)
-    rows = appended(_without_truncates(work), work.row_type.fieldNames(), floor, loads)
-    rows = rows.localCheckpoint()
+    rows = unfolded(located(_without_truncates(work), floor), work.row_type.fieldNames(), loads).localCheckpoint()
     facts = rows.agg(*_facts((), (), len(loads))).first()
     assert facts is not None, "an aggregation without groups has one row"
     if facts["u"] or facts["d"]:

@@ -5,12 +5,14 @@ Used by :mod:`.mirror`.
 ``tests/spark/test_mirror.py`` covers this module.
 """
 
-from collections.abc import Sequence
-from typing import Final
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, StringType, StructField, StructType
 
 from pgsluice_spark.cuts import Position
 from pgsluice_spark.errors import TableRefused
@@ -19,6 +21,9 @@ from pgsluice_spark.targets import Merge, quoted
 
 SYSTEM: Final = "_pgsluice"
 """The column that has the position of the row's last change, and the names of fields whose values are unknown."""
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 ._:/@+-]{1,100}")
+"""The strings that are used as bounds. Their length is limited, because they become part of a statement."""
 
 _SYSTEM_TYPE: Final = "epoch int, lsn long, seq long, ts timestamp, unchanged array<string>, raw map<string, string>"
 
@@ -51,28 +56,80 @@ def is_before(prefix: str, place: Position) -> str:
     )
 
 
-def merge_of(net: DataFrame, fields: Sequence[str], key: Sequence[str], gone: Position | None) -> Merge:
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """The net effect of a piece of a batch on the rows of a table."""
+
+    net: DataFrame
+    fields: Sequence[str]
+    key: Sequence[str]
+    """The columns by which the rows of the target are found. It is empty if the table has no key."""
+    kept: Collection[str]
+    """The names that occur in the column ``kept`` of ``net``."""
+    bounds: Mapping[str, tuple[Any, Any]]
+    """The least and the greatest value of each of :func:`bounded_columns`."""
+
+
+def bounded_columns(key: Sequence[str], kinds: StructType, row: StructType) -> list[str]:
+    """Return the columns of the key that are integers or strings, both in the key and in the row.
+
+    Other types may have another order in the row. For example, a numeric can be a string in the key and a decimal in
+    the row.
+    """
+    of_row = {field.name: field.dataType for field in row}
+    return [
+        part.name
+        for part in kinds
+        for kind in (IntegralType, StringType)
+        if part.name in key and isinstance(part.dataType, kind) and isinstance(of_row.get(part.name), kind)
+    ]
+
+
+def merge_of(effect: Effect, gone: Position | None, *, sweeps: bool) -> Merge:
     """Return the statement that applies a piece of a batch.
 
-    ``net`` has the net effect of the piece. Rows whose last change is before ``gone`` are deleted.
+    Rows whose last change is before ``gone`` are deleted. ``sweeps`` says whether the target may have such rows.
     """
+    net, fields = effect.net, effect.fields
     source = (
         net if gone is None else net.withColumn("op", F.when(F.expr(is_before("", gone)), "d").otherwise(F.col("op")))
     )
-    kinds = {part.name: part.dataType for part in net.schema["key"].dataType} if key else {}
+    kinds = {part.name: part.dataType for part in net.schema["key"].dataType} if effect.key else {}
     equal = [
         f"{comparable_sql(f't.{quoted(name)}', kinds[name])} = {comparable_sql(f's.key.{quoted(name)}', kinds[name])}"
-        for name in key
+        for name in effect.key
     ]
-    condition = " AND ".join(equal) or "false"  # without a key, all rows are new
+    # without a key, all rows are new
+    condition = " AND ".join([*equal, *_within(effect.bounds)]) or "false"
     clauses = [
         "WHEN MATCHED AND s.op = 'd' THEN DELETE",
-        f"WHEN MATCHED THEN UPDATE SET {', '.join(_assignments(fields))}",
+        f"WHEN MATCHED THEN UPDATE SET {', '.join(_assignments(fields, effect.kept))}",
         f"WHEN NOT MATCHED AND s.op != 'd' THEN INSERT {_insert(fields)}",
     ]
-    if gone is not None:
+    if gone is not None and sweeps:
         clauses.append(f"WHEN NOT MATCHED BY SOURCE AND {is_before(f't.{SYSTEM}.', gone)} THEN DELETE")
     return Merge(source, condition, clauses)
+
+
+def _within(bounds: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    """Yield conditions that follow from the equality of the keys.
+
+    With them, the target skips files whose keys are all below or above those of the piece. So the time of a piece of a
+    first load does not grow with the rows that were loaded before.
+    """
+    for name, (least, greatest) in bounds.items():
+        for comparison, value in ((">=", least), ("<=", greatest)):
+            if _is_literal(value):
+                yield f"t.{quoted(name)} {comparison} {_literal(value)}"
+
+
+def _is_literal(value: object) -> bool:
+    """Return whether a value can be written in SQL independently of Spark's settings for escapes."""
+    return isinstance(value, int) or (isinstance(value, str) and _PLAIN.fullmatch(value) is not None)
+
+
+def _literal(value: str | int) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def comparable_sql(value: str, kind: DataType) -> str:
@@ -84,16 +141,21 @@ def comparable_sql(value: str, kind: DataType) -> str:
     return value
 
 
-def _assignments(fields: Sequence[str]) -> list[str]:
-    values = [
-        f"t.{quoted(name)} = CASE WHEN array_contains(s.kept, {_text(name)}) THEN t.{quoted(name)} "
-        f"ELSE s.cells.{quoted(name)} END"
-        for name in fields
-    ]
+def _assignments(fields: Sequence[str], kept: Collection[str]) -> list[str]:
+    values = [f"t.{quoted(name)} = {_assigned(name, kept)}" for name in fields]
     known = f"t.{SYSTEM}"
+    if not kept:
+        return [*values, f"{known} = {_system_sql('s.unchanged', 's.raw')}"]
     raw = f"map_concat(map_filter({known}.raw, (name, text) -> array_contains(s.kept, name)), s.raw)"
     unchanged = f"concat(array_intersect({known}.unchanged, s.kept), s.unchanged)"
     return [*values, f"{known} = {_system_sql(unchanged, raw)}"]
+
+
+def _assigned(name: str, kept: Collection[str]) -> str:
+    sent = f"s.cells.{quoted(name)}"
+    if name not in kept:
+        return sent
+    return f"CASE WHEN array_contains(s.kept, {_text(name)}) THEN t.{quoted(name)} ELSE {sent} END"
 
 
 def _insert(fields: Sequence[str]) -> str:

@@ -51,13 +51,18 @@ class Reading:
     """How the framed records of one subject are decoded."""
 
     writers: str
-    """The union of the writers' schemas, as JSON."""
+    """The union of the writers' schemas as JSON, or the schema itself if there is only one."""
     reader: str
     """The reader's schema, as JSON. All records are read as this type."""
     branches: Mapping[int, int]
     """The number of the branch in the union, by schema id."""
     fields: Mapping[int, tuple[str, ...]]
     """The names of the row's fields, by schema id. They are empty for keys."""
+
+    @property
+    def is_union(self) -> bool:
+        """Whether ``writers`` is a union, because the subject's schemas differ in their types."""
+        return len(set(self.branches.values())) > 1
 
 
 def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
@@ -117,8 +122,9 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
         raise SchemaError(f"subject {versions[0].subject}: {error}{_advice(versions)}") from None
     texts = [_text(record) for record in records]
     branches = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    writers = [_render(json.loads(text), f"writer{n}") for text, n in branches.items()]
     return Reading(
-        writers=json.dumps([_render(json.loads(text), f"writer{n}") for text, n in branches.items()]),
+        writers=json.dumps(writers if len(writers) > 1 else writers[0]),
         reader=json.dumps(_render(reader, "reader")),
         branches={version.id: branches[text] for version, text in zip(versions, texts, strict=True)},
         fields={version.id: _row_names(record) for version, record in zip(versions, records, strict=True)},

@@ -31,7 +31,7 @@ class Victim:
     """Starts the daemon, and checks how it ends."""
 
     def __init__(self, daemon: Daemon, kills: Counter[str], note: Callable[[str], None], without: str = "") -> None:
-        """Choose the daemon. ``without`` is the rule that is switched off in it, if any.
+        """Choose the daemon. ``without`` names the rule of the product that is switched off in it, or is empty.
 
         ``kills`` counts the daemon's deaths, and ``note`` logs them.
         """

@@ -138,10 +138,13 @@ def test_keys_of_several_versions(spark: SparkSession) -> None:
     ],
     ids=["empty", "short", "json", "magic", "unknown", "beyond"],
 )
-def test_records_that_cannot_be_decoded_are_an_error(spark: SparkSession, datum: bytes, problem: str) -> None:
+@pytest.mark.parametrize("others", [{}, {9: envelope_schema([column("id", "int")])}], ids=["one schema", "a union"])
+def test_records_that_cannot_be_decoded_are_an_error(
+    spark: SparkSession, datum: bytes, problem: str, others: dict[int, Json]
+) -> None:
     framed = records(spark, "value", frame(7, SCHEMA, EVENT), datum)
     with pytest.raises(PySparkException) as raised:
-        framed.select(decoded("value", reading({7: SCHEMA}))).collect()
+        framed.select(decoded("value", reading({7: SCHEMA, **others}))).collect()
     sentence = next(line for line in str(raised.value).splitlines() if "offset" in line)
     assert re.search(f"topic shop.public.orders, partition 2, offset 41: the value .*{problem}", sentence)
 

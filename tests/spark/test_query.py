@@ -4,8 +4,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -26,7 +27,7 @@ from pgsluice_spark import (
 from pgsluice_spark.delta import DeltaTable
 from pgsluice_spark.targets import Target
 from tests.spark.dying import Dying
-from tests.spark.events import Json, column, logical
+from tests.spark.events import Json, column, decimal, logical
 from tests.spark.handmade import COLUMNS, Handmade
 from tests.spark.lakes import USUAL_LAKES, Lake
 from tests.support.versions import long
@@ -61,7 +62,9 @@ def rows(made: Handmade, directory: Path, table: str = "orders", at: int | None 
     """Return, by key, the note, the count, and the names of the columns whose values are unknown."""
     view = consistent_view(made.pipeline.spark, Delta(str(directory / "lake")), at=at)
     found = view[f"public.{table}"].collect()
-    return {row["id"]: (row["note"], row["count"], *row["_pgsluice"]["unchanged"]) for row in found}
+    rows = {row["id"]: (row["note"], row["count"], *row["_pgsluice"]["unchanged"]) for row in found}
+    assert len(rows) == len(found), "no row is doubled"
+    return rows
 
 
 def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
@@ -154,6 +157,73 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     assert rows(made, tmp_path) == {1: ("r", None), 2: ("r", 5)}
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
+
+
+def test_a_row_that_is_inserted_and_loaded_in_the_same_piece(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 9}, after={"note": "c"}))
+    mirrored(made, tmp_path)
+    made.cut(event("orders", "c", 20, 0, {"id": 1}, after={"note": "c", "count": 1}), snapshots=[mark("begin", 20, -9)])
+    loaded = [event("orders", "r", 30, seq, {"id": number}, after={"note": "r"}) for seq, number in ((-8, 1), (-7, 3))]
+    made.cut(*loaded, snapshots=[mark("end", 30, -6, rows=2)])
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("r", None), 3: ("r", None)}
+    mirrored(made, tmp_path / "at once")
+    assert rows(made, tmp_path / "at once") == {1: ("r", None), 3: ("r", None)}
+
+
+class Keys(NamedTuple):
+    """The Avro types of a key in keys and in rows, and two values of the key."""
+
+    of_key: str
+    of_row: str | Json
+    first: str | int
+    second: str | int
+
+
+NUMERIC = Keys("string", decimal(38, 9), "9", "10")
+"""Keys whose order as texts differs from their order as numbers."""
+TEXT = Keys("string", "string", "it's", "\\n\u00e4")
+BIGINT = Keys("long", "long", -(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize("kind", USUAL_LAKES)
+@pytest.mark.parametrize("keys", [NUMERIC, TEXT, BIGINT], ids=["numeric", "text", "bigint"])
+def test_keys_of_any_type(make: Callable[..., Handmade], tmp_path: Path, keys: Keys, kind: type[Lake]) -> None:
+    made = make("orders")
+    target = kind(made.pipeline.spark, tmp_path / "lake").target
+    made.register("orders", [column("code", keys.of_row), *COLUMNS[1:]], {"code": keys.of_key})
+
+    def event(op: str, lsn: int, key: str | int, note: str) -> tuple[str, Json, Json]:
+        row = {"code": Decimal(key) if keys is NUMERIC else key, "note": note}
+        return made.event("orders", op, lsn, 0, {"code": key}, after=row)
+
+    made.cut(event("c", 10, keys.first, "a"), event("c", 11, keys.second, "a"))
+    mirrored(made, tmp_path, target=target)
+    made.cut(event("u", 20, keys.first, "b"), event("d", 21, keys.second, ""))
+    mirrored(made, tmp_path, target=target)
+    (row,) = consistent_view(made.pipeline.spark, target)["public.orders"].collect()
+    assert (row["code"], row["note"]) == (Decimal(9) if keys is NUMERIC else keys.first, "b")
+
+
+def test_a_first_load_reads_no_rows_that_it_has_loaded(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """So the time of a piece does not grow with the number of rows that were loaded before."""
+    made = make("orders")
+
+    def load(*keys: int, **fields: Any) -> None:  # noqa: ANN401 - as in Handmade
+        made.cut(*(made.event("orders", "r", 20, key - 9, {"id": key}, after={"note": "r"}) for key in keys), **fields)
+        mirrored(made, tmp_path)
+
+    load(1, 2, snapshots=[mark("begin", 20, -9)])
+    files = list((tmp_path / "lake" / "public.orders").glob("*.parquet"))
+    hidden = [(file.rename(tmp_path / file.name), file) for file in files]
+    load(3, 4)
+    load(5, snapshots=[mark("end", 20, -3, rows=5)])
+    for place, file in hidden:
+        place.rename(file)
+    assert rows(made, tmp_path) == dict.fromkeys(range(1, 6), ("r", None))
+    assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).status["public.orders"] == "loaded"
 
 
 def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Path) -> None:

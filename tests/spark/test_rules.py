@@ -95,6 +95,14 @@ def infinite_keys_are_found_by_their_limits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mirror, "_with_keys", lambda events: events)
 
 
+def changes_of_a_key_that_repeats_are_folded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mirror, "_has_repeated_key", lambda _events: False)
+
+
+def only_keys_of_the_same_type_limit_a_merge(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mirror, "bounded_columns", lambda key, *_: key)
+
+
 def another_key_is_refused(patch: pytest.MonkeyPatch) -> None:
     facts = mirror._facts
     others = F.lit(0).alias("others")
@@ -160,6 +168,14 @@ NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
     a_table_reads_its_own_records: (tests.test_tables_that_share_a_topic, UNTYPED),
     events_are_counted: (tests.test_what_a_topic_lacks, ACCEPTED),
     missing_cut_records_are_noticed: (tests.test_a_cut_record_that_is_missing, ACCEPTED),
+    changes_of_a_key_that_repeats_are_folded: (
+        tests.test_a_row_that_is_inserted_and_loaded_in_the_same_piece,
+        WRONG,
+    ),
+    only_keys_of_the_same_type_limit_a_merge: (
+        partial(tests.test_keys_of_any_type, keys=tests.NUMERIC, kind=DeltaLake),
+        ValueError,
+    ),
     another_key_is_refused: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
     foreign_writes_are_noticed: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
     a_target_belongs_to_one_topic_of_cuts: (tests.test_what_a_topic_lacks, UNTYPED),

@@ -45,7 +45,7 @@ def row_types(read: Reading) -> dict[str, Any]:
 
 def decode(read: Reading, identifier: int, body: bytes) -> Any:  # noqa: ANN401 - any record
     writers, reader = (fastavro.parse_schema(json.loads(text)) for text in (read.writers, read.reader))
-    branch = bytes([2 * read.branches[identifier]])
+    branch = bytes([2 * read.branches[identifier]]) if read.is_union else b""
     return fastavro.schemaless_reader(io.BytesIO(branch + body), writers, reader)
 
 
@@ -100,6 +100,16 @@ def test_schemas_that_write_the_same_bytes_share_a_branch() -> None:
     read = reading(texts, other, varchar)
     assert read.branches == {101: 0, 102: 1, 103: 0}
     assert len(json.loads(read.writers)) == 2
+    assert read.is_union
+
+
+def test_one_schema_is_read_without_a_union() -> None:
+    texts = envelope_schema([column("x", "string", **{"pg.type": "text"})])
+    varchar = envelope_schema([column("x", "string", **{"pg.type": "varchar"})])
+    read = reading(texts, varchar)
+    assert not read.is_union
+    for identifier, schema in ((101, texts), (102, varchar)):
+        assert decode(read, identifier, encode(schema, change("c", 1, after={"x": "one"})))["after"] == {"x": "one"}
 
 
 def test_schemas_are_read_as_other_registries_write_them() -> None:
