@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from textwrap import dedent
 
@@ -311,6 +313,40 @@ def test_the_network_policy_and_quotas_admit_the_pod_of_helm_test() -> None:
     own = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if peer.get("podSelector")]
     assert any(labels.items() <= pod["metadata"]["labels"].items() for labels in own)
     assert pod["spec"]["containers"][0]["resources"]["limits"]
+
+
+@pytest.mark.parametrize("options", [MINIMAL, values_of("tls")], ids=["minimal", "tls"])
+def test_the_command_of_helm_test_needs_no_settings(options: list[str], tmp_path: Path) -> None:
+    """The image sets variables, and one of them names a file of settings that this pod does not have."""
+    (item,) = one(manifests(*options), "Pod")["spec"]["containers"]
+    assert {mount["name"] for mount in item.get("volumeMounts", [])} <= {"tls-http"}
+    environ = image_variables() | variables(item)
+    with HTTPServer(("127.0.0.1", 0), Ready) as server, ThreadPoolExecutor() as pool:
+        server.timeout = 60  # so that handle_request returns even if the command sends no request
+        pool.submit(server.handle_request)
+        url = f"http://127.0.0.1:{server.server_port}"
+        arguments = [url if word.startswith("http") else word for word in item["command"][1:]]
+        environ["PGSLUICE_SECRETS_DIR"] = str(tmp_path)  # the image has such a directory
+        command = [sys.executable, "-m", "pgsluice", *arguments]
+        asked = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
+    assert "--ready" in arguments
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers as a daemon that is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+        self.wfile.write(b"ok\n")
+
+
+def image_variables() -> dict[str, str]:
+    """Return pgsluice's variables in the Dockerfile."""
+    found = dict(re.findall(r"(PGSLUICE_\w+)=(\S+)", (chart.ROOT / "Dockerfile").read_text()))
+    assert "PGSLUICE_CONFIG" in found
+    return found
 
 
 def test_in_maintenance_mode_one_pod_waits() -> None:
