@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from textwrap import dedent
 
@@ -188,7 +191,7 @@ def test_secrets_and_certificates_become_settings(tmp_path: Path) -> None:
         assert value in settings[name], name
     assert f"{secrets}/postgres-password" in shown
     assert f"{secrets}/http-token" in shown
-    assert f"{secrets}/kafka__client__sasl.password" in shown
+    assert f"{secrets}/kafka-password" in shown
     assert f"{secrets}/kafka__client__ssl.key.password" in shown
     assert f"{secrets}/postgres__parameters__sslpassword" in shown
     assert f"{certificates}/kafka/ca.crt" in shown
@@ -289,8 +292,10 @@ def test_the_registry_has_its_own_user_and_no_access_to_postgresql() -> None:
     spec = registry["spec"]["template"]["spec"]
     assert container(registry, "registry")["args"] == ["registry", "--prefix=shop", "--prefix=billing"]
     assert variables(container(registry, "registry"))["PGSLUICE_KAFKA__CLIENT__SASL_USERNAME"] == "registry"
-    assert "postgres" not in json.dumps(spec["volumes"])
+    assert "postgres" not in json.dumps([spec["volumes"], spec["containers"]])
     assert "shop-registry-user" in json.dumps(spec["volumes"])
+    assert "shop-registry-more" in json.dumps(spec["volumes"])
+    assert "shop-kafka" not in json.dumps(spec["volumes"])
     assert (
         one(found, "Service", "pgsluice")["spec"]["selector"]
         != one(found, "Service", "pgsluice-registry")["spec"]["selector"]
@@ -300,8 +305,65 @@ def test_the_registry_has_its_own_user_and_no_access_to_postgresql() -> None:
 def test_the_registry_shares_the_secrets_of_kafka_by_default() -> None:
     options = ["--set", "registry.enabled=true", *values_of("tls")]
     spec = one(manifests(*options), "Deployment", "pgsluice-registry")["spec"]["template"]["spec"]
-    assert "kafka__client__sasl.password" in json.dumps(spec["volumes"])
+    assert "shop-kafka" in json.dumps(spec["volumes"])
     assert "shop-postgres" not in json.dumps(spec["volumes"])
+    assert "shop-more" not in json.dumps(spec["volumes"])
+
+
+def test_the_registry_needs_the_token_of_the_pipeline_or_its_own() -> None:
+    def secret(*options: str) -> str:
+        registry = one(manifests(*values_of("registry"), *options), "Deployment", "pgsluice-registry")
+        assert variables(container(registry, "registry"))["PGSLUICE_HTTP__TOKEN_FILE"].endswith("/http-token")
+        volumes = {volume["name"]: volume for volume in registry["spec"]["template"]["spec"]["volumes"]}
+        mounted = [source["secret"] for source in volumes["secrets"]["projected"]["sources"]]
+        (name,) = (each["name"] for each in mounted if each.get("items", [{}])[0].get("path") == "http-token")
+        return str(name)
+
+    own = "registry.secretSettings[1]"
+    assert secret() == "shop-http"
+    assert secret("--set", f"{own}.setting=http.token,{own}.secretName=own,{own}.key=token") == "own"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pgsluice_accepts_the_settings_of_the_registry(case: str, tmp_path: Path) -> None:
+    found = manifests(*values_of(case), "--set", "registry.enabled=true")
+    (registry,) = (
+        item for item in found if item["kind"] == "Deployment" and item["metadata"]["name"].endswith("-registry")
+    )
+    shown = Pod(registry, found, tmp_path).run("registry", "config", "show")
+    assert shown.returncode == 0, shown.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_container_has_two_variables_with_one_name(case: str) -> None:
+    """Server-side apply, which Helm 4 uses, refuses such a list."""
+    for name, spec in pod_specs(manifests(*values_of(case), "--set", "registry.enabled=true")):
+        for item in [*spec["containers"], *spec.get("initContainers", [])]:
+            names = [variable["name"] for variable in item.get("env", [])]
+            assert sorted(set(names)) == sorted(names), f"{name} {item['name']}"
+
+
+def test_the_last_of_several_variables_with_one_name_applies() -> None:
+    given = [
+        {"name": "PGSLUICE_POSTGRES__SSLROOTCERT", "value": "system"},
+        {"name": "PGSLUICE_LOG__LEVEL", "value": "info"},
+        {"name": "PGSLUICE_LOG__LEVEL", "value": "debug"},
+    ]
+    options = ["--set-json", f"env={json.dumps(given)}", "--set", "tls.postgres.secretName=shop-postgres-tls"]
+    env = container(one(manifests(*MINIMAL, *options), "Deployment"))["env"]
+    assert [entry for entry in env if "SSLROOTCERT" in entry["name"] or "LOG" in entry["name"]] == [given[0], given[2]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_server_is_verified_only_with_an_authority(case: str) -> None:
+    """Without one, libpq looks for a file that no pod has, and does not connect."""
+    found = manifests(*values_of(case))
+    for item in found:
+        settings = tomllib.loads(item.get("data", {}).get("config.toml", "")) if item["kind"] == "ConfigMap" else {}
+        if settings.get("postgres", {}).get("sslmode") == "verify-full":
+            given = [variables(each) for _, spec in pod_specs(found) for each in spec["containers"]]
+            named = "sslrootcert" in settings["postgres"]
+            assert named or any("PGSLUICE_POSTGRES__SSLROOTCERT" in each for each in given)
 
 
 def test_the_network_policy_and_quotas_admit_the_pod_of_helm_test() -> None:
@@ -311,6 +373,40 @@ def test_the_network_policy_and_quotas_admit_the_pod_of_helm_test() -> None:
     own = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if peer.get("podSelector")]
     assert any(labels.items() <= pod["metadata"]["labels"].items() for labels in own)
     assert pod["spec"]["containers"][0]["resources"]["limits"]
+
+
+@pytest.mark.parametrize("options", [MINIMAL, values_of("tls")], ids=["minimal", "tls"])
+def test_the_command_of_helm_test_needs_no_settings(options: list[str], tmp_path: Path) -> None:
+    """The image sets variables, and one of them names a file of settings that this pod does not have."""
+    (item,) = one(manifests(*options), "Pod")["spec"]["containers"]
+    assert {mount["name"] for mount in item.get("volumeMounts", [])} <= {"tls-http"}
+    environ = image_variables() | variables(item)
+    with HTTPServer(("127.0.0.1", 0), Ready) as server, ThreadPoolExecutor() as pool:
+        server.timeout = 60  # so that handle_request returns even if the command sends no request
+        pool.submit(server.handle_request)
+        url = f"http://127.0.0.1:{server.server_port}"
+        arguments = [url if word.startswith("http") else word for word in item["command"][1:]]
+        environ["PGSLUICE_SECRETS_DIR"] = str(tmp_path)  # the image has such a directory
+        command = [sys.executable, "-m", "pgsluice", *arguments]
+        asked = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
+    assert "--ready" in arguments
+
+
+class Ready(BaseHTTPRequestHandler):
+    """Answers as a daemon that is ready."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+        self.wfile.write(b"ok\n")
+
+
+def image_variables() -> dict[str, str]:
+    """Return pgsluice's variables in the Dockerfile."""
+    found = dict(re.findall(r"(PGSLUICE_\w+)=(\S+)", (chart.ROOT / "Dockerfile").read_text()))
+    assert "PGSLUICE_CONFIG" in found
+    return found
 
 
 def test_in_maintenance_mode_one_pod_waits() -> None:
@@ -356,6 +452,42 @@ REFUSED = {
         ["--set", "env[0].name=PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD,env[0].value=tiger"],
         "env holds a secret, PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD",
     ),
+    "a connection string in the environment": (
+        ["--set", "env[0].name=PGSLUICE_POSTGRES__DSN,env[0].value=host=db password=tiger"],
+        "env holds a secret, PGSLUICE_POSTGRES__DSN",
+    ),
+    "a primary in the environment": (
+        ["--set", "env[0].name=PGSLUICE_SNAPSHOT__PRIMARY,env[0].value=postgresql://scott:tiger@db/shop"],
+        "env holds a secret, PGSLUICE_SNAPSHOT__PRIMARY",
+    ),
+    "a property in the environment": (
+        ["--set", "env[0].name=PGSLUICE_KAFKA__CLIENT__SASL_OAUTHBEARER_CONFIG,env[0].value=tiger"],
+        "env holds a secret, PGSLUICE_KAFKA__CLIENT__SASL_OAUTHBEARER_CONFIG",
+    ),
+    "a table in the environment": (
+        ["--set-json", 'env=[{"name":"PGSLUICE_KAFKA__CLIENT","value":"{\\"sasl.password\\": \\"tiger\\"}"}]'],
+        "env holds a secret, PGSLUICE_KAFKA__CLIENT,",
+    ),
+    "a secret in the environment of the registry": (
+        ["--set", "registry.env[0].name=PGSLUICE_KAFKA__CLIENT__SSL_KEY_PASSWORD,registry.env[0].value=tiger"],
+        "env holds a secret, PGSLUICE_KAFKA__CLIENT__SSL_KEY_PASSWORD",
+    ),
+    "a secret in a flag": (
+        ["--set-json", 'extraArgs=["--set", "postgres.password=tiger"]'],
+        "extraArgs holds a secret, postgres.password",
+    ),
+    "a secret in one argument": (
+        ["--set-json", 'extraArgs=["--set=kafka.client.sasl_password=tiger"]'],
+        "extraArgs holds a secret, kafka.client.sasl.password",
+    ),
+    "a connection string in a flag": (
+        ["--set-json", 'extraArgs=["--set", "postgres.dsn=host=db sslpassword = tiger"]'],
+        "extraArgs holds a secret, postgres.dsn",
+    ),
+    "the directory for transactions": (
+        ["--set", "env[0].name=PGSLUICE_BUFFER__SPILL_DIR,env[0].value=/data"],
+        "env sets PGSLUICE_BUFFER__SPILL_DIR, which the chart sets itself. Set spill.volumeClaim instead.",
+    ),
     "a variable of the chart's": (
         ["--set", "env[0].name=PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT,env[0].value=1s"],
         "env sets PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT, which the chart sets itself. Set drainTimeoutSeconds instead.",
@@ -391,6 +523,10 @@ INLINE = {
     "kafka.client.sasl.password": '[kafka]\nclient = { "sasl.password" = "tiger" }',
     "kafka.client.ssl.key.pem": '[kafka.client]\n"ssl.key.pem" = "tiger"',
     "a dotted key": 'kafka.client."sasl.oauthbearer.client.secret" = "tiger"',
+    "a table without quotes": '[kafka.client]\nsasl.password = "tiger"',
+    "a key in a dsn": '[postgres]\ndsn = "host=db scram_client_key=tiger"',
+    "snapshot.primary": '[snapshot]\nprimary = "host=db password=tiger"',
+    "a URI of the primary": '[snapshot]\nprimary = "postgresql://scott:tiger@db/shop"',
     "schema_registry.password": '[schema_registry]\npassword = "tiger"',
     "schema_registry.token": '[schema_registry]\ntoken = "tiger"',
 }
@@ -410,6 +546,36 @@ def test_files_of_secrets_may_be_named(tmp_path: Path) -> None:
     )
     (tmp_path / "named.toml").write_text(text)
     assert chart.render("--set-file", f"config={tmp_path / 'named.toml'}")
+
+
+HARMLESS = {
+    "a connection string": 'env=[{"name":"PGSLUICE_POSTGRES__DSN","value":"postgresql://scott@db:5432/shop"}]',
+    "a file": 'env=[{"name":"PGSLUICE_POSTGRES__PASSWORD_FILE","value":"/run/p"}]',
+    "a flag": 'extraArgs=["--set", "snapshot.primary=host=db dbname=secret", "--set", "postgres.password_file=/run/p"]',
+    "a property": 'extraArgs=["--set", "kafka.client.sasl.username=secret"]',
+    "a secret setting": 'secretSettings=[{"setting":"snapshot.primary","secretName":"a","key":"b"}]',
+}
+
+
+@pytest.mark.parametrize("values", HARMLESS.values(), ids=HARMLESS)
+def test_values_without_secrets_are_accepted(values: str) -> None:
+    assert chart.render(*MINIMAL, "--set-json", values)
+
+
+def test_the_primary_is_a_secret_setting(tmp_path: Path) -> None:
+    found = manifests(*MINIMAL, "--set-json", HARMLESS["a secret setting"])
+    (projected,) = (
+        volume["projected"]
+        for volume in one(found, "Deployment")["spec"]["template"]["spec"]["volumes"]
+        if "projected" in volume
+    )
+    (source,) = projected["sources"]
+    (tmp_path / source["secret"]["items"][0]["path"]).write_text("host=db-primary.example.com\n")
+    environ = {"PGSLUICE_SECRETS_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    (tmp_path / "config.toml").write_text(MINIMAL_SETTINGS)
+    command = [sys.executable, "-m", "pgsluice", "config", "show", "-c", str(tmp_path / "config.toml")]
+    shown = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    assert "snapshot__primary" in shown
 
 
 def test_all_mistakes_are_reported_together() -> None:

@@ -1,5 +1,6 @@
 """Tests the chart on a real API server, in a namespace where Pod Security is `restricted`. No pods run."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -154,6 +155,28 @@ def test_the_notes_say_which_settings_have_no_effect(helm: Callable[..., str], t
     notes = helm("install", "own", str(chart.CHART), "--set-file", f"config={tmp_path / 'own.toml'}")
     assert "The chart sets buffer.spill_max, http.listen itself" in notes
     assert "pg_drop_replication_slot('mine')" in notes
+
+
+OPEN = ["--set", "service.type=NodePort,registry.enabled=true,registry.service.type=LoadBalancer"]
+TOKEN = ["--set", "secretSettings[0].setting=http.token,secretSettings[0].secretName=a,secretSettings[0].key=b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "warnings"), [([], 0), (OPEN, 1), ([*OPEN, *TOKEN], 0)], ids=["closed", "open", "token"]
+)
+def test_the_notes_warn_of_a_port_that_is_open_to_everybody(
+    helm: Callable[..., str], options: list[str], warnings: int
+) -> None:
+    notes = helm("install", "shop", str(chart.CHART), *values_of("minimal"), *options)
+    warning = "WARNING: shop-pgsluice and shop-pgsluice-registry can be reached from outside the cluster"
+    assert notes.count(warning) == notes.count("WARNING") == warnings
+
+
+@pytest.mark.parametrize("case", ["minimal", "maintenance"])
+def test_the_notes_uninstall_only_after_the_slot_was_dropped(helm: Callable[..., str], case: str) -> None:
+    notes = helm("install", "shop", str(chart.CHART), *values_of(case))
+    (line,) = (line for line in notes.splitlines() if "slot drop" in line)
+    assert re.search(r"-- pgsluice slot drop && helm -n \S+ uninstall shop$", line)
 
 
 def pod(name: str, spec: Manifest) -> Manifest:

@@ -1,7 +1,7 @@
 {{/*
 The environment variables that the chart sets for pgsluice, and the files to which they refer. The templates are called
-with (dict "root" $ "entries" LIST "connections" LIST). The lists are the secret settings that the component may see,
-and the connections whose certificates it needs.
+with (dict "root" $ "entries" LIST "secretsFrom" LIST "env" LIST "connections" LIST). The lists are the secret settings,
+the Secrets and the variables that the component may see, and the connections whose certificates it needs.
 */}}
 
 {{/* The size of the volume for spilled transactions, in MiB. */}}
@@ -11,14 +11,30 @@ and the connections whose certificates it needs.
 {{- mul (regexFind "^[0-9]+" $size) (get $units (regexFind "[A-Z]i$" $size)) -}}
 {{- end }}
 
-{{/* The secret settings of the registry: its own, or otherwise those of the pipeline for Kafka and HTTP. */}}
-{{- define "pgsluice.registrySecretSettings" -}}
-{{- $own := .Values.registry.secretSettings -}}
-{{- $entries := list -}}
+{{/* What the pipeline may see. */}}
+{{- define "pgsluice.pipeline" -}}
+{{- $connections := list "postgres" "kafka" "schemaRegistry" "http" -}}
+{{- toJson (dict "entries" .Values.secretSettings "secretsFrom" .Values.secretsFrom "env" .Values.env "connections" $connections) -}}
+{{- end }}
+
+{{/*
+What the registry may see. If it has Secrets of its own, it gets none of the pipeline's secrets for Kafka. It never gets
+secrets for PostgreSQL and for a registry server. Its port must not be open while that of the pipeline needs a token.
+*/}}
+{{- define "pgsluice.registry" -}}
+{{- $own := .Values.registry -}}
+{{- $entries := $own.secretSettings -}}
+{{- $settings := list -}}
+{{- range $entries }}{{ $settings = append $settings .setting }}{{ end -}}
 {{- range .Values.secretSettings -}}
-{{- if or (hasPrefix "kafka." .setting) (eq .setting "http.token") }}{{ $entries = append $entries . }}{{ end -}}
+{{- $shared := and (hasPrefix "kafka." .setting) (not $own.secretSettings) (not $own.secretsFrom) -}}
+{{- if or $shared (and (eq .setting "http.token") (not (has "http.token" $settings))) }}{{ $entries = append $entries . }}{{ end -}}
 {{- end -}}
-{{- toJson (dict "entries" ($own | default $entries)) -}}
+{{- $env := list -}}
+{{- range .Values.env -}}
+{{- if not (regexMatch "(?i)^(PGSLUICE_(POSTGRES__.*|SNAPSHOT__PRIMARY|SCHEMA_REGISTRY__(PASSWORD|TOKEN))|PG[A-Z]+)$" .name) }}{{ $env = append $env . }}{{ end -}}
+{{- end -}}
+{{- toJson (dict "entries" $entries "secretsFrom" $own.secretsFrom "env" (concat $env $own.env) "connections" (list "kafka" "http")) -}}
 {{- end }}
 
 {{/*
@@ -27,7 +43,9 @@ this file, and pgsluice reads the file again while it runs. All other settings a
 where names have two underscores between tables.
 */}}
 {{- define "pgsluice.secretFile" -}}
-{{- if has . (list "postgres.password" "schema_registry.password" "schema_registry.token" "http.token") -}}
+{{- if eq . "kafka.client.sasl.password" -}}
+kafka-password
+{{- else if has . (list "postgres.password" "schema_registry.password" "schema_registry.token" "http.token") -}}
 {{- . | replace "." "-" | replace "_" "-" -}}
 {{- else if hasPrefix "kafka.client." . -}}
 kafka__client__{{ trimPrefix "kafka.client." . }}
@@ -38,8 +56,18 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
 
 {{- define "pgsluice.secretsDirectory" -}}/run/secrets/pgsluice{{- end }}
 
+{{/*
+If several variables have the same name, the last one applies. Only that one is rendered, because server-side apply, which
+Helm 4 uses, refuses a list where a name occurs twice.
+*/}}
 {{- define "pgsluice.env" -}}
 {{- $root := .root -}}
+{{- $order := list -}}
+{{- $given := dict -}}
+{{- range .env -}}
+{{- $order = append (without $order .name) .name -}}
+{{- $_ := set $given .name . -}}
+{{- end -}}
 - name: PGSLUICE_CONFIG
   value: /etc/pgsluice/config.toml
 - name: PGSLUICE_HTTP__LISTEN
@@ -51,14 +79,15 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
   value: /var/lib/pgsluice/spill/private
 - name: PGSLUICE_BUFFER__SPILL_MAX
   value: {{ printf "%dMiB" (div (mul 9 (include "pgsluice.spillMebibytes" $root)) 10) }}
-{{- if or .entries $root.Values.secretsFrom }}
+{{- if or .entries .secretsFrom }}
 - name: PGSLUICE_SECRETS_DIR
   value: {{ include "pgsluice.secretsDirectory" . }}
 {{- end }}
 {{- range .entries }}
 {{- $file := include "pgsluice.secretFile" .setting }}
-{{- if not (contains "__" $file) }}
-- name: PGSLUICE_{{ .setting | replace "." "__" | upper }}_FILE
+{{- $name := printf "PGSLUICE_%s_FILE" (.setting | replace "client.sasl." "" | replace "." "__" | upper) }}
+{{- if not (or (contains "__" $file) (hasKey $given $name)) }}
+- name: {{ $name }}
   value: {{ include "pgsluice.secretsDirectory" . }}/{{ $file }}
 {{- end }}
 {{- end }}
@@ -67,16 +96,17 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
 {{- if .secretName }}
 {{- $names := get (include "pgsluice.certificateVariables" . | fromJson) $connection }}
 {{- range $part, $name := $names }}
-{{- with get (get $root.Values.tls $connection) $part }}
+{{- $file := get (get $root.Values.tls $connection) $part }}
+{{- if and $file (not (hasKey $given (printf "PGSLUICE_%s" $name))) }}
 - name: PGSLUICE_{{ $name }}
-  value: /run/tls/{{ $connection | kebabcase }}/{{ . }}
+  value: /run/tls/{{ $connection | kebabcase }}/{{ $file }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- with $root.Values.env }}
-{{ toYaml . }}
+{{- range $order }}
+{{ toYaml (list (get $given .)) }}
 {{- end }}
 {{- end }}
 
@@ -103,7 +133,7 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
 - name: config
   mountPath: /etc/pgsluice
   readOnly: true
-{{- if or .entries $root.Values.secretsFrom }}
+{{- if or .entries .secretsFrom }}
 - name: secrets
   mountPath: {{ include "pgsluice.secretsDirectory" . }}
   readOnly: true
@@ -129,12 +159,12 @@ kafka__client__{{ trimPrefix "kafka.client." . }}
     items:
       - key: {{ ternary $root.Values.existingConfigMap.key "config.toml" (ne $root.Values.existingConfigMap.name "") }}
         path: config.toml
-{{- if or .entries $root.Values.secretsFrom }}
+{{- if or .entries .secretsFrom }}
 - name: secrets
   projected:
     defaultMode: 0440
     sources:
-      {{- range $root.Values.secretsFrom }}
+      {{- range .secretsFrom }}
       - secret:
           name: {{ . }}
       {{- end }}

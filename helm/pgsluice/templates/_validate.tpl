@@ -5,7 +5,7 @@ name that does not exist, a value of another type) are not checked again.
 
 {{- define "pgsluice.validate" -}}
 {{- $problems := list -}}
-{{- range list "replicas" "config" "secrets" "env" "metrics" -}}
+{{- range list "replicas" "config" "secrets" "env" "extraArgs" "metrics" -}}
 {{- $problems = concat $problems (include (printf "pgsluice.problems.%s" .) $ | fromJsonArray) -}}
 {{- end -}}
 {{- if $problems -}}
@@ -44,15 +44,19 @@ name that does not exist, a value of another type) are not checked again.
 {{/* Return the names of the secrets in the settings; called with the parsed file. */}}
 {{- define "pgsluice.inlineSecrets" -}}
 {{- $found := list -}}
-{{- $postgres := include "pgsluice.section" (list . "postgres") | fromJson -}}
-{{- $registry := include "pgsluice.section" (list . "schema_registry") | fromJson -}}
-{{- $kafka := include "pgsluice.section" (list . "kafka") | fromJson -}}
-{{- if hasKey $postgres "password" }}{{ $found = append $found "postgres.password" }}{{ end -}}
-{{- if regexMatch "(?i)(password\\s*=|^[a-z]+://[^/@]*:[^/@]*@)" (toString (get $postgres "dsn")) }}{{ $found = append $found "postgres.dsn" }}{{ end -}}
-{{- range $name := include "pgsluice.secretNames" (get $postgres "parameters") | fromJsonArray }}{{ $found = append $found (printf "postgres.parameters.%s" $name) }}{{ end -}}
-{{- if hasKey $registry "password" }}{{ $found = append $found "schema_registry.password" }}{{ end -}}
-{{- if hasKey $registry "token" }}{{ $found = append $found "schema_registry.token" }}{{ end -}}
-{{- range $name := include "pgsluice.secretNames" (get $kafka "client") | fromJsonArray }}{{ $found = append $found (printf "kafka.client.%s" $name) }}{{ end -}}
+{{- $settings := . -}}
+{{- range list "postgres" "snapshot" "kafka" "schema_registry" -}}
+{{- $section := . -}}
+{{- range $key, $value := include "pgsluice.section" (list $settings $section) | fromJson -}}
+{{- if not (kindIs "map" $value) }}{{ $value = dict "" $value }}{{ end -}}
+{{- range $name, $text := $value -}}
+{{- $path := list $section $key $name | compact | join "." -}}
+{{- /* Without quotes, the dots in the name of a property make tables. */ -}}
+{{- $full := kindIs "map" $text | ternary (printf "%s.%s" $path (toJson $text)) $path -}}
+{{- if include "pgsluice.holdsSecret" (list $full (toString $text)) }}{{ $found = append $found $path }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- toJson $found -}}
 {{- end }}
 
@@ -62,23 +66,28 @@ name that does not exist, a value of another type) are not checked again.
 {{- toJson (kindIs "map" $found | ternary $found dict) -}}
 {{- end }}
 
-{{/* Return the keys of a table that contain secrets, judging by their names. */}}
-{{- define "pgsluice.secretNames" -}}
-{{- $found := list -}}
-{{- if kindIs "map" . -}}
-{{- range $name, $_ := . -}}
-{{- if and (regexMatch "password|passphrase|secret|scram_|key\\.pem|sasl\\.oauthbearer\\.config|jaas" $name) (not (hasSuffix "_file" $name)) }}{{ $found = append $found $name }}{{ end -}}
+{{/* Return a text that is not empty if a setting holds a secret; called with the setting's name and its value as text. */}}
+{{- define "pgsluice.holdsSecret" -}}
+{{- $name := index . 0 -}}
+{{- $text := index . 1 -}}
+{{- $words := "password|passphrase|secret|scram_|key\\.pem|sasl\\.oauthbearer\\.config|jaas" -}}
+{{- if has $name (list "postgres.password" "schema_registry.password" "schema_registry.token") -}}
+yes
+{{- else if has $name (list "postgres.dsn" "snapshot.primary") -}}
+{{- if regexMatch (printf "(?i)((%s)[a-z_]*\\s*=|^\\s*[a-z]+://[^/@]*:[^/@]*@)" $words) $text }}yes{{ end -}}
+{{- else if has $name (list "postgres.parameters" "kafka.client") -}}
+{{- range $key, $_ := fromJson $text }}{{ include "pgsluice.holdsSecret" (list (printf "%s.%s" $name $key) "") }}{{ end -}}
+{{- else if regexMatch (printf "^(postgres\\.parameters|kafka\\.client)\\..*(%s)" $words) $name -}}
+{{- if not (hasSuffix "_file" $name) }}yes{{ end -}}
 {{- end -}}
-{{- end -}}
-{{- toJson $found -}}
 {{- end }}
 
 {{- define "pgsluice.problems.secrets" -}}
 {{- $problems := list -}}
 {{- $seen := list -}}
 {{- range .Values.secretSettings -}}
-{{- if not (regexMatch "^(postgres\\.(password|dsn|parameters\\.[a-z_]+)|schema_registry\\.(password|token)|http\\.token|kafka\\.client\\.[a-z0-9._]+)$" .setting) -}}
-{{- $problems = append $problems (printf "secretSettings names %s, which is no secret setting. There are postgres.password, postgres.dsn, postgres.parameters.NAME, schema_registry.password, schema_registry.token, http.token and kafka.client.NAME; all others belong into config." .setting) -}}
+{{- if not (regexMatch "^(postgres\\.(password|dsn|parameters\\.[a-z_]+)|snapshot\\.primary|schema_registry\\.(password|token)|http\\.token|kafka\\.client\\.[a-z0-9._]+)$" .setting) -}}
+{{- $problems = append $problems (printf "secretSettings names %s, which is no secret setting. There are postgres.password, postgres.dsn, postgres.parameters.NAME, snapshot.primary, schema_registry.password, schema_registry.token, http.token and kafka.client.NAME; all others belong into config." .setting) -}}
 {{- end -}}
 {{- if has .setting $seen -}}
 {{- $problems = append $problems (printf "secretSettings names %s twice. Remove one of the two." .setting) -}}
@@ -95,13 +104,33 @@ name that does not exist, a value of another type) are not checked again.
 
 {{- define "pgsluice.problems.env" -}}
 {{- $problems := list -}}
-{{- $owned := dict "PGSLUICE_CONFIG" "config" "PGSLUICE_HTTP__LISTEN" "listenHost" "PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT" "drainTimeoutSeconds" "PGSLUICE_BUFFER__SPILL_DIR" "extraVolumes" "PGSLUICE_BUFFER__SPILL_MAX" "spill.size" "PGSLUICE_SECRETS_DIR" "secretsFrom" -}}
+{{- $owned := dict "PGSLUICE_CONFIG" "config" "PGSLUICE_HTTP__LISTEN" "listenHost" "PGSLUICE_SHUTDOWN__DRAIN_TIMEOUT" "drainTimeoutSeconds" "PGSLUICE_BUFFER__SPILL_DIR" "spill.volumeClaim" "PGSLUICE_BUFFER__SPILL_MAX" "spill.size" "PGSLUICE_SECRETS_DIR" "secretsFrom" -}}
 {{- range concat .Values.env .Values.registry.env -}}
 {{- if hasKey $owned .name -}}
 {{- $problems = append $problems (printf "env sets %s, which the chart sets itself. Set %s instead." .name (get $owned .name)) -}}
 {{- end -}}
-{{- if and .value (regexMatch "^(PGSLUICE|PG).*(PASSWORD|SECRET|TOKEN|JAAS|KEY_PEM)$" .name) -}}
+{{- $setting := include "pgsluice.settingOf" (trimPrefix "PGSLUICE_" .name | lower | replace "__" ".") -}}
+{{- $secret := or (regexMatch "^PG.*(PASSWORD|SECRET|TOKEN|JAAS|KEY_PEM)$" .name) (include "pgsluice.holdsSecret" (list $setting (toString .value))) -}}
+{{- if and .value $secret -}}
 {{- $problems = append $problems (printf "env holds a secret, %s, which everybody who may read Deployments or the values of the release could see. Put it into a Secret, and name that one in secretSettings, or in valueFrom." .name) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $problems -}}
+{{- end }}
+
+{{/* Return the setting that a variable or a flag means, where a property of Kafka's client may have underscores as dots. */}}
+{{- define "pgsluice.settingOf" -}}
+{{- $property := trimPrefix "kafka.client." . -}}
+{{- if eq $property . }}{{ . }}{{ else }}kafka.client.{{ replace "_" "." $property }}{{ end -}}
+{{- end }}
+
+{{- define "pgsluice.problems.extraArgs" -}}
+{{- $problems := list -}}
+{{- range .Values.extraArgs -}}
+{{- $parts := regexSplit "=" (trimPrefix "--set=" .) 2 -}}
+{{- $setting := include "pgsluice.settingOf" (first $parts | trim) -}}
+{{- if include "pgsluice.holdsSecret" (list $setting (last $parts)) -}}
+{{- $problems = append $problems (printf "extraArgs holds a secret, %s, which everybody who may read Deployments or the values of the release could see. Put it into a Secret, and name that one in secretSettings." $setting) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
