@@ -110,8 +110,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_source_lag_seconds",
                 "Time since the commit of the last delivered transaction, in seconds; 0 when "
-                "everything is delivered. Absent before the first delivery of the process, and on"
-                " a standby.",
+                "everything is delivered. Absent before the first delivery of the process, and on a standby.",
                 "This is the age of the data that consumers have. If the server commits rarely, it is larger than "
                 "`pgsluice_lag_seconds`.",
             ),
@@ -179,9 +178,8 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_decoded_bytes_total",
-                "Bytes of changes that the server has decoded for the slot, from "
-                "`pg_stat_replication_slots`. PostgreSQL 14 and newer. Absent until the server "
-                "has statistics of the slot.",
+                "Bytes of changes that the server has decoded for the slot, from `pg_stat_replication_slots`. "
+                "PostgreSQL 14 and newer. Absent until the server has statistics of the slot.",
                 "Compare it with `pgsluice_received_bytes_total`. The server also decodes changes that are not "
                 "published.",
             ),
@@ -309,8 +307,7 @@ SECTIONS: Final = (
             ),
         ),
         'The gauges are present while the process streams. With `snapshot.mode = "never"`, they are absent if no table '
-        "was ever loaded. "
-        "Numbers of rows are PostgreSQL's estimates, from the last `ANALYZE`.",
+        "was ever loaded. Numbers of rows are PostgreSQL's estimates, from the last `ANALYZE`.",
     ),
     Section(
         "Memory and disk",
