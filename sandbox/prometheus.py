@@ -64,11 +64,21 @@ def promtool(*arguments: str) -> str:
 class Prometheus:
     """A server that scrapes ``urls`` as ``job``. Its data is removed when the context ends."""
 
-    def __init__(self, job: str, urls: Sequence[str], rules: Path | None = None) -> None:
-        """Prepare a server that scrapes ``urls``, and evaluates the rules in the file ``rules``."""
+    def __init__(
+        self,
+        job: str,
+        urls: Sequence[str],
+        rules: Path | None = None,
+        labels: Sequence[Mapping[str, str]] = ({},),
+    ) -> None:
+        """Prepare a server that scrapes ``urls``, and evaluates the rules in the file ``rules``.
+
+        The server scrapes each URL once for each element of ``labels``, and adds these labels to all time series.
+        """
         self._job = job
         self._urls = urls
         self._rules = rules
+        self._labels = labels
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
@@ -117,10 +127,11 @@ class Prometheus:
     def _configuration(self) -> dict[str, Any]:
         interval = f"{INTERVAL_S}s"
         targets = [urlsplit(url).netloc for url in self._urls]
+        groups = [{"targets": targets, "labels": labels} for labels in self._labels]
         return {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
             "rule_files": [] if self._rules is None else [str(self._rules)],
-            "scrape_configs": [{"job_name": self._job, "static_configs": [{"targets": targets}]}],
+            "scrape_configs": [{"job_name": self._job, "static_configs": groups}],
         }
 
     def _is_ready(self) -> bool:

@@ -1,6 +1,7 @@
 """Tests the alerts of deploy/prometheus with promtool, and one of them in a real Prometheus."""
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +19,27 @@ from tests.support.weather import Pipeline, wait_until
 
 DIRECTORY = ROOT / "deploy" / "prometheus"
 ALERTS = DIRECTORY / "alerts.yaml"
-TESTS = DIRECTORY / "alerts_test.yaml"
+TESTS = sorted(DIRECTORY.glob("*_test.yaml"))
 
 HEAD, *RULES = re.split(r"^(?=      - alert: )", ALERTS.read_text(), flags=re.MULTILINE)
 NAMES = [re.findall(r"alert: (\w+)", rule)[0] for rule in RULES]
-TESTS_HEAD, *CASES = re.split(r"^(?=  # )", TESTS.read_text(), flags=re.MULTILINE)
 BY_NAME = dict(zip(NAMES, RULES, strict=True))
+
+SILENCE = """
+rule_files: [alerts.yaml]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'pgsluice_info{job="pgsluice",pipeline="shop"}', values: 1 stale}
+    alert_rule_test:
+      - {alertname: PgsluiceAbsent, eval_time: 10m, exp_alerts: []}
+  - interval: 1m
+    input_series:
+      - {series: 'pgsluice_info{job="pgsluice",namespace="cdc",pipeline="shop"}', values: 1 stale}
+    alert_rule_test:
+      - {alertname: PgsluiceAbsent, eval_time: 10m, exp_alerts: []}
+"""
+"""Two pipelines that are absent. One of them has no namespace."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,15 +53,20 @@ def test_the_rules_are_well_formed() -> None:
 
 
 def test_each_alert_fires_when_it_should_and_not_when_it_should_not() -> None:
-    assert "SUCCESS" in promtool("test", "rules", str(TESTS))
+    assert promtool("test", "rules", *map(str, TESTS)).count("SUCCESS") == len(TESTS)
 
 
-def changed(directory: Path, name: str, change: Callable[[str], str]) -> Path:
-    """Write the rules with the rule ``name`` changed, and the tests of this rule. Return the path of the tests."""
+def changed(directory: Path, name: str, change: Callable[[str], str]) -> list[str]:
+    """Write the rules with the rule ``name`` changed, and the tests of this rule. Return the paths of the tests."""
     rules = [change(rule) if known == name else rule for known, rule in BY_NAME.items()]
     (directory / ALERTS.name).write_text(HEAD + "".join(rules))
-    (directory / TESTS.name).write_text(TESTS_HEAD + "".join(one for one in CASES if f'"{name}"' in one))
-    return directory / TESTS.name
+    written = []
+    for tests in TESTS:
+        head, *cases = re.split(r"^(?=  # )", tests.read_text(), flags=re.MULTILINE)
+        if of_rule := [one for one in cases if f'"{name}"' in one]:
+            (directory / tests.name).write_text(head + "".join(of_rule))
+            written.append(str(directory / tests.name))
+    return written
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,12 +75,12 @@ class TestTheTestsOfTheAlerts:
 
     def test_tests_fail_for_an_alert_that_never_fires(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(ServerError, match=name):
-            promtool("test", "rules", str(changed(tmp_path, name, lambda _: "")))
+            promtool("test", "rules", *changed(tmp_path, name, lambda _: ""))
 
     def test_tests_fail_for_an_alert_that_always_fires(self, name: str, tmp_path: Path) -> None:
         at_once = changed(tmp_path, name, lambda rule: re.sub(r"        for: .*\n", "", _without_limit(rule)))
         with pytest.raises(ServerError, match=name):
-            promtool("test", "rules", str(at_once))
+            promtool("test", "rules", *at_once)
 
 
 def _without_limit(rule: str) -> str:
@@ -91,6 +112,28 @@ def test_the_annotations_of_each_alert_name_a_command(name: str) -> None:
             arguments.parser(cli.COMMANDS).parse_args(command.split()[1:])
     for document in re.findall(r"docs/\w+\.md", annotations):
         assert (ROOT / document).exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_alert_says_how_its_commands_differ_in_a_container(name: str) -> None:
+    """In a container, PGSLUICE_CONFIG names the file, so commands must have valid arguments without ``-c`` as well."""
+    annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
+    commands = [one for one in re.findall(r"`(pgsluice .+?)`", annotations) if "-c config.toml" in one]
+    assert annotations.count("In a container, leave out `-c config.toml`.") == bool(commands)
+    for command in commands:
+        parsed = arguments.parser(cli.COMMANDS).parse_args(command.replace("-c config.toml", "").split()[1:])
+        assert parsed.config is None
+
+
+def test_the_command_that_silences_an_alert_names_its_pipeline(tmp_path: Path) -> None:
+    """Let promtool compare the annotations with others, because then its output has the annotations."""
+    shutil.copy(ALERTS, tmp_path)
+    (tmp_path / "silence.yaml").write_text(SILENCE)
+    with pytest.raises(ServerError) as failed:
+        promtool("test", "rules", str(tmp_path / "silence.yaml"))
+    found = re.findall(r"`(amtool .+?)`", str(failed.value))
+    silence = "amtool silence add --duration=14d --comment=removed alertname=PgsluiceAbsent pipeline=shop job=pgsluice"
+    assert found == [silence, f"{silence} namespace=cdc"]
 
 
 @pytest.fixture

@@ -24,6 +24,14 @@ QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in pa
 SERVER = {"max_slot_wal_keep_size": "1GB"}
 """PostgreSQL must have a limit for the WAL of slots. Otherwise it does not report how many bytes a slot has left."""
 
+JOB = "pgsluice"
+
+LABELS: list[dict[str, str]] = [{}, {"namespace": "other"}, {"namespace": "other", "job": "copy"}]
+"""Each process is scraped once with each of these sets of labels, as if there were three pipelines of the same name.
+
+The first pipeline has no namespace. Grafana's variable is empty then.
+"""
+
 WINDOW = "10m"
 """The window of rates. It is so long that events before the first test are still included in the last test."""
 
@@ -36,9 +44,13 @@ class Watched:
         self._prometheus = prometheus
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of a panel's query, in which variables are replaced as in Grafana."""
-        values = {"pipeline": self._pipeline.daemon.name, "instance": ".*", "__rate_interval": WINDOW}
-        for name, value in values.items():
+        """Return the result of a panel's query for the first pipeline."""
+        return self.ask_about(expression, **LABELS[0])
+
+    def ask_about(self, expression: str, namespace: str = "", job: str = JOB) -> list[dict[str, Any]]:
+        """Return the result of a query, in which variables are replaced as in Grafana."""
+        chosen = {"namespace": namespace, "job": job, "pipeline": self._pipeline.daemon.name, "instance": ".*"}
+        for name, value in {**chosen, "__rate_interval": WINDOW}.items():
             expression = expression.replace(f"${name}", value)
         assert "$" not in expression, "a variable that the dashboard does not have"
         return self._prometheus.query(expression)
@@ -53,7 +65,7 @@ def watched(kafka: Kafka) -> Iterator[Watched]:
         database = stack.enter_context(server.database())
         pipeline = stack.enter_context(run_pipeline(database, kafka))
         standby = stack.enter_context(_standby(pipeline, database, kafka))
-        prometheus = stack.enter_context(Prometheus("pgsluice", [pipeline.daemon.url, standby.url]))
+        prometheus = stack.enter_context(Prometheus(JOB, [pipeline.daemon.url, standby.url], labels=LABELS))
         _fail_once(pipeline, server)
         stack.enter_context(pipeline.busy())
         found = Watched(pipeline, prometheus)
@@ -100,16 +112,48 @@ def test_the_state_is_shown(watched: Watched) -> None:
     wait_until(lambda: states() == ["standby", "streaming"], "an owner and a standby")
 
 
-def test_the_variables_have_values(watched: Watched) -> None:
-    assert VARIABLES["datasource"]["query"] == "prometheus"
-    for name in ("pipeline", "instance"):
-        match = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["definition"])
-        assert match is not None
-        metric, label = match.groups()
-        assert label == name
-        found = {one["metric"].get(label) for one in watched.ask(metric)}
-        assert None not in found
-        assert len(found) == {"pipeline": 1, "instance": 2}[name]
+def test_pipelines_of_the_same_name_are_not_mixed(watched: Watched) -> None:
+    (expression,) = (expression for title, expression in QUERIES if title == "Streaming")
+    for labels in LABELS:
+        (found,) = watched.ask_about(expression, **labels)
+        assert found["value"][1] == "1", labels
+
+
+@pytest.mark.parametrize(("title", "expression"), QUERIES)
+def test_each_query_selects_one_pipeline(title: str, expression: str) -> None:
+    selectors = re.findall(r"pgsluice_\w+|process_\w+", expression)
+    chosen = '{namespace="$namespace",job="$job",pipeline="$pipeline",instance=~"$instance"'
+    assert expression.count(chosen) == len(selectors), title
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "values"),
+    [
+        ("pipeline", {}, 1),
+        ("namespace", {}, 1),
+        ("job", {}, 1),
+        ("job", {"namespace": "other"}, 2),
+        ("instance", {}, 2),
+        ("instance", {"namespace": "other", "job": "copy"}, 2),
+    ],
+)
+def test_the_variables_have_values(name: str, labels: dict[str, str], values: int, watched: Watched) -> None:
+    """Check how many values can be chosen. Like Grafana, leave out time series that do not have the label."""
+    match = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["definition"])
+    assert match is not None
+    metric, label = match.groups()
+    assert label == name
+    found = {one["metric"][label] for one in watched.ask_about(metric, **labels) if label in one["metric"]}
+    assert len(found) == values
+
+
+def test_each_variable_depends_only_on_those_before_it() -> None:
+    """Grafana updates a variable when a variable in its query changes."""
+    known: set[str] = set()
+    for name, variable in VARIABLES.items():
+        assert set(re.findall(r"\$(\w+)", variable.get("definition", ""))) <= known
+        assert variable["datasource"]["uid"] == "${datasource}" if known else variable["query"] == "prometheus"
+        known.add(name)
 
 
 def test_every_panel_has_a_description_and_uses_the_selected_data_source() -> None:

@@ -79,7 +79,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_info",
                 "Always 1. The labels show what is running.",
-                "Raise an alarm if it disappears (PgsluiceAbsent), because then no process answers.",
+                "Raise an alarm if it disappears (PgsluiceAbsent), because then no process answers. "
+                "[Pipelines that have never answered](#what-is-not-known-is-not-shown) need an alert of their own.",
             ),
             Entry(
                 "pgsluice_active",
@@ -91,7 +92,8 @@ SECTIONS: Final = (
                 "pgsluice_state",
                 "1 for the present state of the process: `starting`, `standby`, `streaming`, `waiting` "
                 "(until it tries again), `stopped`.",
-                "See [when it waits](runbook.md#when-it-waits).",
+                "See [when it waits](runbook.md#when-it-waits). If a pipeline with a standby has no process in the "
+                "state `standby` any more, no process can take over at once (PgsluiceStandbyLost).",
             ),
             Entry(
                 "pgsluice_paused",
@@ -108,8 +110,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_source_lag_seconds",
                 "Time since the commit of the last delivered transaction, in seconds; 0 when "
-                "everything is delivered. Absent before the first delivery of the process, and on"
-                " a standby.",
+                "everything is delivered. Absent before the first delivery of the process, and on a standby.",
                 "This is the age of the data that consumers have. If the server commits rarely, it is larger than "
                 "`pgsluice_lag_seconds`.",
             ),
@@ -177,9 +178,8 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_decoded_bytes_total",
-                "Bytes of changes that the server has decoded for the slot, from "
-                "`pg_stat_replication_slots`. PostgreSQL 14 and newer. Absent until the server "
-                "has statistics of the slot.",
+                "Bytes of changes that the server has decoded for the slot, from `pg_stat_replication_slots`. "
+                "PostgreSQL 14 and newer. Absent until the server has statistics of the slot.",
                 "Compare it with `pgsluice_received_bytes_total`. The server also decodes changes that are not "
                 "published.",
             ),
@@ -271,7 +271,8 @@ SECTIONS: Final = (
                 "be loaded as it is), `stale` (it was altered after it was loaded, and is not loaded again "
                 "automatically), `skipped` (the settings say that it is not loaded), `assumed` (it counts as loaded, "
                 "because an earlier version of pgsluice has delivered its changes), `loaded`.",
-                "PgsluiceTablesNotLoaded: `pgsluice status` names tables and reasons. See "
+                "PgsluiceTablesNotLoaded (`blocked`): `pgsluice status` names tables and reasons. PgsluiceTablesStale "
+                "(`stale`): `pgsluice snapshot start` loads the tables again. See "
                 "[snapshots.md](snapshots.md#how-far-it-has-come).",
             ),
             Entry(
@@ -305,8 +306,8 @@ SECTIONS: Final = (
                 "`snapshot.chunk_rows`.",
             ),
         ),
-        'The gauges are present while the process streams, unless `snapshot.mode` is `"never"`. '
-        "Numbers of rows are PostgreSQL's estimates, from the last `ANALYZE`.",
+        'The gauges are present while the process streams. With `snapshot.mode = "never"`, they are absent if no table '
+        "was ever loaded. Numbers of rows are PostgreSQL's estimates, from the last `ANALYZE`.",
     ),
     Section(
         "Memory and disk",
