@@ -21,6 +21,9 @@ _OWN_OPTIONS: Final = frozenset(
     ("subscribe", "subscribepattern", "assign", "kafka.bootstrap.servers", "kafka.isolation.level")
 )
 """The options of Spark's Kafka source that these functions set. Their names are not case-sensitive."""
+_DEFAULTS: Final = {"kafka.fetch.max.wait.ms": "20"}
+"""If a consumer asks for records at the end of a topic, the broker waits this long for further records, by default half
+a second. Spark makes such a request in each batch, although the batch needs no further records."""
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
 """The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
@@ -37,7 +40,7 @@ def read_topic(
     reader = spark.readStream if streaming else spark.read
     # By default, Spark begins a stream at the end of the topic. Such a stream would lack all rows that do not change
     # afterwards.
-    defaults = {"startingOffsets": "earliest"}
+    defaults = {"startingOffsets": "earliest", **_DEFAULTS}
     own = {
         "subscribe": topic,
         "kafka.bootstrap.servers": bootstrap_servers,
@@ -67,7 +70,7 @@ def read_ranges(
         "endingOffsets": json.dumps({topic: {partition: known[-1][1] for partition, known in ranges.items()}}),
     }
     kept = {name: value for name, value in options.items() if name.lower() not in _OF_STREAMS}
-    return _without_gaps(spark.read.format("kafka").options(**{**kept, **own}).load(), ranges)
+    return _without_gaps(spark.read.format("kafka").options(**{**_DEFAULTS, **kept, **own}).load(), ranges)
 
 
 def _without_gaps(records: DataFrame, ranges: Ranges) -> DataFrame:
