@@ -4,14 +4,16 @@ import asyncio
 import io
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import fastavro
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation, ConfigResource
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, SchemaRegistryError
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
@@ -23,7 +25,7 @@ from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
 from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.errors import ConfigError, HistoryError, PermissionDenied, PoisonError, SinkUnavailable
-from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.registry import rate
 from pgsluice.registry import topic as topic_module
 from pgsluice.registry.builtin import BuiltinRegistry
@@ -113,6 +115,27 @@ async def persist(operation: Callable[[], Awaitable[T]]) -> T:
             return await operation()
         except SinkUnavailable:
             continue
+
+
+async def test_clients_are_replaced_only_if_their_credentials_were_refused(kafka: Kafka, topic: str) -> None:
+    """A standby starts the registry about once a second, and must not log in again each time."""
+    errors, made = ClientErrors(credentials_change=True), Counter[str]()
+
+    def credentials() -> dict[str, str]:
+        made["clients"] += 1
+        return {}
+
+    client = replace(client_options(kafka), errors=errors, credentials=credentials)
+    async with open_registry(RegistryOptions(client), topic) as registry:
+        clients = made["clients"]
+        for _ in range(3):
+            await registry.start()
+        assert made["clients"] == clients
+        errors(KafkaError(KafkaError._AUTHENTICATION, "refused"))
+        await registry.start()
+        assert made["clients"] > clients
+        await registry.start()
+        assert made["clients"] == 2 * clients
 
 
 class TestBuiltin:

@@ -73,14 +73,16 @@ def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     file, origin = sources.file, sources.origin(path)
     if origin == variable(path):
         written = file.get(path)
-        if written is not None and written != str(http.listen):
+        if written is None:
+            return
+        if written != str(http.listen):
             detail = f"{origin} takes precedence over {file.origin(path)}, so http.listen is {http.listen}"
             remedy = (
                 f"If this address is right, as in most containers, remove the line from the file. If not, set {origin} "
                 "to another address. The image sets it to 0.0.0.0:8080."
             )
             yield Finding("http port", Verdict.WARN, detail, remedy)
-        return
+            return
     if http.token_file is not None:
         if http.tls_cert_file is None:
             detail = f"http.listen is {http.listen}, without TLS: everybody who reads the traffic can use the token"

@@ -193,6 +193,8 @@ class ClientErrors:
     credentials_change: bool = False
     """Whether new clients may get other credentials. If so, refused credentials end only the session, and not the
     process."""
+    refused: bool = False
+    """Whether a broker has refused the credentials since this was last set to False."""
     last: KafkaError | None = None
     """The last report since Kafka answered."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -215,6 +217,7 @@ class ClientErrors:
         with self._lock:
             self.counts[error.name()] += 1
             self._reports += 1
+            self.refused |= error.code() in _CREDENTIALS
             self._all_down |= error.code() == _ALL_BROKERS_DOWN
             # "All brokers are down" says less than the report of the reason, which comes before or after it.
             if self.last is None or error.code() != _ALL_BROKERS_DOWN:

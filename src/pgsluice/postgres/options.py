@@ -6,6 +6,7 @@ https://www.postgresql.org/docs/current/libpq-connect.html
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,8 @@ def _with_system_authorities(parameters: dict[str, Any]) -> dict[str, Any]:
     own. Like libpq, demand verify-full in this case.
     """
     file = ssl.get_default_verify_paths().cafile
-    is_verified = parameters.get("sslmode", "verify-full") == "verify-full"
-    if parameters.get("sslrootcert") != "system" or not is_verified or file is None:
+    authorities = parameters.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")
+    mode = parameters.get("sslmode") or os.environ.get("PGSSLMODE") or "verify-full"
+    if authorities != "system" or mode != "verify-full" or file is None:
         return parameters
     return {**parameters, "sslrootcert": file, "sslmode": "verify-full"}

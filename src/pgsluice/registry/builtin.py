@@ -47,7 +47,6 @@ class BuiltinRegistry:
         self._follower = SchemaFollower(options, [topic], self.store)
         self._retry = self._follower.retry
         self._registering = asyncio.Lock()
-        self._started = False
         self._files = ClientFiles(options.client.properties)
         self._producer = self._new_producer()
         self._broken_by: KafkaException | None = None
@@ -57,18 +56,20 @@ class BuiltinRegistry:
     async def start(self) -> None:
         """Read all schemas registered so far, after creating the topic if it is missing. May be called again.
 
-        If certificates or credentials may have changed, new clients use them. Raise ConfigError if the topic cannot
-        keep schemas, and SinkUnavailable if Kafka does not answer in time.
+        If certificates have changed, or a broker has refused credentials that may have changed since then, new clients
+        use the new ones. Raise ConfigError if the topic cannot keep schemas, and SinkUnavailable if Kafka does not
+        answer in time.
         """
-        if self._files.changed or (self._started and self._options.client.errors.credentials_change):
+        errors = self._options.client.errors
+        if self._files.changed or (errors.credentials_change and errors.refused):
             await self._renew()
-        self._started = True
         async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._retry.persist(self._prepare_topic)
         await asyncio.gather(self._follower.start(), self._connect())
 
     async def _renew(self) -> None:
         self._files = ClientFiles(self._options.client.properties)
+        self._options.client.errors.refused = False
         await self._follower.renew()
         await self._replace_producer()
         self._options.client.errors.forget()

@@ -37,13 +37,14 @@ def test_single_parameters_take_precedence_over_a_dsn(dsn: str) -> None:
     assert found["application_name"] == "it's me"
 
 
-def test_the_authorities_of_the_system_are_in_a_file() -> None:
+def test_the_authorities_of_the_system_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """The OpenSSL in psycopg's wheels does not know where."""
     file = ssl.get_default_verify_paths().cafile
     found = parameters(ConnectionOptions({"dsn": "sslrootcert=system"}))
     assert (found["sslrootcert"], found["sslmode"]) == (file, "verify-full")
-    with pytest.raises(KeyError):
-        parameters(ConnectionOptions({}))["sslrootcert"]
+    assert "sslrootcert" not in parameters(ConnectionOptions({}))
+    monkeypatch.setenv("PGSSLROOTCERT", "system")
+    assert parameters(ConnectionOptions({}))["sslrootcert"] == file
 
 
 def test_libpq_refuses_the_authorities_of_the_system_in_a_weak_mode() -> None:
