@@ -26,10 +26,14 @@ SERVER = {"max_slot_wal_keep_size": "1GB"}
 
 JOB = "pgsluice"
 
-LABELS: list[dict[str, str]] = [{}, {"namespace": "other"}, {"namespace": "other", "job": "copy"}]
-"""Each process is scraped once with each of these sets of labels, as if there were three pipelines of the same name.
+LABELS: list[dict[str, str]] = [
+    {"namespace": "shop"},
+    {"namespace": "other"},
+    {"namespace": "other", "job": "copy"},
+]
+"""One Prometheus scrapes each process once with each of these sets of labels, like three pipelines of the same name.
 
-The first pipeline has no namespace. Grafana's variable is empty then.
+Another Prometheus adds no namespace. Grafana's variable is empty then.
 """
 
 WINDOW = "10m"
@@ -43,11 +47,7 @@ class Watched:
         self._pipeline = pipeline
         self._prometheus = prometheus
 
-    def ask(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of a panel's query for the first pipeline."""
-        return self.ask_about(expression, **LABELS[0])
-
-    def ask_about(self, expression: str, namespace: str = "", job: str = JOB) -> list[dict[str, Any]]:
+    def ask(self, expression: str, namespace: str = "", job: str = JOB) -> list[dict[str, Any]]:
         """Return the result of a query, in which variables are replaced as in Grafana."""
         chosen = {"namespace": namespace, "job": job, "pipeline": self._pipeline.daemon.name, "instance": ".*"}
         for name, value in {**chosen, "__rate_interval": WINDOW}.items():
@@ -55,9 +55,18 @@ class Watched:
         assert "$" not in expression, "a variable that the dashboard does not have"
         return self._prometheus.query(expression)
 
+    def values(self, name: str, **labels: str) -> set[str]:
+        """Return the values of a variable. Like Grafana, leave out time series that do not have the label."""
+        match = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["definition"])
+        assert match is not None
+        metric, label = match.groups()
+        assert label == name
+        return {one["metric"][label] for one in self.ask(metric, **labels) if label in one["metric"]}
+
 
 @pytest.fixture(scope="module")
-def watched(kafka: Kafka) -> Iterator[Watched]:
+def both(kafka: Kafka) -> Iterator[tuple[Watched, Watched]]:
+    """Provide the pipeline as Prometheus shows it without a namespace, and with the labels in LABELS."""
     if reason := missing():
         pytest.skip(f"no Prometheus here: {reason}")
     with ExitStack() as stack:
@@ -65,14 +74,27 @@ def watched(kafka: Kafka) -> Iterator[Watched]:
         database = stack.enter_context(server.database())
         pipeline = stack.enter_context(run_pipeline(database, kafka))
         standby = stack.enter_context(_standby(pipeline, database, kafka))
-        prometheus = stack.enter_context(Prometheus(JOB, [pipeline.daemon.url, standby.url], labels=LABELS))
+        urls = [pipeline.daemon.url, standby.url]
+        plain = Watched(pipeline, stack.enter_context(Prometheus(JOB, urls)))
+        labelled = Watched(pipeline, stack.enter_context(Prometheus(JOB, urls, labels=LABELS)))
         _fail_once(pipeline, server)
         stack.enter_context(pipeline.busy())
-        found = Watched(pipeline, prometheus)
-        wait_until(lambda: found.ask('rate(pgsluice_events_total{op="c"}[10s]) > 0'), "events in Prometheus")
+        wait_until(lambda: plain.ask('rate(pgsluice_events_total{op="c"}[10s]) > 0'), "events in Prometheus")
         _make_old_rows(database)
-        wait_until(lambda: found.ask("pgsluice_slot_safe_bytes"), "the slot in Prometheus")
-        yield found
+        wait_until(lambda: plain.ask("pgsluice_slot_safe_bytes"), "the slot in Prometheus")
+        yield plain, labelled
+
+
+@pytest.fixture
+def watched(both: tuple[Watched, Watched]) -> Watched:
+    """Provide the pipeline without a namespace."""
+    return both[0]
+
+
+@pytest.fixture
+def labelled(both: tuple[Watched, Watched]) -> Watched:
+    """Provide the pipeline with each set of labels in LABELS."""
+    return both[1]
 
 
 def _standby(pipeline: Pipeline, database: Database, kafka: Kafka) -> Daemon:
@@ -112,11 +134,14 @@ def test_the_state_is_shown(watched: Watched) -> None:
     wait_until(lambda: states() == ["standby", "streaming"], "an owner and a standby")
 
 
-def test_pipelines_of_the_same_name_are_not_mixed(watched: Watched) -> None:
+@pytest.mark.parametrize("labels", LABELS)
+def test_pipelines_of_the_same_name_are_not_mixed(labels: dict[str, str], labelled: Watched) -> None:
     (expression,) = (expression for title, expression in QUERIES if title == "Streaming")
-    for labels in LABELS:
-        (found,) = watched.ask_about(expression, **labels)
-        assert found["value"][1] == "1", labels
+
+    def values() -> list[str]:
+        return [one["value"][1] for one in labelled.ask(expression, **labels)]
+
+    wait_until(lambda: values() == ["1"], "the process that streams")
 
 
 @pytest.mark.parametrize(("title", "expression"), QUERIES)
@@ -126,25 +151,27 @@ def test_each_query_selects_one_pipeline(title: str, expression: str) -> None:
     assert expression.count(chosen) == len(selectors), title
 
 
+@pytest.mark.parametrize(("name", "values"), [("pipeline", 1), ("namespace", 0), ("job", 1), ("instance", 2)])
+def test_the_variables_have_values_without_a_namespace(name: str, values: int, watched: Watched) -> None:
+    assert len(watched.values(name)) == values
+
+
 @pytest.mark.parametrize(
     ("name", "labels", "values"),
     [
         ("pipeline", {}, 1),
-        ("namespace", {}, 1),
-        ("job", {}, 1),
+        ("job", {"namespace": "shop"}, 1),
         ("job", {"namespace": "other"}, 2),
-        ("instance", {}, 2),
+        ("instance", {"namespace": "shop"}, 2),
         ("instance", {"namespace": "other", "job": "copy"}, 2),
     ],
 )
-def test_the_variables_have_values(name: str, labels: dict[str, str], values: int, watched: Watched) -> None:
-    """Check how many values can be chosen. Like Grafana, leave out time series that do not have the label."""
-    match = re.fullmatch(r"label_values\((.*), (\w+)\)", VARIABLES[name]["definition"])
-    assert match is not None
-    metric, label = match.groups()
-    assert label == name
-    found = {one["metric"][label] for one in watched.ask_about(metric, **labels) if label in one["metric"]}
-    assert len(found) == values
+def test_the_variables_have_values(name: str, labels: dict[str, str], values: int, labelled: Watched) -> None:
+    assert len(labelled.values(name, **labels)) == values
+
+
+def test_the_namespaces_can_be_chosen(labelled: Watched) -> None:
+    assert labelled.values("namespace") == {"shop", "other"}
 
 
 def test_each_variable_depends_only_on_those_before_it() -> None:
