@@ -14,6 +14,7 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
+from uuid import uuid4
 
 from sandbox.containers import SYSTEMD, base
 from sandbox.errors import ServerError
@@ -68,7 +69,7 @@ class Host:
         """The directory of files to add to the root file system. It must be filled before the host starts."""
         self.files.mkdir()
         self._directory = directory
-        self._group = Path(_cgroups() or "") / f"pgsluice-host-{os.getpid()}"
+        self._group = Path(_cgroups() or "") / f"pgsluice-host-{uuid4().hex[:8]}"
         self._context = ExitStack()
         self._pid = 0
 

@@ -177,6 +177,7 @@ def test_a_changed_password_is_read_again(
     kafka = {"client": client, "password_command": ["cat", str(file)]}
     with daemon(broker, new_database(), "SCRAM", kafka, wait=False) as pipeline:
         wait_until(lambda: "invalid credentials" in pipeline.daemon.log_text(), "the refusal")
+        assert "kafka.password_command" in pipeline.daemon.log_text()
         file.write_text(f"{PASSWORD}\n")
         pipeline.daemon.wait_until_ready("active")
         pipeline.write()

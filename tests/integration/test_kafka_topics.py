@@ -18,7 +18,7 @@ from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import topic_spec
 from pgsluice.kafka import topics as module
 from pgsluice.kafka.checks import check
-from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
 from pgsluice.kafka.topic_spec import TopicSettings, TopicSpec, check_compacted
@@ -359,11 +359,16 @@ class TestCheck:
         assert "Fewer brokers are up" in detail
         assert found["kafka transaction timeout"] == (Verdict.OK, "3600 s wanted, 900 s allowed and used")
 
-    def test_a_wrong_password_is_reported(self, secured_kafka: SecuredKafka, name: str) -> None:
-        client = ClientOptions(secured_kafka.properties("admin", "wrong"), "pgsluice-test")
+    @pytest.mark.parametrize(("is_read_again", "code"), [(False, 77), (True, 69)])
+    def test_a_wrong_password_is_reported(
+        self, secured_kafka: SecuredKafka, name: str, *, is_read_again: bool, code: int
+    ) -> None:
+        errors = ClientErrors(credentials_change=is_read_again)
+        client = ClientOptions(secured_kafka.properties("admin", "wrong"), "pgsluice-test", errors)
         (finding,) = check(sink_options(client, name))
-        assert (finding.name, finding.verdict) == ("kafka reachable", Verdict.FAIL)
+        assert (finding.name, finding.verdict, finding.exit_code) == ("kafka reachable", Verdict.FAIL, code)
         assert "Authentication failed" in finding.detail
+        assert "kafka.password_file" in finding.detail
 
     def test_missing_rights_are_reported(self, secured_kafka: SecuredKafka, name: str) -> None:
         client = ClientOptions(secured_kafka.properties("reader"), "pgsluice-test")

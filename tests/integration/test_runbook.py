@@ -35,7 +35,7 @@ FOLLOWED: Mapping[str, str] = {
     "replication slot … decodes prepared transactions at PREPARE TRANSACTION": "origin::a_slot_that_was_started_with_them_is_refused",
     "it is a standby's copy of a slot of the primary, so wait for the standby's promotion or connect to the primary": "postgres_failures::a_synchronised_slot_is_waited_for",
     "Another producer with our transactional.id has taken over": "exactly_once::a_program_that_fences_us_and_writes_nothing_is_not_taken_for_another_owner",
-    "Check the credentials under kafka.client, and the user's ACLs": "kafka_weather::a_changed_password_stops_the_daemon",
+    "Check the credentials under kafka.client": "kafka_weather::a_changed_password_stops_the_daemon",
     "What was to be written: …": "kafka_weather::rights_that_are_withdrawn_stop_the_daemon",
     "Check the files under kafka.client: whether they exist, belong together, and may be read": "kafka_tls::files_that_are_missing",
     "Transactions that have not committed yet need more than buffer.spill_max": "spill::the_allowed_bytes_on_disk_are_not_exceeded",

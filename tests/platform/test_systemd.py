@@ -143,11 +143,9 @@ class Unit(Daemon):
         return found
 
 
-@pytest.fixture(scope="module")
-def pipeline(
-    engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pipeline]:
-    """Provide a pipeline that runs as a unit on a host, with a password. PostgreSQL streams all its transactions."""
+@contextmanager
+def installed(engine: Engine, guarded: Postgres, kafka: Kafka, directory: Path) -> Iterator[Pipeline]:
+    """Provide a pipeline whose unit is installed on a host, with a password. PostgreSQL streams all transactions."""
     if (reason := host_missing()) is not None:
         pytest.skip(f"no host under systemd: {reason}")
     with ExitStack() as stack:
@@ -155,10 +153,19 @@ def pipeline(
         prepare(database)
         with database.connect() as connection:
             connection.execute(f"ALTER DATABASE {database.name} SET debug_logical_replication_streaming = immediate")
-        unit = stack.enter_context(Unit(Host(tmp_path_factory.mktemp("host")), database, kafka))
+        unit = stack.enter_context(Unit(Host(directory), database, kafka))
         unit.install(engine)
         stack.enter_context(unit.host)
         yield Pipeline(database, kafka, unit)
+
+
+@pytest.fixture(scope="module")
+def pipeline(
+    engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pipeline]:
+    """Provide a pipeline that runs as a unit on a host."""
+    with installed(engine, guarded, kafka, tmp_path_factory.mktemp("host")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -220,11 +227,51 @@ def test_the_unit_does_not_start_without_a_password_file(unit: Unit) -> None:
 def test_root_can_run_commands_while_the_unit_is_stopped(unit: Unit) -> None:
     """The password is in a file that only root can read, and the unit's copy of it is gone."""
     unit.host.run("systemctl", "stop", SHOP)
-    (variables,) = re.findall(r"^export PATH=/opt/pgsluice.*\n(?:export .*\n)+", DEPLOY.read_text(), re.MULTILINE)
-    found = unit.host.run("sh", "-c", f"{variables}pgsluice slot status")
+    found = unit.host.run("sh", "-c", f"{variables()}pgsluice slot status")
     assert found.returncode == 0, found.stderr
     assert "restart_lsn" in found.stdout
+    checked = unit.host.run("sh", "-c", f"{variables()}pgsluice check")
+    assert re.search(r"^OK +buffer\.spill_dir +/var/lib/pgsluice/shop/spill, ", checked.stdout, re.MULTILINE)
     unit.start()
+
+
+@pytest.mark.long
+def test_nothing_remains_of_a_removed_pipeline(engine: Engine, guarded: Postgres, kafka: Kafka, tmp_path: Path) -> None:
+    """The unit has failed when it is removed, and ``systemctl edit`` has added settings to it."""
+    with installed(engine, guarded, kafka, tmp_path) as pipeline:
+        unit = pipeline.daemon
+        assert isinstance(unit, Unit)
+        unit.start()
+        edited = "/etc/systemd/system/pgsluice@shop.service.d"
+        unit.host.run("sh", "-c", f"mkdir {edited} && echo '[Service]' > {edited}/override.conf")
+        unit.host.run("systemctl", "daemon-reload")
+        unit.host.run("systemctl", "enable", SHOP)
+        unit.host.run("systemctl", "stop", SHOP)
+        with secret(unit, "wrong"):
+            unit.start(wait=False)
+            wait_until(lambda: unit.state("ActiveState") == "failed", "the unit to fail")
+        for commands in removal():
+            found = unit.host.run("sh", "-c", f"{variables()}set -e\n{commands}")
+            assert found.returncode == 0, found.stderr
+        with pipeline.database.connect() as connection:
+            slots = "SELECT FROM pg_replication_slots WHERE database = current_database()"
+            assert connection.execute(slots).fetchall() == []
+        assert unit.host.run("find", "/etc", "/opt", "/var/lib", "-name", "*pgsluice*").stdout == ""
+        assert unit.host.run("systemctl", "list-units", "--all", "--no-legend", "pgsluice*").stdout == ""
+
+
+def variables() -> str:
+    """Return the lines of docs/deploy.md that set the variables for commands."""
+    (found,) = re.findall(r"^export PATH=/opt/pgsluice.*\n(?:export .*\n)+", DEPLOY.read_text(), re.MULTILINE)
+    return str(found)
+
+
+def removal() -> list[str]:
+    """Return the blocks of docs/deploy.md that remove a pipeline, and then pgsluice itself."""
+    text = DEPLOY.read_text().partition("To remove a pipeline under systemd")[2]
+    found = re.findall(r"^```sh\n(.+?)^```", text, re.MULTILINE | re.DOTALL)
+    assert [block.split()[1] for block in found] == ["disable", "reset-failed", "-rf"]
+    return found
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def check(options: SinkOptions) -> list[Finding]:
         with closing(topics):
             return _findings(topics, options)
     except PgsluiceError as error:
-        remedy = "Check kafka.bootstrap_servers and kafka.client, and that a broker listens there."
+        remedy = "Check kafka.bootstrap_servers, kafka.client and the password, and that a broker listens there."
         if isinstance(error, ConfigError):
             remedy = "Correct the setting; no broker was contacted."
         return [Finding("kafka reachable", Verdict.FAIL, str(error), remedy, error.exit_code)]

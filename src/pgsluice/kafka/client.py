@@ -105,8 +105,12 @@ _INVALID: Final = (
     "A topic with cleanup.policy=compact takes no record without key. Every topic takes only timestamps within "
     f"its message.timestamp.before.max.ms and .after.max.ms. {_TIMESTAMP}"
 )
+_REFUSED: Final = (
+    "Check the credentials under kafka.client (or the password from kafka.password_file or kafka.password_command), "
+    "and the user's ACLs."
+)
 _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
-    **dict.fromkeys(_DENIED, (PermissionDenied, "Check the credentials under kafka.client, and the user's ACLs.")),
+    **dict.fromkeys(_DENIED, (PermissionDenied, _REFUSED)),
     **dict.fromkeys(_CONFIG, (ConfigError, "Check the [kafka] section, and the brokers' limits.")),
     **dict.fromkeys(_FENCED, (Fenced, "Another producer with our transactional.id has taken over.")),
     KafkaError.INVALID_TRANSACTION_TIMEOUT: (
@@ -151,7 +155,8 @@ A new session tries again, with new clients, which read the certificate files ag
 
 
 _USUAL_ADVICE: Final = (
-    "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client"
+    "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client (or the "
+    "password from kafka.password_file or kafka.password_command)"
 )
 
 

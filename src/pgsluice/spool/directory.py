@@ -216,9 +216,10 @@ def _look_at(parent: str) -> Finding:
 def _is_open_to_others(directory: Path) -> bool:
     """Return whether other users can rename entries of ``directory``.
 
-    A group that may write is trusted, because the volumes of containers usually allow this.
+    A group that may write is trusted, because the volumes of containers usually allow this. If root asks, the owner is
+    taken for the user of the daemon, as with ``deploy/systemd``.
     """
-    found = directory.stat()
-    if found.st_uid not in (0, os.geteuid()):
+    found, user = directory.stat(), os.geteuid()
+    if user != 0 and found.st_uid not in (0, user):
         return True
     return bool(found.st_mode & stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX

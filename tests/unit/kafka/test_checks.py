@@ -14,7 +14,11 @@ from pgsluice.kafka.topic_spec import TopicSpec
 @pytest.mark.parametrize(
     ("properties", "reason", "remedy"),
     [
-        ({}, "Connection refused", "Check kafka.bootstrap_servers and kafka.client, and that a broker listens there."),
+        (
+            {},
+            "Connection refused",
+            "Check kafka.bootstrap_servers, kafka.client and the password, and that a broker listens there.",
+        ),
         (
             {"no.such": "thing"},
             'refuses a property: No such configuration property: "no.such". Correct kafka.client.',

@@ -20,7 +20,8 @@ TIMED_OUT = KafkaError(KafkaError._TIMED_OUT, "Timed out")
 
 AWAY = {
     "event": "Kafka cannot be reached, or refuses us",
-    "to_do": "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client",
+    "to_do": "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client (or "
+    "the password from kafka.password_file or kafka.password_command)",
     "log_level": "warning",
 }
 BACK = {"event": "Kafka answers again", "log_level": "info"}
@@ -84,7 +85,7 @@ class TestFailure:
     def test_credentials_that_change_are_tried_again(self) -> None:
         errors = ClientErrors(credentials_change=True)
         errors(PASSWORD)
-        with pytest.raises(SinkUnavailable, match="Check the credentials under kafka"):
+        with pytest.raises(SinkUnavailable, match=r"Check the credentials .*kafka\.password_file"):
             errors.raise_if_denied("Asking")
         errors.raise_if_denied("Asking with new credentials")
         assert type(failure(PASSWORD, "Asking", errors)) is SinkUnavailable

@@ -254,3 +254,10 @@ class TestNeighbours:
         is_roots, somebody = os.geteuid() == 0, os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: somebody)
         assert (await check(str(tmp_path), disk)).verdict is (Verdict.OK if is_roots else Verdict.WARN)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    async def test_root_can_check_the_directory_of_a_daemon(self, tmp_path: Path, disk: Disk) -> None:
+        await asyncio.to_thread(os.chown, tmp_path, 12_345, -1)
+        assert (await check(str(tmp_path), disk)).verdict is Verdict.OK
+        await asyncio.to_thread(tmp_path.chmod, 0o777)
+        assert (await check(str(tmp_path), disk)).verdict is Verdict.WARN
