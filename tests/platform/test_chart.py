@@ -120,6 +120,10 @@ def test_pgsluice_accepts_the_configuration(case: str, tmp_path: Path) -> None:
 # -- the settings --------------------------------------------------------------------------------
 
 
+FROM_ELSEWHERE = "content of a Secret"
+"""The value of every variable that is not in the manifest."""
+
+
 class Pod:
     """A simulated pod. The files of its volumes are in a directory, and the commands of its containers use them."""
 
@@ -135,7 +139,8 @@ class Pod:
         described = container(self._deployment, name)
         for mount in described["volumeMounts"]:
             self._fill(self._place(mount["mountPath"]), self._volumes[mount["name"]])
-        environ = {name: self._placed(value) for name, value in variables(described).items()}
+        given = {item["name"]: item.get("value", FROM_ELSEWHERE) for item in described.get("env", [])}
+        environ = {name: self._placed(value) for name, value in given.items()}
         command = [sys.executable, "-m", "pgsluice", *(arguments or described["args"])]
         environ |= {"PATH": os.environ["PATH"]}
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
@@ -324,6 +329,76 @@ def test_the_registry_needs_the_token_of_the_pipeline_or_its_own() -> None:
     assert secret("--set", f"{own}.setting=http.token,{own}.secretName=own,{own}.key=token") == "own"
 
 
+SASL_VARIABLE = "PGSLUICE_KAFKA__CLIENT__SASL_PASSWORD"
+OWN_SECRETS = {
+    "a secret setting": ("secretSettings", {"setting": "kafka.client.sasl.password", "secretName": "own", "key": "p"}),
+    "another spelling": ("secretSettings", {"setting": "kafka.client.sasl_password", "secretName": "own", "key": "p"}),
+    "a Secret": ("secretsFrom", "own"),
+    "a variable": (
+        "env",
+        {"name": SASL_VARIABLE, "valueFrom": {"secretKeyRef": {"name": "own", "key": "p"}}},
+    ),
+    "a Secret of variables": ("envFrom", {"secretRef": {"name": "own"}}),
+}
+SECRETS_OF_THE_PIPELINE: dict[str, Manifest] = {
+    "a secret setting": {
+        "secretSettings": [{"setting": "kafka.client.sasl.password", "secretName": "shop-kafka", "key": "p"}]
+    },
+    "a Secret": {"secretsFrom": ["shop-kafka"]},
+    "a variable": {"env": [{"name": SASL_VARIABLE, "valueFrom": {"secretKeyRef": {"name": "shop-kafka", "key": "p"}}}]},
+    "a table": {
+        "env": [
+            {"name": "PGSLUICE_KAFKA__CLIENT", "valueFrom": {"secretKeyRef": {"name": "shop-kafka", "key": "p"}}},
+            {"name": "PGSLUICE_KAFKA__PASSWORD_FILE", "value": "/run/shop-kafka/password"},
+        ]
+    },
+    "a Secret of variables": {"envFrom": [{"secretRef": {"name": "shop-kafka"}}]},
+}
+
+
+@pytest.mark.parametrize("values", SECRETS_OF_THE_PIPELINE.values(), ids=SECRETS_OF_THE_PIPELINE)
+@pytest.mark.parametrize(("place", "secret"), OWN_SECRETS.values(), ids=OWN_SECRETS)
+def test_a_registry_with_its_own_secrets_for_kafka_gets_none_of_the_pipeline(
+    values: Manifest, place: str, secret: Manifest | str, tmp_path: Path
+) -> None:
+    """Each secret is rendered only once. pgsluice refuses a password that is set in two ways."""
+    (tmp_path / "values.json").write_text(json.dumps({**values, "registry": {"enabled": True, place: [secret]}}))
+    found = manifests(*values_of("standby"), "--values", str(tmp_path / "values.json"))
+    registry = one(found, "Deployment", "pgsluice-registry")
+    assert "shop-kafka" not in json.dumps(registry)
+    assert json.dumps(registry).count('"own"') == 1
+    checked = Pod(registry, found, tmp_path).run("registry", "config", "show")
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("own", [["http.token"], []], ids=["its own token", "nothing"])
+def test_without_its_own_secrets_for_kafka_the_registry_shares_those_of_the_pipeline(
+    own: list[str], tmp_path: Path
+) -> None:
+    entries = [{"setting": setting, "secretName": "own", "key": "key"} for setting in own]
+    variable = {"name": SASL_VARIABLE, "valueFrom": {"secretKeyRef": {"name": "shop-kafka-variable", "key": "p"}}}
+    for values in (SECRETS_OF_THE_PIPELINE["a secret setting"], {"env": [variable]}):
+        more = {"registry": {"enabled": True, "secretSettings": entries, "envFrom": [{"configMapRef": {"name": "x"}}]}}
+        (tmp_path / "values.json").write_text(json.dumps({**values, **more}))
+        rendered = load(chart.render(*values_of("standby"), "--values", str(tmp_path / "values.json")))
+        registry = json.dumps(one(rendered, "Deployment", "pgsluice-registry"))
+        assert registry.count("shop-kafka") == 1
+        assert registry.count('"own"') == len(own)
+
+
+def test_underscores_in_the_name_of_a_property_are_dots() -> None:
+    """The password is then a file that pgsluice reads again, as with dots."""
+    setting = {"setting": "kafka.client.sasl_password", "secretName": "shop-kafka", "key": "password"}
+    level = {"setting": "kafka.client.log_level", "secretName": "shop-kafka", "key": "level"}
+    options = [*values_of("standby"), "--set-json", f"secretSettings={json.dumps([setting, level])}"]
+    deployment = one(manifests(*options), "Deployment")
+    named = variables(container(deployment))["PGSLUICE_KAFKA__PASSWORD_FILE"]
+    assert named == "/run/secrets/pgsluice/kafka-password"
+    volumes = json.dumps(deployment["spec"]["template"]["spec"]["volumes"])
+    assert '"path": "kafka-password"' in volumes
+    assert '"path": "kafka__client__log_level"' in volumes
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_pgsluice_accepts_the_settings_of_the_registry(case: str, tmp_path: Path) -> None:
     found = manifests(*values_of(case), "--set", "registry.enabled=true")
@@ -428,6 +503,9 @@ def test_in_maintenance_mode_one_pod_waits() -> None:
 # -- refused values ------------------------------------------------------------------------------
 
 OF_REGISTRY = "registry.secretSettings[0]"
+ONE_SPELLING = json.dumps({"setting": "kafka.client.sasl.password", "secretName": "a", "key": "b"})
+TWO_SPELLINGS = f"{ONE_SPELLING},{ONE_SPELLING.replace('sasl.', 'sasl_')}"
+VARIABLE = json.dumps({"name": SASL_VARIABLE, "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}})
 REFUSED = {
     "a typo": (["--set", "replcas=2"], "additional properties 'replcas' not allowed"),
     "a typo further down": (["--set", "spill.sise=1Gi"], "additional properties 'sise' not allowed"),
@@ -443,6 +521,22 @@ REFUSED = {
     "a secret setting twice": (
         ["--set", "secretSettings[1].setting=postgres.password,secretSettings[1].secretName=a,secretSettings[1].key=b"],
         "secretSettings names postgres.password twice",
+    ),
+    "two spellings of a secret setting": (
+        ["--set-json", f"secretSettings=[{TWO_SPELLINGS}]"],
+        "secretSettings names kafka.client.sasl.password twice",
+    ),
+    "a secret setting of the registry twice": (
+        ["--set-json", f"registry.secretSettings=[{TWO_SPELLINGS}]"],
+        "registry.secretSettings names kafka.client.sasl.password twice",
+    ),
+    "a secret setting that is also a variable": (
+        ["--set-json", f"secretSettings=[{ONE_SPELLING}]", "--set-json", f"env=[{VARIABLE}]"],
+        "env and secretSettings both set kafka.client.sasl.password. Remove one of the two.",
+    ),
+    "the same in the registry": (
+        ["--set-json", f"registry.secretSettings=[{ONE_SPELLING}]", "--set-json", f"registry.env=[{VARIABLE}]"],
+        "registry.env and registry.secretSettings both set kafka.client.sasl.password. Remove one of the two.",
     ),
     "PostgreSQL's secret for the registry": (
         ["--set", f"{OF_REGISTRY}.setting=postgres.password,{OF_REGISTRY}.secretName=a,{OF_REGISTRY}.key=b"],

@@ -158,18 +158,77 @@ def test_the_notes_say_which_settings_have_no_effect(helm: Callable[..., str], t
 
 
 OPEN = ["--set", "service.type=NodePort,registry.enabled=true,registry.service.type=LoadBalancer"]
-TOKEN = ["--set", "secretSettings[0].setting=http.token,secretSettings[0].secretName=a,secretSettings[0].key=b"]
+OF_BOTH = "WARNING: shop-pgsluice and shop-pgsluice-registry can be reached from outside the cluster"
+OF_PIPELINE = "WARNING: shop-pgsluice can be reached from outside the cluster"
+OF_REGISTRY = "WARNING: shop-pgsluice-registry can be reached from outside the cluster"
+NOT_SET = ", and http.token is not set."
+UNSEEN = ". This chart cannot see whether\n"
+GUARD = "{0}[0].setting=http.token,{0}[0].secretName=a,{0}[0].key=b"
+FILE = "{0}[0].name=PGSLUICE_HTTP__TOKEN_FILE,{0}[0].value=/run/token"
+VARIABLES = "{0}[0].configMapRef.name=x"
+
+WARNINGS: dict[str, tuple[list[str], list[str]]] = {
+    "closed": ([], []),
+    "open": (OPEN, [OF_BOTH + NOT_SET]),
+    "token": ([*OPEN, "--set", GUARD.format("secretSettings")], []),
+    "token of the registry": (
+        [*OPEN, "--set", GUARD.format("registry.secretSettings")],
+        [OF_PIPELINE + NOT_SET],
+    ),
+    "variable": ([*OPEN, "--set", FILE.format("env")], []),
+    "variable of the registry": ([*OPEN, "--set", FILE.format("registry.env")], [OF_PIPELINE + NOT_SET]),
+    "flag": (
+        [*OPEN, "--set-json", 'extraArgs=["--set", "http.token_file=/run/token"]'],
+        [OF_REGISTRY + NOT_SET],
+    ),
+    "another flag": (
+        [*OPEN, "--set-json", 'extraArgs=["--set=http.listen=token_file"]'],
+        [OF_BOTH + NOT_SET],
+    ),
+    "unseen variables": (
+        [*OPEN, "--set", VARIABLES.format("envFrom")],
+        [OF_REGISTRY + NOT_SET, f"{OF_PIPELINE}{UNSEEN}envFrom sets http.token_file"],
+    ),
+    "unseen settings": (
+        [*OPEN, "--set", "config=,existingConfigMap.name=own"],
+        [f"{OF_BOTH}{UNSEEN}the ConfigMap own sets http.token_file"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "warnings"), WARNINGS.values(), ids=WARNINGS)
+def test_the_notes_warn_of_a_port_that_is_open_to_everybody(
+    helm: Callable[..., str], options: list[str], warnings: list[str]
+) -> None:
+    notes = helm("install", "shop", str(chart.CHART), *values_of("minimal"), *options)
+    assert [notes.count(warning) for warning in warnings] == [1] * len(warnings)
+    assert notes.count("WARNING") == len(warnings)
 
 
 @pytest.mark.parametrize(
-    ("options", "warnings"), [([], 0), (OPEN, 1), ([*OPEN, *TOKEN], 0)], ids=["closed", "open", "token"]
+    ("options", "sentence"),
+    [
+        ([], None),
+        (["--set", "secretsFrom[0]=a"], "gets nothing from secretsFrom."),
+        (["--set", "secretsFrom[0]=a,envFrom[0].secretRef.name=a"], "gets nothing from secretsFrom and envFrom."),
+        (["--set", "secretsFrom[0]=a,registry.secretsFrom[0]=b"], None),
+    ],
+    ids=["nothing", "secretsFrom", "both", "own"],
 )
-def test_the_notes_warn_of_a_port_that_is_open_to_everybody(
-    helm: Callable[..., str], options: list[str], warnings: int
+def test_the_notes_say_what_the_registry_does_not_get(
+    helm: Callable[..., str], options: list[str], sentence: str | None
 ) -> None:
-    notes = helm("install", "shop", str(chart.CHART), *values_of("minimal"), *options)
-    warning = "WARNING: shop-pgsluice and shop-pgsluice-registry can be reached from outside the cluster"
-    assert notes.count(warning) == notes.count("WARNING") == warnings
+    notes = helm("install", "shop", str(chart.CHART), *values_of("minimal"), "--set", "registry.enabled=true", *options)
+    assert ("The registry gets nothing" in notes) == (sentence is not None)
+    assert (sentence or "") in notes
+
+
+@pytest.mark.parametrize("case", ["minimal", "maintenance"])
+def test_the_notes_silence_the_alert_about_a_removed_pipeline(
+    helm: Callable[..., str], namespace: str, case: str
+) -> None:
+    notes = helm("install", "shop", str(chart.CHART), *values_of(case))
+    assert f"alertname=PgsluiceAbsent pipeline=shop namespace={namespace}\n" in notes
 
 
 @pytest.mark.parametrize("case", ["minimal", "maintenance"])

@@ -13,28 +13,72 @@ the Secrets and the variables that the component may see, and the connections wh
 
 {{/* What the pipeline may see. */}}
 {{- define "pgsluice.pipeline" -}}
+{{- $entries := include "pgsluice.entries" .Values.secretSettings | fromJsonArray -}}
 {{- $connections := list "postgres" "kafka" "schemaRegistry" "http" -}}
-{{- toJson (dict "entries" .Values.secretSettings "secretsFrom" .Values.secretsFrom "env" .Values.env "connections" $connections) -}}
+{{- toJson (dict "entries" $entries "secretsFrom" .Values.secretsFrom "env" .Values.env "connections" $connections) -}}
 {{- end }}
 
 {{/*
-What the registry may see. If it has Secrets of its own, it gets none of the pipeline's secrets for Kafka. It never gets
-secrets for PostgreSQL and for a registry server. Its port must not be open while that of the pipeline needs a token.
+What the registry may see. If it has its own secrets for Kafka, it gets none of the pipeline's. It never gets secrets for
+PostgreSQL and for a registry server. Its port must not be open while that of the pipeline needs a token.
 */}}
 {{- define "pgsluice.registry" -}}
 {{- $own := .Values.registry -}}
-{{- $entries := $own.secretSettings -}}
+{{- $shared := not (include "pgsluice.ownKafkaSecrets" $own) -}}
+{{- $entries := include "pgsluice.entries" $own.secretSettings | fromJsonArray -}}
 {{- $settings := list -}}
 {{- range $entries }}{{ $settings = append $settings .setting }}{{ end -}}
-{{- range .Values.secretSettings -}}
-{{- $shared := and (hasPrefix "kafka." .setting) (not $own.secretSettings) (not $own.secretsFrom) -}}
-{{- if or $shared (and (eq .setting "http.token") (not (has "http.token" $settings))) }}{{ $entries = append $entries . }}{{ end -}}
+{{- range include "pgsluice.entries" .Values.secretSettings | fromJsonArray -}}
+{{- $token := and (eq .setting "http.token") (not (has "http.token" $settings)) -}}
+{{- if or $token (and $shared (hasPrefix "kafka." .setting)) }}{{ $entries = append $entries . }}{{ end -}}
 {{- end -}}
 {{- $env := list -}}
 {{- range .Values.env -}}
-{{- if not (regexMatch "(?i)^(PGSLUICE_(POSTGRES__.*|SNAPSHOT__PRIMARY|SCHEMA_REGISTRY__(PASSWORD|TOKEN))|PG[A-Z]+)$" .name) }}{{ $env = append $env . }}{{ end -}}
+{{- $refused := regexMatch "(?i)^(PGSLUICE_(POSTGRES__.*|SNAPSHOT__PRIMARY|SCHEMA_REGISTRY__(PASSWORD|TOKEN))|PG[A-Z]+)$" .name -}}
+{{- if not (or $refused (and (not $shared) (include "pgsluice.isKafkaSecret" .))) }}{{ $env = append $env . }}{{ end -}}
 {{- end -}}
 {{- toJson (dict "entries" $entries "secretsFrom" $own.secretsFrom "env" (concat $env $own.env) "connections" (list "kafka" "http")) -}}
+{{- end }}
+
+{{/*
+Return a text that is not empty if the registry has its own secrets for Kafka; called with the registry's values. The
+content of Secrets cannot be seen here. But the registry connects to Kafka only, so its Secrets are for Kafka.
+*/}}
+{{- define "pgsluice.ownKafkaSecrets" -}}
+{{- if .secretsFrom }}yes{{ end -}}
+{{- range .secretSettings }}{{ if hasPrefix "kafka." .setting }}yes{{ end }}{{ end -}}
+{{- range .envFrom }}{{ if .secretRef }}yes{{ end }}{{ end -}}
+{{- range .env }}{{ include "pgsluice.isKafkaSecret" . }}{{ end -}}
+{{- end }}
+
+{{/* Return a text that is not empty if a variable has a secret for Kafka, or says where Kafka's password is. */}}
+{{- define "pgsluice.isKafkaSecret" -}}
+{{- $setting := include "pgsluice.settingOfVariable" .name -}}
+{{- $table := and (eq $setting "kafka.client") .valueFrom -}}
+{{- if or $table (has $setting (list "kafka.password_file" "kafka.password_command")) -}}
+yes
+{{- else if hasPrefix "kafka.client." $setting -}}
+{{- include "pgsluice.holdsSecret" (list $setting "") -}}
+{{- end -}}
+{{- end }}
+
+{{/* Return secret settings with dots in the names of the properties of Kafka's client. */}}
+{{- define "pgsluice.entries" -}}
+{{- $entries := list -}}
+{{- range . }}{{ $entries = append $entries (merge (dict "setting" (include "pgsluice.settingOf" .setting)) .) }}{{ end -}}
+{{- toJson $entries -}}
+{{- end }}
+
+{{/*
+Return "set" if the HTTP server of a component needs a token, "unknown" if the chart cannot see this, and otherwise an
+empty text. Called with (dict "settings" DICT "existing" NAME "component" DICT "envFrom" LIST "extraArgs" LIST).
+*/}}
+{{- define "pgsluice.token" -}}
+{{- $set := hasKey (include "pgsluice.section" (list .settings "http") | fromJson) "token_file" -}}
+{{- range .component.entries }}{{ if eq .setting "http.token" }}{{ $set = true }}{{ end }}{{ end -}}
+{{- range .component.env }}{{ if eq (include "pgsluice.settingOfVariable" .name) "http.token_file" }}{{ $set = true }}{{ end }}{{ end -}}
+{{- range .extraArgs }}{{ if regexMatch "^(--set=)?\\s*http\\.token_file\\s*=" . }}{{ $set = true }}{{ end }}{{ end -}}
+{{- if $set }}set{{ else if or .existing .envFrom }}unknown{{ end -}}
 {{- end }}
 
 {{/*

@@ -84,19 +84,27 @@ yes
 
 {{- define "pgsluice.problems.secrets" -}}
 {{- $problems := list -}}
-{{- $seen := list -}}
 {{- range .Values.secretSettings -}}
 {{- if not (regexMatch "^(postgres\\.(password|dsn|parameters\\.[a-z_]+)|snapshot\\.primary|schema_registry\\.(password|token)|http\\.token|kafka\\.client\\.[a-z0-9._]+)$" .setting) -}}
 {{- $problems = append $problems (printf "secretSettings names %s, which is no secret setting. There are postgres.password, postgres.dsn, postgres.parameters.NAME, snapshot.primary, schema_registry.password, schema_registry.token, http.token and kafka.client.NAME; all others belong into config." .setting) -}}
 {{- end -}}
-{{- if has .setting $seen -}}
-{{- $problems = append $problems (printf "secretSettings names %s twice. Remove one of the two." .setting) -}}
-{{- end -}}
-{{- $seen = append $seen .setting -}}
 {{- end -}}
 {{- range .Values.registry.secretSettings -}}
 {{- if not (or (hasPrefix "kafka.client." .setting) (eq .setting "http.token")) -}}
 {{- $problems = append $problems (printf "registry.secretSettings names %s. The registry connects to Kafka only, so there are http.token and kafka.client.NAME." .setting) -}}
+{{- end -}}
+{{- end -}}
+{{- range $place, $values := dict "" .Values "registry." .Values.registry -}}
+{{- $variables := list -}}
+{{- range $values.env }}{{ $variables = append $variables (include "pgsluice.settingOfVariable" .name) }}{{ end -}}
+{{- $seen := list -}}
+{{- range include "pgsluice.entries" $values.secretSettings | fromJsonArray -}}
+{{- if has .setting $seen -}}
+{{- $problems = append $problems (printf "%ssecretSettings names %s twice. Remove one of the two." $place .setting) -}}
+{{- else if has .setting $variables -}}
+{{- $problems = append $problems (printf "%senv and %ssecretSettings both set %s. Remove one of the two." $place $place .setting) -}}
+{{- end -}}
+{{- $seen = append $seen .setting -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
@@ -109,7 +117,7 @@ yes
 {{- if hasKey $owned .name -}}
 {{- $problems = append $problems (printf "env sets %s, which the chart sets itself. Set %s instead." .name (get $owned .name)) -}}
 {{- end -}}
-{{- $setting := include "pgsluice.settingOf" (trimPrefix "PGSLUICE_" .name | lower | replace "__" ".") -}}
+{{- $setting := include "pgsluice.settingOfVariable" .name -}}
 {{- $secret := or (regexMatch "^PG.*(PASSWORD|SECRET|TOKEN|JAAS|KEY_PEM)$" .name) (include "pgsluice.holdsSecret" (list $setting (toString .value))) -}}
 {{- if and .value $secret -}}
 {{- $problems = append $problems (printf "env holds a secret, %s, which everybody who may read Deployments or the values of the release could see. Put it into a Secret, and name that one in secretSettings, or in valueFrom." .name) -}}
@@ -118,10 +126,15 @@ yes
 {{- toJson $problems -}}
 {{- end }}
 
-{{/* Return the setting that a variable or a flag means, where a property of Kafka's client may have underscores as dots. */}}
+{{/* Return the full name of a setting, where a property of Kafka's client may have underscores as dots. */}}
 {{- define "pgsluice.settingOf" -}}
 {{- $property := trimPrefix "kafka.client." . -}}
-{{- if eq $property . }}{{ . }}{{ else }}kafka.client.{{ replace "_" "." $property }}{{ end -}}
+{{- if or (eq $property .) (eq $property "log_level") }}{{ . }}{{ else }}kafka.client.{{ replace "_" "." $property }}{{ end -}}
+{{- end }}
+
+{{/* Return the setting that a variable means. */}}
+{{- define "pgsluice.settingOfVariable" -}}
+{{- include "pgsluice.settingOf" (trimPrefix "PGSLUICE_" . | lower | replace "__" ".") -}}
 {{- end }}
 
 {{- define "pgsluice.problems.extraArgs" -}}
