@@ -712,10 +712,11 @@ MOVES = (
         "unchanged",
         "With `publish_via_partition_root`, rows written while the partition is attached are published as the root's. "
         "Without this option, they are published as the partition's, and its topic is created with the first row. "
-        "Partitions that are published by name do not depend on the root. Rows that a partition has when it is "
-        "attached are not sent, and rows of a detached partition are not deleted. On an existing connection, "
-        "PostgreSQL 13 and 14 sometimes miss an ATTACH or DETACH. They may then leave out rows of an attached "
-        "partition that was not published before. So restart pgsluice before rows are written.",
+        "If the publication lists the partitions and not the root, their rows are published under the names of the "
+        "partitions, attached or not. Rows that a partition has when it is attached are not sent, and rows of a "
+        "detached partition are not deleted. On an existing connection, PostgreSQL 13 and 14 sometimes miss an ATTACH "
+        "or DETACH. They may then leave out rows of an attached partition that was not published before. So restart "
+        "pgsluice before rows are written.",
         PARTITIONS,
     ),
 )
