@@ -8,6 +8,7 @@ https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 import base64
 import json
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -26,7 +27,10 @@ _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _SUBJECT_NOT_FOUND: Final = 40401
 _REQUESTS: Final = 8
 """The maximum number of simultaneous requests."""
+_PAUSE_S: Final = 0.5
+"""The pause before a registry that may be restarting is asked again."""
 _REDIRECTS: Final = range(300, 400)
+_UNAVAILABLE: Final = 503
 
 
 class RegistryError(Exception):
@@ -50,6 +54,7 @@ class RestRegistry:
 
     Set ``tls`` for https with your own certificate authority or with a client certificate. Redirects are not followed.
     As usual in Python, ``http_proxy`` in the environment is used. Without TLS, such a proxy sees the credentials.
+    ``timeout_s`` limits the time for each answer, and the time in which the server may be restarting.
     """
 
     url: str
@@ -92,7 +97,20 @@ class RestRegistry:
             raise RegistryError(f"{self.url}{path}/{number} does not answer with a schema") from None
 
     def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
-        """Return the JSON in the answer, or None if the registry does not have the subject."""
+        """Return the JSON in the answer, or None if the registry does not have the subject.
+
+        A registry may be restarting, so if it refuses the connection or answers 503, try again for ``timeout_s``.
+        """
+        until = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return self._answer(path)
+            except RegistryError as error:
+                if time.monotonic() >= until or not _may_be_restarting(error.__cause__):
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _answer(self, path: str) -> Any:  # noqa: ANN401 - JSON
         # Request deleted versions as well, because there may still be messages that were written with them.
         url = f"{self.url.rstrip('/')}{path}?deleted=true"
         request = urllib.request.Request(url, headers=self._headers())  # noqa: S310 - the scheme was checked
@@ -104,7 +122,7 @@ class RestRegistry:
             with error:
                 if _error_code(error) == _SUBJECT_NOT_FOUND:
                     return None
-                raise _refused(error, url) from None
+                raise _refused(error, url) from error
         except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise RegistryError(f"{url} does not give a usable answer: {error}") from error
 
@@ -114,6 +132,12 @@ class RestRegistry:
             credentials = f"{self.username}:{self.password or ''}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
         return headers
+
+
+def _may_be_restarting(error: BaseException | None) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code == _UNAVAILABLE
+    return isinstance(error, ConnectionError) or isinstance(getattr(error, "reason", None), ConnectionError)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

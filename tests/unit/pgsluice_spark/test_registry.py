@@ -4,6 +4,7 @@ import base64
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -202,9 +203,23 @@ def test_a_user_in_the_url_is_refused_and_not_repeated(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+def test_a_server_that_restarts_is_asked_again(serve: Callable[[Handler], str]) -> None:
+    statuses = iter((503, 200))
+    assert RestRegistry(serve(lambda _: (next(statuses), b"[]"))).versions(["a"]) == []
+    with socket.create_server(("127.0.0.1", 0)) as reserved, ThreadPoolExecutor(1) as beside:
+        port = reserved.getsockname()[1]
+        reserved.close()
+        asking = beside.submit(RestRegistry(f"http://127.0.0.1:{port}").versions, ["a"])
+        time.sleep(0.2)
+        with socket.create_server(("127.0.0.1", port)) as server, server.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]")
+        assert asking.result() == []
+
+
 def test_a_server_that_is_missing_is_reported() -> None:
     with pytest.raises(RegistryError, match="does not give a usable answer"):
-        RestRegistry("http://127.0.0.1:1").versions(["a"])
+        RestRegistry("http://127.0.0.1:1", timeout_s=0.1).versions(["a"])
     with pytest.raises(ValueError, match="must begin with http"):
         RestRegistry("file:///etc/passwd")
 
