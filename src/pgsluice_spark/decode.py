@@ -48,9 +48,9 @@ def _data(part: Part, reading: Reading) -> Column:
 
 def fields(reading: Reading) -> Column:
     """Return the names of the row's fields in the schema that wrote a value, or null where the value is null."""
-    if len(set(reading.fields.values())) == 1:
-        (names,) = set(reading.fields.values())
-        return F.when(is_written_with("value", reading.fields), _array(names))
+    different = set(reading.fields.values())
+    if len(different) == 1:
+        return F.when(is_written_with("value", reading.fields), _array(different.pop()))
     return F.try_element_at(_map({i: _array(names) for i, names in reading.fields.items()}), _header("value"))
 
 

@@ -67,7 +67,7 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     loads = intervals(work.state, work.marks)
     events = placed(_with_keys(_without_truncates(work)), floor)
     fields = work.row_type.fieldNames()
-    events, keys = _reduced(work, events, loads)
+    events, keys = _reduced(events, fields, work.declared, loads)
     bounded = bounded_columns(key, keys.schema["key"].dataType, work.row_type)
     facts = keys.agg(*_facts(key, keys.schema["row"].dataType.fieldNames(), len(loads)), *_limits(bounded)).first()
     assert facts is not None, "an aggregation without groups has one row"
@@ -88,13 +88,14 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     return Prepared({**counts, **truncates}, lambda: _commit(piece))
 
 
-def _reduced(work: Work, events: DataFrame, loads: Sequence[Interval]) -> tuple[DataFrame, DataFrame]:
+def _reduced(
+    events: DataFrame, fields: Sequence[str], declared: Mapping[str, int], loads: Sequence[Interval]
+) -> tuple[DataFrame, DataFrame]:
     """Return the events, and one record for each key.
 
     If rows were only loaded and inserted, each event is likely to have its own key. If each does, nothing is sorted.
     """
-    fields = work.row_type.fieldNames()
-    if set(work.declared) <= {"c", "r"}:
+    if set(declared) <= {"c", "r"}:
         events = events.select(*OF_LIVES, "is_live").localCheckpoint()
         if not _has_repeated_key(events):
             return events, unfolded(events, fields, loads)
@@ -185,8 +186,8 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 class _Piece:
     """The changes to commit. ``rows`` has the number of ``r`` events of each load.
 
-    ``kept`` names the columns of which some values are kept from the target. ``bounds`` has the least and the greatest
-    value of some columns of the key.
+    ``kept`` has the columns in which some rows keep the target's value. ``bounds`` has the least and the greatest value
+    of some columns of the key.
     """
 
     work: Work

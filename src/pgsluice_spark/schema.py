@@ -61,7 +61,7 @@ class Reading:
 
     @property
     def is_union(self) -> bool:
-        """Whether ``writers`` is a union, because the subject's schemas differ in their types."""
+        """Whether ``writers`` is a union. It is one if the subject has schemas with different types."""
         return len(set(self.branches.values())) > 1
 
 

@@ -199,7 +199,7 @@ class ClientErrors:
     """Whether new clients may get other credentials. If so, refused credentials end only the session, and not the
     process."""
     refused: bool = False
-    """Whether a broker has refused the credentials since this was last set to False."""
+    """Whether a broker has refused the credentials of a client. Whoever replaces the clients sets this to False."""
     last: KafkaError | None = None
     """The last report since Kafka answered."""
     counts: Counter[str] = field(default_factory=Counter)
