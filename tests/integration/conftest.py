@@ -11,6 +11,7 @@ import pytest
 from pgsluice.record import Target
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
+from sandbox.ports import ReservedPort
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
 from tests.support.order import begin_with
@@ -95,6 +96,14 @@ def stage(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[St
     """Provide a stage for scenarios of the runbook. The scenarios of a module share a pipeline if possible."""
     with starting(postgres_server, kafka) as begin:
         yield Stage(begin)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Provide a port that is free."""
+    reserved = ReservedPort.any()
+    yield reserved.number
+    reserved.release()
 
 
 @pytest.fixture

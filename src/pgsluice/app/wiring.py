@@ -130,7 +130,7 @@ def source_options(settings: Settings) -> SourceOptions:
     )
 
 
-def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
+def registry_options(settings: Settings, errors: ClientErrors | None = None) -> RegistryOptions:
     """Return the options of the topic of schemas: how to reach it, and how to create it if it does not exist."""
     return RegistryOptions(
         client_options(settings, "schemas", errors),

@@ -128,11 +128,11 @@ class SchemaFollower:
 
     async def renew(self) -> None:
         """Replace the clients with new ones, which have read the certificate files again. Reading continues."""
+        await self.admin.renew(self._thread)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
 
     def _renew(self) -> None:
-        """Replace the clients. Call it in the reading thread."""
-        self.admin.renew()
+        """Replace the consumer. Call it in the reading thread."""
         former, self._consumer = self._consumer, self._options.client.make(Consumer, _CONSUMER)
         former.close()
         read = [TopicPartition(topic, 0, position) for topic, position in self._positions.items()]
@@ -201,6 +201,7 @@ class SchemaFollower:
     def _assign(self, topic: str, beginning: int) -> None:
         """Begin to read ``topic``. Call it in the reading thread."""
         connect(self._consumer, topic, CONNECT_S)
+        self._positions[topic] = beginning  # if the clients are replaced before the first record, they begin here
         self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:
