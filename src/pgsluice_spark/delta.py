@@ -371,7 +371,7 @@ def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | N
 def _foreign(path: str, row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
     return (
         f"{path}: something other than this pipeline has written to the table: version {row['version']} is a "
-        f"{row['operation']}. Since then, the table may differ from PostgreSQL. The query has stopped. Restore "
-        f"the version before (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
+        f"{row['operation']}. Since then, the table may differ from PostgreSQL. The query has stopped. Restore the "
+        f"previous version (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
         "into a new target. Only the pipeline may write to its tables"
     )

@@ -25,7 +25,7 @@ from pgsluice_spark.work import Prepared, Work
 
 
 class TopicJob:
-    """Reads the changes that some cuts contain for one topic, and applies them to the copies of the topic's tables."""
+    """Applies the changes of some cuts in one topic. One thread uses it."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TopicJob:
             return None
         where = "; ".join(f"partition {at}: {known[0][0]} to {known[-1][1] - 1}" for at, known in offsets.items())
         found = f"and the topic has {_text(counts)}{f' (offsets in {where})' if where else ''}"
-        between = f"of the cuts {cuts[0].number} to {cuts[-1].number}"
+        between = f"in cuts {cuts[0].number} to {cuts[-1].number}"
         if offsets != ranges(cuts, self._topic):
             return RetentionGap(
                 f"topic {self._topic}: retention has deleted changes {between} before they were read. The cuts declare "

@@ -26,7 +26,7 @@ class Lake(ABC):
 
     target: Target
     foreign: ClassVar[str]
-    """A part of the message about a delete by another program."""
+    """A pattern that the message about a delete by another program matches."""
 
     @abstractmethod
     def __init__(self, spark: SparkSession, directory: Path) -> None: ...
@@ -73,7 +73,7 @@ class IcebergLake(Lake):
     """A namespace of the Iceberg catalog."""
 
     foreign = (
-        r"is of the operation delete\..*CALL iceberg\.system\.rollback_to_snapshot\('lake_\w+\.public\.orders', \d+\)"
+        r"has the operation delete\..*CALL iceberg\.system\.rollback_to_snapshot\('lake_\w+\.public\.orders', \d+\)"
     )
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:

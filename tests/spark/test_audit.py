@@ -270,7 +270,7 @@ def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path
         connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")
         assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
     shop.run("CREATE ROLE stranger LOGIN")
-    with pytest.raises(PipelineError, match=r"refused what the audit needs: ERROR: permission denied for table"):
+    with pytest.raises(PipelineError, match=r"refused a statement of the audit: ERROR: permission denied for table"):
         shop.pipeline.audit(target, postgres=f"{database.conninfo()} user=stranger")
     shop.run("DROP ROLE stranger")
     with pytest.raises(PipelineError, match=r"cannot be reached"):

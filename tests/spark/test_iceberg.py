@@ -123,7 +123,7 @@ def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
             self.spark.sql(f"INSERT INTO {self.sql} VALUES (7)")
             IcebergTable._publish(self, branch)
 
-    with pytest.raises(ForeignWrite, match=r"is of the operation append\."):
+    with pytest.raises(ForeignWrite, match=r"has the operation append\."):
         Meddling(table.spark, table.name, table.since).append(orders.rows(100), orders.commit())
     assert table.read().count() == 2
     orders.call(f"rollback_to_snapshot('TABLE', {before})")

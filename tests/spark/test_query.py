@@ -372,9 +372,7 @@ def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> No
         event("orders", "u", 21, 0, {"id": 1}),
         counts={"c": 2},
     )
-    refused(
-        made, tmp_path, CountMismatch, r"lines: the cut records declare 2 c of the cuts 2 to 2, and the topic has 1 c"
-    )
+    refused(made, tmp_path, CountMismatch, r"lines: the cut records declare 2 c in cuts 2 to 2, and the topic has 1 c")
     assert rows(made, tmp_path) == {1: ("a", None)}
     made.recreate(made.transactions)
     made.cut()
