@@ -28,7 +28,7 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     ``marks``, a batch in the form of ``read_marks``, say which loads have read their table to the end. Rows that are
     older than the beginning of such a load, and that the load did not read again, are left out: they were deleted,
     although the changes do not contain the delete. They are left out only if all rows of the load are among the
-    changes, and if ``replaces`` is true in the marks of the load.
+    changes, and if ``replaces`` is true in the load's mark ``end``.
 
     Marks also say that a table was altered in such a way that its rows have values that were never sent. An example is
     a column that was dropped and added again. If a change after such a mark leaves a column ``unchanged``, the column's
