@@ -58,8 +58,8 @@ class DeltaLake(Lake):
     def _read(self, table: str, version: int) -> pa.Table:
         found = DeltaTable(str(self._directory / table), version=version)
         if "typeWidening" in (found.protocol().reader_features or ()):
-            # The query engine of deltalake refuses tables with widened types, but deltalake can read their log. So take
-            # the files of this version from the log, and give each column the widest of its types.
+            # The query engine of deltalake refuses tables with widened types, but deltalake can read their log. So read
+            # the files that the log lists for this version, and give each column the widest of its types.
             files = [pq.read_table(file) for file in found.file_uris()]
             return pa.concat_tables(files, promote_options="permissive") if files else pa.table({})
         return pa.table(QueryBuilder().register("t", found).execute("SELECT * FROM t").read_all())
