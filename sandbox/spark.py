@@ -1,4 +1,4 @@
-"""The jars that Spark needs in addition to those of PySpark, for the tests and benches of the Spark side and the demo."""
+"""The jars that Spark needs in addition to those of PySpark. The tests and benches of Spark and the demo use them."""
 
 from pathlib import Path
 

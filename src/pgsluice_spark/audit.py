@@ -1,7 +1,7 @@
 """Audits a mirror: compares its tables with PostgreSQL's, value by value and as of one moment, although both change.
 
 Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last cut in
-its control table. The audit then reads the later changes from the topics, and adds those that S sees to the mirror's
+its control table. The audit then reads the later changes from the topics, and applies those that S sees to the mirror's
 rows. Both sides then have the same state of the database, so any difference between them is an error. They have the
 same state for these reasons:
 

@@ -65,6 +65,10 @@ class TopicJob:
             self._copies.applied_to(table, *prepared.commit())
 
     def _read(self, spark: SparkSession, cuts: Sequence[Cut], tables: Sequence[str], offsets: Ranges) -> "Found":
+        """Prepare the changes of ``tables``, and count the events of all tables.
+
+        If there are more events than the cuts declare, prepare the changes again without duplicates.
+        """
         says = declared(cuts, self._topic)
         rest = [self._count(spark, table, offsets) for table in self._readings if table not in tables]
         for distinct in (False, True):

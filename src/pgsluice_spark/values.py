@@ -35,7 +35,7 @@ _REFERENCES: Final = frozenset(
     )
 )
 _REFERENCE: Final = "if postgres.binary is on, the mirror has a number in place of the name (docs/types.md)"
-_CHAR: Final = 'servers before 16 send the bare byte of a "char" beyond ASCII (docs/types.md)'
+_CHAR: Final = 'PostgreSQL before 16 sends a "char" that is not ASCII as a bare byte (docs/types.md)'
 _FIRST_OCTAL: Final = 16
 _LAST_UNSIGNED: Final = 9999
 
