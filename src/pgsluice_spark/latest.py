@@ -79,7 +79,7 @@ def _events(changes: DataFrame) -> DataFrame:
 
 
 def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
-    """Empty ``fields`` in changes before the last alteration of their table, so that later changes use no such value.
+    """Empty ``fields`` in changes before the last alteration of their table, so that their values are not used later.
 
     The mark comes some seconds after the alteration, and the exact time of the alteration is not known. So a value that
     was sent in these seconds is treated like a value from before the alteration.
