@@ -223,6 +223,6 @@ def test_an_idle_standby_causes_no_lag(start: Start) -> None:
                 primary.execute(statement)
                 time.sleep(5)
                 wait_until(lambda: daemon.metric("pgsluice_lag_seconds") == 0, statement)
-        wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be looked at")
+        wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be sampled")
         assert daemon.metric("pgsluice_slot_retained_bytes") is not None
         assert daemon.metric("pgsluice_slot_wal_status", status="reserved") == 1

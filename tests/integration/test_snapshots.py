@@ -45,7 +45,7 @@ class Mirror:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self._moving: dict[str, Any] = {}
-        """The row that was deleted last, for an event that changes a key. It is empty if the row was unknown."""
+        """The row that was deleted last. A change of a key needs it. It is empty if the row was unknown."""
 
     def apply(self, event: Event) -> None:
         """Apply an event. Events must be applied in the order of their positions."""
@@ -101,7 +101,7 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # to a key that the load has already read; a large value is not sent again
+            elif kind == "move":  # to a key that the load has already passed; PostgreSQL sends no unchanged large value
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])

@@ -285,7 +285,7 @@ SCENARIOS = [
     ),
     Scenario(
         "truncate",
-        "Tables are truncated together, with CASCADE or RESTART IDENTITY, between rows, and in rolled-back transactions.",
+        "Tables are truncated together, with CASCADE or RESTART IDENTITY, between rows, and in rolled-back parts.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup="""
