@@ -1,4 +1,4 @@
-"""Forked daemons behave like daemons that are started as commands, and do not outlive their owner."""
+"""Tests that forked daemons behave like daemons that are started as commands, and do not outlive their owner."""
 
 import os
 import select
