@@ -179,7 +179,7 @@ def test_a_broker_outage_longer_than_the_timeout_of_records_loses_nothing(own_ka
     pipeline.wait_until_confirmed()
     with paused(own_kafka):
         pipeline.write()
-        wait_until(lambda: "Kafka has taken none of" in pipeline.daemon.log_text(), "the records to be given up")
+        wait_until(lambda: "Kafka has taken none of" in pipeline.daemon.log_text(), "the records to time out")
         pipeline.write()
     assert_at_least_once(pipeline, 30)
 

@@ -1,6 +1,6 @@
-"""Tests types of columns that the settings select.
+"""Tests Avro types that the settings choose for columns.
 
-If a selection is impossible, pgsluice can be configured to stop. It must not lose any change when it does so.
+If a choice is impossible, pgsluice can be configured to stop. It must not lose any change when it stops.
 """
 
 import subprocess

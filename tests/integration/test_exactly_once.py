@@ -197,7 +197,7 @@ class TestSomebodyElsesTransaction:
 
 
 class TestDeadlines:
-    def test_a_timeout_above_the_brokers_is_lowered(self, seen: Seen) -> None:
+    def test_a_timeout_above_that_of_the_broker_is_lowered(self, seen: Seen) -> None:
         pipeline = seen.start(timeout="20min")
         pipeline.write()
         pipeline.assert_complete()

@@ -239,7 +239,7 @@ class TestBetweenSessions:
     async def test_the_first_cut_of_a_topic_lists_all_its_partitions(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Because no full cut lists them, the first cut of the topic must list all its partitions."""
+        """No full cut lists the topic's partitions yet, so the first cut of the topic must list all of them."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):

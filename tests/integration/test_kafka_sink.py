@@ -1,4 +1,4 @@
-"""Tests the delivery of cuts to a real broker. An independent read_committed consumer reads them by the contract."""
+"""Tests the delivery of cuts to a real broker. An independent read_committed consumer reads them as events.md says."""
 
 import asyncio
 import time
@@ -432,7 +432,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """The topic must not be refused earlier. If its settings change later, the table's next version is refused."""
+        """The topic must not be refused before. If its settings change later, the table's next version is refused."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

@@ -74,7 +74,7 @@ REVOKE ALL ON orders, customers FROM public;
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
-    """Provide a function that returns a server with the database of SECURITY.md, prepared with its statements."""
+    """Provide a function that returns a server. Its database was prepared with the statements of SECURITY.md."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:

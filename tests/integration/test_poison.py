@@ -196,7 +196,7 @@ class TestARecordTooLarge:
         assert len(dead_letters(pipeline)) == 10
 
 
-def test_a_record_larger_than_a_broker_accepts_requests_is_not_sent(start: Start) -> None:
+def test_a_record_larger_than_the_requests_that_a_broker_accepts_is_not_sent(start: Start) -> None:
     with Kafka(settings={"socket.request.max.bytes": "200000"}) as kafka:
         given = settings("exactly_once")
         given["kafka"] = {"topics": {"partitions": 1, "config": {"max.message.bytes": "10000000"}}}

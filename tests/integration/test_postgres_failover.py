@@ -44,7 +44,7 @@ def wait_until_replayed(primary: Postgres, standby: Standby) -> None:
     with primary.connect() as source, standby.connect() as target:
         ((lsn,),) = source.execute("SELECT pg_current_wal_lsn()")
         sql = "SELECT pg_last_wal_replay_lsn() >= %s"
-        wait_until(lambda: target.execute(sql, [lsn]).fetchone() == (True,), "the standby to be in step")
+        wait_until(lambda: target.execute(sql, [lsn]).fetchone() == (True,), "the standby to replay everything")
 
 
 def promote(standby: Standby) -> None:

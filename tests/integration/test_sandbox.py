@@ -401,7 +401,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a separate sandbox, because another one may be running. It shares the downloaded files of the usual cache."""
+    """Use a separate sandbox, because the usual one may be running. It has the downloaded files of the usual cache."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():

@@ -206,7 +206,9 @@ def test_a_mirror_contains_the_rows_that_ddl_changed(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_columns_are_those_when_the_table_is_locked(version: int, new_database: Callable[..., Database]) -> None:
+async def test_the_columns_are_those_at_the_time_of_the_lock(
+    version: int, new_database: Callable[..., Database]
+) -> None:
     """Check that a column added before the load is read, and that a column added between two chunks is noticed."""
     database = new_database(version)
     with database.connect() as connection:

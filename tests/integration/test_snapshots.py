@@ -89,7 +89,8 @@ class Writers:
                 self._transaction(connection, dice, new, number)
 
     def _transaction(self, connection: psycopg.Connection, dice: random.Random, new: int, number: int) -> None:
-        # Each writer uses only rows whose keys have its own remainder, so that no writer waits for another.
+        # The keys of a writer's rows leave its number as the remainder of a division by WRITERS. So no writer changes
+        # the rows of another writer, and none waits for another.
         own = dice.randrange(ROWS // WRITERS) * WRITERS + number
         kind = dice.choice(("insert", "update", "update", "delete", "key", "move", "savepoint", "prepare"))
         with connection.transaction():

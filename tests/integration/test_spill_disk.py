@@ -137,7 +137,7 @@ def test_a_hanging_write_is_reported_and_then_stops_the_daemon(
     with spilled(pipeline) as connection:
         disk.freeze()
         write_mebibytes(pipeline, connection, 4)
-        wait_until(lambda: pipeline.daemon.readiness() == 503, "not to be ready")
+        wait_until(lambda: pipeline.daemon.readiness() == 503, "the daemon to be unready")
         assert "the disk under buffer.spill_dir has not finished" in pipeline.daemon._get("/readyz")[1]
         assert liveness(pipeline.daemon) == 200
         wait_until(lambda: "nothing moves" in pipeline.daemon.log_text(), "a warning")
@@ -168,7 +168,7 @@ def test_a_hanging_removal_delays_nothing(begin: Callable[..., Pipeline], disk: 
 
 
 def test_a_commit_does_not_wait_for_the_removal(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
-    """Check this while the file system is frozen. Its files can still be read."""
+    """The file system is frozen, so its files can be read, but not removed."""
     pipeline = begin()
     with spilled(pipeline) as connection:
         disk.freeze()

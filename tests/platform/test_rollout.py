@@ -68,7 +68,7 @@ def test_during_an_update_a_pod_is_always_ready(
         pod.end()
     with capsys.disabled():
         times = f"nobody delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
-        times += f", no pod answered that it was ready for {observer.unanswered_s:.1f} s"
+        times += f", for {observer.unanswered_s:.1f} s no daemon reported that it was ready"
         print(f"\n{replicas} replicas: {times}")  # noqa: T201 - only for information; the bench measures it
     assert observer.without_ready_s == 0
     assert [pod.restarts for pod in made] == [0] * 2 * replicas

@@ -3,7 +3,7 @@ import pytest
 from bench.loads import LOADS, ORDERS_COLUMNS, Load, columns
 
 
-def test_keys_are_names() -> None:
+def test_each_load_is_found_by_its_key() -> None:
     assert [key for key, load in LOADS.items() if key != load.key] == []
     assert [load.key for load in LOADS.values() if load.rows % load.per_transaction] == []
 

@@ -125,7 +125,7 @@ def start_program(program: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o002])
-def test_others_can_read_the_cache_and_not_write_it_whatever_the_umask(umask: int) -> None:
+def test_others_can_read_the_cache_but_not_write_it_whatever_the_umask(umask: int) -> None:
     former = os.umask(umask)
     try:
         entry = artifacts.make_entry(artifacts.cache_root(), "thing", lambda _: None)
