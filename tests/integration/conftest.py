@@ -26,12 +26,12 @@ LONGEST = (
     *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
     *("kafka_tls", "shared_topics"),
 )
-"""The test files that take minutes, in order of their durations. If one of them started last, all other workers would
-have to wait for it."""
+"""The test files that take minutes, longest first. If one of them started last, all other workers would have to wait
+for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the test files of this directory. Files of other directories, which run in one process, come first."""
+    """Sort the test files of this directory. Files of other directories come first, because one process runs them."""
     begin_with(items, HERE, LONGEST)
 
 

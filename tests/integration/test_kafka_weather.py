@@ -1,4 +1,4 @@
-"""Tests faults of Kafka under load. pgsluice must wait until some of them end, and stop with a message for others."""
+"""Tests faults of Kafka under load. For some of them, pgsluice must wait. For others, it must stop with a message."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def guarded_kafka() -> Iterator[SecuredKafka]:
 
 @contextmanager
 def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
-    """After the block, wait until everything written so far is confirmed, and log how long that took."""
+    """After the block, wait until everything written so far is confirmed. Log how long that took."""
     yield
     began = time.monotonic()
     pipeline.wait_until_confirmed()
@@ -95,7 +95,7 @@ class TestThreeBrokers:
         pipeline.wait_until_confirmed()
         cluster.kill(1, 2)
         pipeline.write()
-        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
+        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "the daemon to be unready")
         with recovering(pipeline, "two of three gone"):
             cluster.start(1, 2)
         pipeline.daemon.wait_until_ready()
@@ -110,9 +110,9 @@ class TestThreeBrokers:
         configure(cluster, topic, "min.insync.replicas", "3")
         cluster.kill(3)
         pipeline.write()
-        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
+        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "the daemon to be unready")
         assert pipeline.daemon.status()["state"] == "streaming"
-        wait_until(lambda: "[0]: 2 of 3 replicas in sync" in pipeline.daemon.log_text(), "it to say why")
+        wait_until(lambda: "[0]: 2 of 3 replicas in sync" in pipeline.daemon.log_text(), "the reason in the log")
         assert "Kafka takes no records where fewer replicas are in sync" in pipeline.daemon.log_text()
         with recovering(pipeline, "replicas enough again"):
             cluster.start(3)

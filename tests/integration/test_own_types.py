@@ -24,7 +24,7 @@ def changes(pipeline: Pipeline, table: str) -> list[dict[str, Any]]:
 
 
 def test_arrays_whose_types_were_dropped_keep_their_fields(start: Start) -> None:
-    """The delimiter of a dropped array type is unknown. It is a semicolon for boxes, and a comma for other types."""
+    """The delimiter of a dropped array type is unknown. Arrays of boxes use a semicolon, and all others use a comma."""
     pipeline = start()
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE \"my.hstore\" AS (a int, b text)")

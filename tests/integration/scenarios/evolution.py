@@ -383,7 +383,7 @@ IN_PLACE = (
     ),
     Retyping("varchar(9)[]", "text[]", ("array<string>", "array<string>"), ("'{a,NULL}'", "'{}'")),
 )
-"""Changes after which the column keeps its field. If one of them is undone, the field keeps its wide type."""
+"""Changes after which the column keeps its field. If one of them is undone, the field keeps the wider type."""
 
 ANOTHER_FIELD = (
     Retyping("integer", "text", ("int", "string"), ("7", "-7"), back="{}::int"),
@@ -690,13 +690,13 @@ MOVES = (
                 "ALTER SCHEMA RENAME",
                 {"old name.t": "cc", "new name.t": "cc"},
                 since=16,
-                lacking="servers tell since 16",
+                lacking="servers send the new name immediately from PostgreSQL 16 on",
             ),
             _schema_renamed(
                 "ALTER SCHEMA RENAME before 16",
                 {"old name.t": "ccc", "new name.t": "c"},
                 until=15,
-                lacking="servers tell since 16",
+                lacking="servers send the new name immediately from PostgreSQL 16 on",
             ),
         ],
     ),
