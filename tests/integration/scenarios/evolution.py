@@ -127,7 +127,8 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        "As above. In PostgreSQL, all rows have the value immediately. Consumers see it when a row is next written.",
+        "As above. In PostgreSQL, all rows have the value immediately. Consumers see the value in a row when that row "
+        "is next written.",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
@@ -277,7 +278,8 @@ TYPES = (
         "ALTER TYPE mood ADD VALUE IF NOT EXISTS 'ok'",
         "ALTER TABLE t ALTER v SET DEFAULT 'ok'",
         SAME,
-        "Enums are strings, so a new or renamed value is another string. Rows with a renamed value are not sent.",
+        "Enums are strings, so a new or renamed value is another string. Existing rows with a renamed value "
+        "are not sent.",
         (f"{ID} v:mood:string",),
         setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
         rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
