@@ -1,4 +1,4 @@
-"""The account of topics: their ids, and the end offsets of their partitions. No I/O.
+"""The account of topics, which has their ids and the end offsets of their partitions. No I/O.
 
 A session keeps an account of the topics it writes to. Cut records carry the account to the next session
 (:class:`LastCuts`). The comparison with the cluster shows whether somebody else has changed a topic.
@@ -43,7 +43,7 @@ class Account:
 
 
 class LastCuts:
-    """The account of topics in the last cut records. The records are added in order, from the last full cut on."""
+    """The account of topics, as the last cut records have it. Add the records in order, from the last full cut on."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable
