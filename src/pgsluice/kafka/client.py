@@ -30,8 +30,8 @@ MAX_RECORD_BYTES: Final = 1_000_000_000
 apply."""
 
 STALE_S: Final = 5.0
-"""For this time after an answer from Kafka, the log does not say that Kafka cannot be reached. A client reports an
-error only when it is polled, so the error may be older than the answer."""
+"""For this long after an answer from Kafka, we do not log that Kafka cannot be reached. A client reports an error only
+when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
 """We ignore this many reports without a reason, because idle connections may have caused them. librdkafka reports a

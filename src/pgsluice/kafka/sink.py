@@ -265,7 +265,7 @@ class KafkaSink:
         return producer
 
     def _write_probe(self) -> None:
-        """Write the probe, so that it comes after all records of former sessions, and wait until brokers show it."""
+        """Write the probe after all records of former sessions, and wait until the brokers show it."""
         topics = [self._options.checkpoint_topic.name]
         if self.is_atomic:
             # Without transactions, consumers may read uncommitted records of cuts, so they would see the probe.

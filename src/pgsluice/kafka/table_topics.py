@@ -30,7 +30,7 @@ class TableTopics:
         """The settings that :meth:`prepare` has read and :meth:`open` has not checked yet, by topic."""
 
     def prepare(self, specs: Sequence[TopicSpec]) -> None:
-        """Create together the topics of later calls of :meth:`open`, because this is faster than one by one.
+        """Create the topics of later calls of :meth:`open` all at once, because this is faster than one by one.
 
         If a topic cannot be created, :meth:`open` tries again, and raises the reason.
         """

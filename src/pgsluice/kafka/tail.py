@@ -100,8 +100,8 @@ class Tail:
         """Yield iterators over the values of the last records of the topic.
 
         Each iterator begins further back than the one before it, and ends at the end of the topic. The last iterator
-        has all records. Raise SinkUnavailable if Kafka does not answer, and
-        UnavailableError if a transaction of another producer stays open.
+        has all records. Raise SinkUnavailable if Kafka does not answer, and UnavailableError if a transaction of
+        another producer stays open.
         """
         window = FIRST_WINDOW
         while True:

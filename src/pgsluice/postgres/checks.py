@@ -243,8 +243,8 @@ async def _partitions(around: _Surroundings) -> list[Finding]:
         return []
     names = [f"{quoted(one.schema, one.table)} (of {quoted(root.schema, root.table)})" for root, one in differing]
     detail = (
-        "these partitions are published as their root, but have another replica identity than the root, and it decides "
-        f"which columns of old rows PostgreSQL sends: {listed(names)}"
+        "these partitions are published as their root, but have another replica identity, which decides which columns "
+        f"of old rows PostgreSQL sends: {listed(names)}"
     )
     remedy = (
         "ALTER TABLE ... REPLICA IDENTITY for the root and for each partition, with the same kind. Partitions do not "

@@ -251,7 +251,7 @@ class ReplicationConnection:
         return self._stream
 
     async def _timing(self) -> Timing:
-        # SHOW would add the unit to the number.
+        # SHOW is not used, because it would add the unit to the number.
         sql = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
         ((milliseconds,),) = await self.query(sql)
         return Timing.of(int(milliseconds or 0) / 1000, self._options.status_interval_s)

@@ -102,7 +102,7 @@ class _Request:
 
 
 _Handler: TypeAlias = Callable[[_Request], object]
-"""Returns the body of the answer, or a callable that returns it if the search for it is slow."""
+"""Returns the body of the answer or, if the search for it is slow, a callable that does the search."""
 
 
 class _ApiError(Exception):

@@ -26,8 +26,8 @@ RETRY_S: Final = 1.0
 milliseconds."""
 
 CONNECT_S: Final = 1.0
-"""At the start, we wait at most this long for each of the two requests that only connect a client. If there is no answer
-in time, the client connects with its first real request."""
+"""At the start, we wait at most this long for each of the two requests that only connect a client. If there is no
+answer in time, the client connects with its first real request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,7 @@ class ConfluentRegistry:
         """Register a schema while the subject accepts all schemas.
 
         A subject whose own level is NONE refuses no schema. So if a subject has refused one although the server reports
-        NONE, we conclude that it has no level of its own. Afterwards, its level is then deleted, and not set to NONE.
+        NONE, we conclude that it has no level of its own, and delete its level afterwards instead of setting NONE.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)
