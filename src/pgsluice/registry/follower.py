@@ -161,7 +161,7 @@ class SchemaFollower:
         return await self.admin.end(topic)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for ``condition``, which only progress can change. Raise the error that ends the reading."""
+        """Wait until ``condition`` is true. Check it after each progress. Raise the error that ends the reading."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -253,7 +253,7 @@ def _step(message: Message) -> _Step | None:
         raise _gone(topic)
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise failure(error, f"Reading topic {topic}")
-    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the client asks for its group, which we do not use
+    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # librdkafka asks for the group, but we use none
         log.warning("reading a schema topic", topic=topic, reason=error.str())
     return None
 
