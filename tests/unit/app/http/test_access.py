@@ -110,7 +110,7 @@ class TestCertificate:
         locked = tmp_path / "locked.key"
         command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", str(pair[1]), "-out", str(locked)]
         subprocess.run(command, check=True, capture_output=True)
-        with pytest.raises(ConfigError, match="without a password"):
+        with pytest.raises(ConfigError, match="or the key has a password"):
             Access(files((pair[0], locked)))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
