@@ -190,8 +190,8 @@ def test_an_unknown_part_of_a_type_makes_the_catalog_be_read_again() -> None:
     with pytest.raises(TypeChanged) as again:
         encoder.encode([BinaryValue.fromhex("00000001 00004010 00000003 736164")], [], [])
     assert str(again.value) == (
-        "Table public.t: column a of type public.pair came in binary format, but the type had no part of type 16400 "
-        "when the catalog was read."
+        "Table public.t: column a of type public.pair came in binary format, but the composite had no attribute of "
+        "type 16400 when the catalog was read."
     )
 
 
