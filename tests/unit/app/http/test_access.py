@@ -156,7 +156,7 @@ class TestServer:
         url = f"https://localhost:{server.port}/livez"
         async with httpx2.AsyncClient(verify=trusting(pair[0])) as asking:
             assert (await asking.get(url)).text == "ok\n"
-            served[0].write_bytes(other[0].read_bytes())  # only the certificate is renewed yet, and not the key
+            served[0].write_bytes(other[0].read_bytes())  # the key is not renewed yet
             server._access.look()
         async with httpx2.AsyncClient(verify=trusting(pair[0])) as asking:
             assert (await asking.get(url)).text == "ok\n"
