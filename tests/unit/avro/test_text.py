@@ -163,9 +163,9 @@ def test_texts_that_are_not_floats(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
-# In the first five cases, the double that is nearest to the text is exactly halfway between two singles, so the digits of
-# the text have to decide. Except in the fourth case, rounding twice, first to a double and then to a single, would give
-# a wrong result.
+# In the first five cases, the double that is nearest to the text is exactly halfway between two singles, so the digits
+# of the text have to decide. Except in the fourth case, rounding twice, first to a double and then to a single, would
+# give a wrong result.
 @pytest.mark.parametrize(
     ("value", "bits"),
     [
