@@ -32,8 +32,7 @@ from pgsluice.relation import Column, Relation
 
 # --- names
 
-# The characters to escape: those that Avro does not allow in a name, and underscores that would look like the beginning
-# of an escape.
+# The characters to escape: those that Avro does not allow in a name, and underscores that look like part of an escape.
 _ESCAPE: Final = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4})")
 _ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 
@@ -301,11 +300,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key.
-
-    It has only names and types. Anything else could change while they stay the same. Then the schema id would change,
-    and with it the bytes of every key.
-    """
+    """Return the record Key. It has only names and types, because a new schema id changes the bytes of every key."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 
