@@ -62,4 +62,4 @@ def test_a_composite_may_gain_an_attribute_of_a_new_type(start: Start) -> None:
         connection.execute("BEGIN; INSERT INTO pairs VALUES (3, NULL), (4, (4, 'z', 'sad')); COMMIT")
     found = changes(pipeline, "pairs")
     assert [one["after"]["v"] for one in found] == ["(1,x)", "(2,y,sad)", None, "(4,z,sad)"]
-    assert "the type had no part of type" in pipeline.daemon.log_text()
+    assert "the composite had no attribute of type" in pipeline.daemon.log_text()
