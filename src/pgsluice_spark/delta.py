@@ -11,16 +11,19 @@ https://docs.delta.io/latest/delta-batch.html#idempotent-table-writes-in-foreach
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import StructType
 
-from pgsluice_spark.errors import ForeignWrite, PipelineError
+from pgsluice_spark.delta_log import OURS, DeltaLog
+from pgsluice_spark.errors import PipelineError
+from pgsluice_spark.files import Files
 from pgsluice_spark.targets import (
     Commit,
     Committed,
@@ -40,28 +43,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 _TXN: Final = "spark.databricks.delta.write.txn"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
-_OURS: Final = "pgsluice"
-"""The name in a commit's metadata that marks our own commits."""
-
 _ALWAYS: Final = {"spark.databricks.delta.skipRecordingEmptyCommits": "false"}
 """Makes Delta record even a commit that changes no row, because a commit also says which cuts the table contains."""
-
-_MAINTENANCE: Final = frozenset(
-    (
-        "ADD COLUMNS",
-        "CHANGE COLUMN",
-        "CHANGE COLUMNS",
-        "CLUSTER BY",
-        "OPTIMIZE",
-        "REORG",
-        "SET TBLPROPERTIES",
-        "UNSET TBLPROPERTIES",
-        "UPGRADE PROTOCOL",
-        "VACUUM END",
-        "VACUUM START",
-    )
-)
-"""The operations of Delta that do not change rows."""
 
 _VACUUM: Final[Mapping[str, str]] = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
@@ -88,9 +71,6 @@ _CLOCKS: Final = 0.1
 """Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
 
 _LOCAL: Final = "timestamp_ntz"
-
-_HISTORY: Final = 50
-"""The number of commits in which we search for our last commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +106,9 @@ class Delta:
 
     def check_writable(self, spark: SparkSession) -> None:
         """Write a file and delete it again."""
-        java: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
-        file = java.org.apache.hadoop.fs.Path(f"{self.path.rstrip('/')}/_pgsluice_check_{uuid4().hex}")
-        files = file.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
-        files.create(file).close()
-        files.delete(file, False)  # noqa: FBT003 - a parameter of a Java method
+        files, file = Files(spark), f"{self.path.rstrip('/')}/_pgsluice_check_{uuid4().hex}"
+        files.write(file, "")
+        files.delete(file)
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
         """Return a table of the target, which need not exist yet.
@@ -169,12 +147,13 @@ class DeltaTable:
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
 
-    def fit(self, schema: StructType) -> bool:
-        """Create the table, or add missing columns and widen types. Return whether the table was created."""
-        if not self.exists:
-            with self._committing(None):
-                self.spark.createDataFrame([], schema).write.format("delta").save(self.path)
-            return True
+    def create(self, schema: StructType, rows: DataFrame, commit: Commit) -> int:
+        """Create the table with this schema and these rows, and return the number of the commit."""
+        fields = [F.col(quoted(field.name)).cast(field.dataType).alias(field.name) for field in schema]
+        return self.append(rows.select(*fields), commit)
+
+    def fit(self, schema: StructType) -> None:
+        """Add missing columns and widen types."""
         self._allow(schema)
         known = {field.name.lower(): field.dataType.simpleString() for field in self.read().schema}
         wanted = {field.name: field.dataType.simpleString() for field in schema}
@@ -183,7 +162,6 @@ class DeltaTable:
         for name, kind in wanted.items():
             if known.get(name.lower(), kind) != kind:
                 self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind}")
-        return False
 
     def _allow(self, schema: StructType) -> None:
         """Enable the table features that ``schema`` needs.
@@ -231,8 +209,11 @@ class DeltaTable:
         """
         if not self.exists:
             return None
-        history = self.spark.sql(f"DESCRIBE HISTORY {self.sql} LIMIT {_HISTORY}").collect()
-        return _last(self.path, sorted(history, key=lambda row: row["version"], reverse=True), self.since)
+        return self._log.last(self.since)
+
+    @property
+    def _log(self) -> DeltaLog:
+        return DeltaLog(Files(self.spark), self.path)
 
     def forget(self, condition: str) -> None:
         """Delete rows without changing the number and the state of our last commit."""
@@ -256,10 +237,7 @@ class DeltaTable:
         At that time, all files of the committed version were part of the table. Each of these files still is part of
         it, or was removed later. So VACUUM keeps them if it keeps all files that were removed after that time.
         """
-        java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
-        file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
-        files = file.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above
-        return float(files.getFileStatus(file).getModificationTime()) / 1000
+        return self._log.committed_at(number)
 
     def _let_log_keep(self, needed_s: float) -> None:
         """Make Delta's log keep the file lists of old versions for ``needed_s`` seconds.
@@ -308,7 +286,7 @@ class DeltaTable:
     def _committing(self, commit: Commit | None, transactions: str = "") -> Iterator[None]:
         conf = self.spark.conf
         own = {"app": "", "version": -1, "state": ""} if commit is None else _as_dict(commit)
-        settings = {_METADATA: json.dumps({_OURS: own}), **_ALWAYS}
+        settings = {_METADATA: json.dumps({OURS: own}), **_ALWAYS}
         if commit is not None:
             settings |= {f"{_TXN}AppId": transactions, f"{_TXN}Version": str(commit.version)}
         for name, value in settings.items():
@@ -339,39 +317,3 @@ def _leaves(schema: StructType, path: str = "") -> dict[str, str]:
 
 def _as_dict(commit: Commit) -> dict[str, Any]:
     return {"app": commit.app, "version": commit.version, "state": commit.state}
-
-
-def _metadata(text: str | None) -> Commit | None:
-    """Return our metadata of a commit, or None if the commit is not ours."""
-    try:
-        own = json.loads(text or "")[_OURS]
-        return Commit(own["app"], own["version"], own["state"])
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | None:
-    """Return our last commit among ``commits``, which are sorted from the newest to the oldest."""
-    found = restored = None
-    for row in commits:
-        if restored is not None and row["version"] > restored:
-            continue
-        if found is not None and (since is None or row["version"] <= since):
-            break
-        ours = _metadata(row["userMetadata"])
-        if row["operation"] == "RESTORE" and row["operationParameters"].get("version"):
-            restored = int(row["operationParameters"]["version"])
-        elif ours is None and row["operation"] not in _MAINTENANCE:
-            raise ForeignWrite(_foreign(path, row))
-        elif found is None and ours is not None and ours.app:
-            found = Committed(row["version"], ours)
-    return found
-
-
-def _foreign(path: str, row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
-    return (
-        f"{path}: something other than this pipeline has written to the table: version {row['version']} is a "
-        f"{row['operation']}. Since then, the table may differ from PostgreSQL. The query has stopped. Restore the "
-        f"previous version (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
-        "into a new target. Only the pipeline may write to its tables"
-    )

@@ -138,19 +138,20 @@ class IcebergTable:
         reader = self.spark.read
         return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
 
-    def fit(self, schema: StructType) -> bool:
-        """Create the table, or add missing columns and widen types. Return whether the table was created."""
-        if self.exists:
-            self._evolve(schema)
-            return False
+    def create(self, schema: StructType, rows: DataFrame, commit: Commit) -> int:
+        """Create the table with this schema, and then add these rows. Return the id of the snapshot with the rows."""
+        self._create(schema)
+        return self._append(rows, commit)
+
+    def _create(self, schema: StructType) -> None:
         parts = list(map(quoted, self.name.split(".")))
         for end in range(2, len(parts)):
             self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {'.'.join(parts[:end])}")
         with self._committing(Commit("", -1, "")):
             self.spark.createDataFrame([], schema).writeTo(self.sql).using("iceberg").create()
-        return True
 
-    def _evolve(self, schema: StructType) -> None:
+    def fit(self, schema: StructType) -> None:
+        """Add missing columns and widen types."""
         added, widened = _differences(self.read().schema, schema)
         for name, known, wanted in widened:
             if (known, wanted) not in _WIDENINGS and not _are_decimals(known, wanted):
@@ -167,13 +168,15 @@ class IcebergTable:
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows, and return the id of the snapshot."""
-        if not self.exists:
-            self.fit(rows.schema)
+        return self._append(rows, commit) if self.exists else self.create(rows.schema, rows, commit)
+
+    def _append(self, rows: DataFrame, commit: Commit) -> int:
         return self._commit(commit, lambda branch: rows.writeTo(branch).append())
 
     def extend(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows, which may have columns, fields and wider types that the table lacks."""
-        self.fit(rows.schema)
+        if self.exists:
+            self.fit(rows.schema)
         return self.append(rows, commit)
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:

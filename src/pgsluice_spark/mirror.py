@@ -208,12 +208,14 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
     if piece.is_empty and gone is None:
         return state, None
-    is_new = piece.table.fit(target_schema(work.row_type))
-    commit = Commit(work.app, state.offset, state.to_json())
+    schema, commit = target_schema(work.row_type), Commit(work.app, state.offset, state.to_json())
+    if not piece.table.exists:
+        return state, piece.table.create(schema, remaining(net, gone), commit)
+    piece.table.fit(schema)
     if piece.truncated is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)
-    sweeps = not is_new and _has_before(piece.table, gone)
-    if is_new or not (state.key or sweeps):  # no row of the target can be affected
+    sweeps = _has_before(piece.table, gone)
+    if not (state.key or sweeps):  # no row of the target can be affected
         return state, piece.table.append(remaining(net, gone), commit)
     effect = Effect(net, work.row_type.fieldNames(), state.key, piece.kept, piece.bounds)
     return state, piece.table.merge(merge_of(effect, gone, sweeps=sweeps), commit)

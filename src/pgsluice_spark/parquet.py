@@ -14,13 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
 from pgsluice_spark.errors import PipelineError
+from pgsluice_spark.files import Files
 from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, Upkeep, quoted, refusal
 
 MANIFEST: Final = "_pgsluice.json"
 """The file whose presence in a directory says that the directory's content is committed."""
-
-PART: Final = ".part"
-"""The end of a manifest's name while it is being written."""
 
 _PREFIX: Final = "upto="
 """The beginning of a directory's name. The offset of its last cut record follows, in twenty digits."""
@@ -54,7 +52,7 @@ class Parquet:
 
     def check_writable(self, spark: SparkSession) -> None:
         """Write a file and delete it again."""
-        files = _Files(spark)
+        files = Files(spark)
         file = f"{self.path.rstrip('/')}/_pgsluice_check"
         files.write(file, "")
         files.delete(file)
@@ -92,9 +90,13 @@ class ParquetTable:
         found = [self._directory(one) for one in self._numbers() if one <= end]
         return self.spark.read.schema(StructType.fromJson(manifest["schema"])).parquet(*found)
 
-    def fit(self, schema: StructType) -> bool:  # noqa: ARG002 - as in the protocol
+    def create(self, schema: StructType, rows: DataFrame, commit: Commit) -> int:
+        """Raise PipelineError, because this target supports only change logs."""
+        del schema, rows, commit
+        self._refuse()
+
+    def fit(self, schema: StructType) -> None:  # noqa: ARG002 - as in the protocol
         """Do nothing, because each directory has its own schema."""
-        return False
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add a directory with these rows, which may have columns, fields and wider types that earlier rows lack."""
@@ -165,8 +167,8 @@ class ParquetTable:
         self._refuse()
 
     @property
-    def _files(self) -> "_Files":
-        return _Files(self.spark)
+    def _files(self) -> Files:
+        return Files(self.spark)
 
     def _last(self) -> tuple[int, dict[str, Any]] | None:
         """Return the number and the manifest of the last commit, or None if there is none."""
@@ -195,56 +197,3 @@ def _merged(known: StructType, new: StructType) -> StructType:
 
 def _merged_type(known: DataType | None, new: DataType) -> DataType:
     return _merged(known, new) if isinstance(known, StructType) and isinstance(new, StructType) else new
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The operations of Hadoop's file systems that are used here."""
-
-    spark: SparkSession
-
-    def names(self, path: str) -> list[str]:
-        """Return the names of a directory's entries, or an empty list if the directory does not exist."""
-        place, system = self._at(path)
-        return [one.getPath().getName() for one in system.listStatus(place)] if system.exists(place) else []
-
-    def json(self, path: str) -> dict[str, Any] | None:
-        """Return the JSON object in a file, or None if the file does not exist."""
-        place, system = self._at(path)
-        if not system.exists(place):
-            return None
-        stream = system.open(place)
-        try:
-            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        finally:
-            stream.close()
-        found: dict[str, Any] = json.loads(text)
-        return found
-
-    def write(self, path: str, text: str) -> None:
-        """Write a new file. It gets its name only when it is complete."""
-        place, system = self._at(path)
-        part, _ = self._at(f"{path}{PART}")
-        stream = system.create(part, True)  # noqa: FBT003 - a parameter of a Java method
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-        if not system.rename(part, place):
-            raise PipelineError(
-                f"{path} cannot be written, because the file system refuses to rename {part}. Without this file, the "
-                "batch is not committed. Find out who else writes there, then start the query again"
-            )
-
-    def delete(self, path: str) -> None:
-        """Delete a file, or a directory with its content."""
-        place, system = self._at(path)
-        system.delete(place, True)  # noqa: FBT003 - a parameter of a Java method
-
-    def _at(self, path: str) -> tuple[Any, Any]:
-        place = self._jvm.org.apache.hadoop.fs.Path(path)
-        return place, place.getFileSystem(self.spark._jsc.hadoopConfiguration())  # noqa: SLF001 - PySpark has no other way
-
-    @property
-    def _jvm(self) -> Any:  # noqa: ANN401 - py4j has no types
-        return self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java

@@ -93,11 +93,11 @@ class TargetTable(Protocol):
     def read(self, version: int | None = None) -> DataFrame:
         """Return the table's rows after the commit with this number, or after the last commit."""
 
-    def fit(self, schema: StructType) -> bool:
-        """Create the table, or add missing columns and widen types, so that it has this schema.
+    def create(self, schema: StructType, rows: DataFrame, commit: Commit) -> int:
+        """Create the table with this schema and these rows."""
 
-        Return whether the table was created.
-        """
+    def fit(self, schema: StructType) -> None:
+        """Add missing columns and widen types, so that the table has this schema."""
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows."""

@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pgsluice_spark import Delta, Maintenance, Parquet, consistent_view
-from pgsluice_spark.parquet import MANIFEST, PART
+from pgsluice_spark.files import PART
+from pgsluice_spark.parquet import MANIFEST
 from pgsluice_spark.targets import Target
 from sandbox.kafka import Kafka
 from tests.spark.events import column

@@ -14,12 +14,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark import CountMismatch, batches, copies, delta, fold, job, loads, mirror, query, reading
+from pgsluice_spark import CountMismatch, batches, copies, delta_log, fold, job, loads, mirror, query, reading
 from pgsluice_spark.copies import Copies
 from pgsluice_spark.cuts import Cut, Ranges
 from pgsluice_spark.job import TopicJob
 from pgsluice_spark.loads import LOADED, TableState
 from pgsluice_spark.origin import Origin
+from pgsluice_spark.targets import Committed
 from pgsluice_spark.work import Work
 from tests.spark import test_query as tests
 from tests.spark.handmade import Handmade
@@ -138,13 +139,15 @@ def a_target_belongs_to_one_topic_of_cut_records(patch: pytest.MonkeyPatch) -> N
 
 
 def foreign_writes_are_noticed(patch: pytest.MonkeyPatch) -> None:
-    last = delta._last
+    last_of = delta_log.last_of
 
-    def of_ours(path: str, commits: Sequence[Any], since: int | None) -> Any:  # noqa: ANN401 - as the original
-        ours = [row for row in commits if delta._metadata(row["userMetadata"])]
-        return last(path, ours, since)
+    def of_ours(
+        path: str, versions: Sequence[int], info_of: Callable[[int], delta_log.Info | None], since: int | None
+    ) -> Committed | None:
+        ours = [version for version in versions if delta_log.metadata(info_of(version) or {})]
+        return last_of(path, ours, info_of, since)
 
-    patch.setattr(delta, "_last", of_ours)
+    patch.setattr(delta_log, "last_of", of_ours)
 
 
 def _of_delta(test: Callable[..., None]) -> Test:
