@@ -112,9 +112,9 @@ class Cut:
         self.last = (transaction, end_lsn)
 
     def add_whole(self, whole: WholeTransactions) -> None:
-        """Add the committed transactions of ``whole``, which have records."""
-        assert whole.first is not None, "some of them have records"
-        assert whole.last is not None, "some of them have records"
+        """Add the transactions of ``whole`` that have records. There has to be at least one."""
+        assert whole.first is not None, "at least one transaction has records"
+        assert whole.last is not None, "at least one transaction has records"
         self.transactions += whole.count
         self.first = self.first or whole.first
         self.last = (whole.last, whole.last_end_lsn)

@@ -29,7 +29,7 @@ _ESCAPED: Final = {
 """The escapes that COPY TO writes. COPY FROM accepts further escapes."""
 
 _FRAME_HEAD: Final = b"w".ljust(MESSAGE_AT, b"\0")
-"""The head of an XLogData. Its positions are 0, because rows that were read have no positions in the WAL."""
+"""The head of an XLogData. Its LSNs are 0, because rows that were read from a table have no position in the WAL."""
 
 _pack_head = struct.Struct(">cIcH").pack
 _pack_length = struct.Struct(">cI").pack
