@@ -37,7 +37,7 @@ _LOCK = "lock"
 
 
 class SpillDirectory:
-    """A directory of this process under ``parent``. Entering the context creates it, and leaving the context removes it.
+    """A directory of this process under ``parent``. The context manager creates and removes it.
 
     Only the user of the process can access it. All files in it are opened relative to its descriptor, and links are not
     followed. So people who may rename entries of ``parent`` cannot make pgsluice write, read or remove other files.
