@@ -39,8 +39,8 @@ _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 
 # Three kinds of characters are escaped: those that Kafka does not allow in a topic's name; the dot, because it
 # separates the parts of a topic's name; and an underscore that would look like the beginning of an escape. Such an
-# underscore comes before an x, four to six digits, and a character that is an underscore or is itself escaped. Each
-# escape begins with an underscore, so an escaped character could end the apparent escape as well.
+# underscore comes before an x, four to six hexadecimal digits, and a character that is an underscore or is escaped.
+# Each escape begins with an underscore, so an escaped character could end the apparent escape as well.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 
