@@ -221,7 +221,10 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
 
 
 def _chunks(topics: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split the entries into parts of at most MAX_PART_BYTES. A topic's entry is never split, so it may be larger."""
+    """Split the entries into parts of at most MAX_PART_BYTES.
+
+    A part may be larger, because a topic's entry is never split.
+    """
     chunks: list[list[dict[str, Any]]] = [[]]
     room = MAX_PART_BYTES
     for topic in topics:

@@ -166,8 +166,8 @@ class DeadLetters:
         self._say = say
         self._key_header, self._head = header(target.key_schema_id), header(target.value_schema_id)
         self._expected: dict[int, dict[tuple[int, str], DeadLetter]] = {}
-        """Maps each commit LSN to the expected dead letters of its transaction. These are found by the (seq, topic) of
-        the record that they replace."""
+        """Maps each commit LSN to the expected dead letters of its transaction. Each dead letter is found by the (seq,
+        topic) of the record that it replaces."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
         """From now on, put ``letters`` in place of the refused records, when PostgreSQL sends their changes again.

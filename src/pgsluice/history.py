@@ -419,7 +419,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
 
 
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if it has later changes.
+    """Return the checkpoint on the server's timeline. Raise HistoryError if that timeline lacks delivered changes.
 
     A promoted standby begins a new timeline at the switch point. Everything that the former primary wrote after that
     point is missing from the new timeline. If the checkpoint is after the switch point only because of heartbeats,

@@ -37,7 +37,7 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
+        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):

@@ -49,7 +49,7 @@ class Gate(Protocol):
         """Return whether a message outside transactions, whose record ends at ``lsn``, may pass."""
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
+        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
 
 
 _ROWS = frozenset((b"I", b"U", b"D"))

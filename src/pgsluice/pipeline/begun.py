@@ -29,8 +29,8 @@ keys take the most bytes begins again."""
 class Begun:
     """The loads in progress, including those of former sessions, and the tables that have been loaded.
 
-    While a table is being read, an UPDATE may give a row a new key without sending all values of the row. The keys of
-    such rows are noted here, so that the rows are read again before the load ends.
+    While a table is being read, an UPDATE may change the key of a row, and PostgreSQL may not send all values of this
+    row. The new keys of such rows are noted here, so that the rows are read again before the load ends.
     """
 
     def __init__(
