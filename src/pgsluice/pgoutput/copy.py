@@ -43,8 +43,8 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
     fields = line[:-1].split(b"\t") if columns or len(line) > 1 else []
     if line[-1:] != b"\n" or len(fields) != columns:
         raise ProtocolError(
-            f"expected a row of COPY with {columns} columns and a newline at its end, found {len(fields)} columns, or no "
-            "newline. Please report it."
+            f"expected a row of COPY with {columns} columns and a newline at its end, found {len(fields)} columns, or "
+            "no newline. Please report it."
         )
     if b"\\" not in line:
         return list(fields)
