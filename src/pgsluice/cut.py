@@ -112,9 +112,9 @@ class Cut:
         self.last = (transaction, end_lsn)
 
     def add_whole(self, whole: WholeTransactions) -> None:
-        """Add the committed transactions of ``whole``, which have records."""
-        assert whole.first is not None, "some of them have records"
-        assert whole.last is not None, "some of them have records"
+        """Add the transactions of ``whole`` that have records. There has to be at least one."""
+        assert whole.first is not None, "at least one transaction has records"
+        assert whole.last is not None, "at least one transaction has records"
         self.transactions += whole.count
         self.first = self.first or whole.first
         self.last = (whole.last, whole.last_end_lsn)
@@ -221,7 +221,10 @@ def _topics(cut: Cut, offsets: Offsets, topic_ids: Mapping[str, str]) -> list[di
 
 
 def _chunks(topics: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split the entries into parts of at most MAX_PART_BYTES. A topic's entry is never split, so it may be larger."""
+    """Split the entries into parts of at most MAX_PART_BYTES.
+
+    A part may be larger, because a topic's entry is never split.
+    """
     chunks: list[list[dict[str, Any]]] = [[]]
     room = MAX_PART_BYTES
     for topic in topics:

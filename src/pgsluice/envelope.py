@@ -166,14 +166,15 @@ class DeadLetters:
         self._say = say
         self._key_header, self._head = header(target.key_schema_id), header(target.value_schema_id)
         self._expected: dict[int, dict[tuple[int, str], DeadLetter]] = {}
-        """Maps each commit LSN to the expected dead letters of its transaction. These are found by the (seq, topic) of
-        the record that they replace."""
+        """Maps each commit LSN to the expected dead letters of its transaction. Each dead letter is found by the (seq,
+        topic) of the record that it replaces."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
-        """From now on, replace the records of ``letters`` when their changes come again.
+        """From now on, put ``letters`` in place of the refused records, when PostgreSQL sends their changes again.
 
         Return False if all ``letters`` were expected before, because then replacing the records did not help. Also
-        return False if there are so many dead letters that they cannot be rare exceptions.
+        return False if the expected dead letters take more than ``EXPECTED_MAX`` bytes, because so many refusals cannot
+        be rare exceptions.
         """
         fresh = False
         for letter in letters:
@@ -236,8 +237,8 @@ class ChangeEncoder:
     ) -> None:
         self.relation = relation
         self.is_full = relation.replica_identity == "f"
-        """Whether old rows are complete. If not, an old row that the server marks as complete (``O``) comes from a
-        partition, and may have only the columns of its key."""
+        """Whether the table has REPLICA IDENTITY FULL, so that old rows are complete. If it does not, an old row that
+        the server marks as complete (``O``) comes from a partition, and may have only the columns of its key."""
         self.target = target
         self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
@@ -248,8 +249,8 @@ class ChangeEncoder:
         self._truncate = truncate
         self.dead_letters = dead_letters
         self.on_incomplete: OnIncomplete | None = None
-        """Called for each row that is new under its key, but lacks TOAST values that the server did not send because
-        they did not change."""
+        """Called for each row that appears under a new key without all its values. The server does not send TOAST
+        values that did not change."""
         head = header(target.value_schema_id)
         names = encode_bytes(relation.namespace.encode()) + encode_bytes(relation.name.encode())
         self.insert_head, self.update_head, self.delete_head, self._truncate_head = (

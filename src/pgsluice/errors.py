@@ -8,7 +8,7 @@
     │   │   └── PrimaryUnavailable  snapshot.primary cannot be read; streaming continues, and the read is retried
     │   ├── SlotInUse               another process streams from the slot; this process waits as its standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
-    │   ├── TypeChanged             a composite type has gained an attribute since the catalog described it
+    │   ├── TypeChanged             a composite type has gained an attribute since the catalog was read
     │   ├── TableUnreadable         one table cannot be read now; streaming continues, and the read is retried
     │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next attempt reads fewer rows
     │   │   └── ValueRefused        a text in the query is not a valid value of its type, such as an enum's former label
@@ -73,7 +73,7 @@ class NotInBinary(RetryableError):
 
 
 class TypeChanged(RetryableError):
-    """A composite value has an attribute that its type did not have when the catalog described it.
+    """A composite value has an attribute that its type did not have when the catalog was read.
 
     The next session reads the descriptions of types again.
     """

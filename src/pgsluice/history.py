@@ -19,7 +19,7 @@ from pgsluice.errors import ConfigError, Diverged, HistoryError, SourceUnavailab
 from pgsluice.lsn import INVALID_LSN, format_lsn
 
 LOAD_AGAIN: Final = "load the affected tables again with `pgsluice snapshot start TABLE...` while pgsluice runs."
-"""The end of a message that says what to do if changes are missing."""
+"""The end of messages about missing changes. It says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Resumption:
 def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether Kafka lost the checkpoints of recorded cuts.
 
-    A single recorded cut after ``checkpoint`` does not prove a loss, because its cut record can become visible although
-    the process died before it could commit the cut and its checkpoint.
+    A single recorded cut after ``checkpoint`` does not prove a loss. If the process dies before it commits a cut, a
+    transaction marker that arrives late can make the cut record visible, but not the checkpoint.
     """
     known = checkpoint.cut if checkpoint is not None else 0
     return recorded.cut > known + 1
@@ -107,9 +107,9 @@ def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
 def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether ``checkpoint`` and the record of its cut disagree.
 
-    Both are written in one transaction, so they have the same epoch and end. An announcement has no cut record. It has
-    the number of the previous cut, and a later epoch than that cut. A checkpoint with a refusal is never compared,
-    because it stops every start anyway.
+    Both are written in one transaction, so they have the same epoch and ``end_lsn``. An announcement has no cut record.
+    It has the number of the previous cut, and a later epoch than that cut. A checkpoint with a refusal is never
+    compared, because it stops every start anyway.
     """
     position = recorded.positions.get(checkpoint.cut) if checkpoint is not None else None
     if checkpoint is None or position is None or checkpoint.refused:
@@ -243,7 +243,7 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
 
     Without Kafka transactions, this is ``last``. With transactions, ``last`` may belong to a cut that was aborted. If
     the process dies, Kafka aborts its transaction. But a transaction marker that arrives late can make the checkpoint
-    of the aborted cut visible. Such a checkpoint has no cut record, because both are committed together.
+    of the aborted cut visible. The cut record is in another partition, so it can stay invisible.
 
     If a checkpoint has no cut record, the slot shows whether its cut was committed, because a position is confirmed to
     PostgreSQL only after its cut was committed. If the slot is not beyond the previous checkpoint, the cut was not
@@ -419,7 +419,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
 
 
 def check_timeline(checkpoint: Checkpoint, server: ServerIdentity, switches: Iterable[TimelineSwitch]) -> Checkpoint:
-    """Return ``checkpoint``, moved to the server's timeline. Raise HistoryError if it has later changes.
+    """Return the checkpoint on the server's timeline. Raise HistoryError if that timeline lacks delivered changes.
 
     A promoted standby begins a new timeline at the switch point. Everything that the former primary wrote after that
     point is missing from the new timeline. If the checkpoint is after the switch point only because of heartbeats,

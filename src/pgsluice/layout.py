@@ -56,7 +56,7 @@ class Layout:
     former: tuple[tuple[str, int], ...] = ()
 
     def only(self, names: Collection[str]) -> "Layout":
-        """Return the layout with only the columns of these names, which are the published ones."""
+        """Return the layout with only the columns of these names. The caller passes the published columns."""
         return replace(self, columns=tuple(one for one in self.columns if one.name in names))
 
     def after(self, old: "Layout") -> "Layout":

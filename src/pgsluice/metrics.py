@@ -40,7 +40,7 @@ WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
 class Known(Collector):
     """A metric that has no samples while its value is unknown, so that alerts never see a guess.
 
-    It is a gauge. If ``counts`` is true, it is a counter whose value another program maintains.
+    It is a gauge, or, if ``counts`` is true, a counter whose value another program maintains.
     """
 
     def __init__(self, name: str, text: str, label: str | None = None, *, counts: bool = False) -> None:

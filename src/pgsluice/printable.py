@@ -67,7 +67,7 @@ def _without_password(user: re.Match[str]) -> str:
 def _without_secrets(word: re.Match[str]) -> str:
     """Return ``word`` without secrets.
 
-    The time is proportional to the length of ``word``, because strangers may choose a very long word.
+    The run time must be proportional to the length of ``word``, because strangers can choose very long words.
     """
     scheme, mark, rest = word[0].partition("://")
     user, at, place = rest.rpartition("@")

@@ -178,8 +178,8 @@ class Progress:
     def undelivered(self) -> bool:
         """Whether this session has received positions or ends of prepared transactions that no checkpoint contains.
 
-        This is false while ``received`` is before ``delivered``. The checkpoint already records those positions. The
-        end of a prepared transaction between the two may still come.
+        This is false while ``received`` is before ``delivered``. The checkpoint then contains all received positions,
+        and until ``delivered`` is reached, the end of a prepared transaction may still arrive.
         """
         if self.received != self.delivered:
             return self.received > self.delivered

@@ -178,7 +178,7 @@ class TableId(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PublishedName:
-    """A published table without its columns, which could take much memory if somebody creates many wide tables.
+    """A published table, without its columns, because many wide tables would take much memory.
 
     ``columns``: how many columns the table has had so far. ``is_trusted``: as in :class:`pgsluice.snapshot.Shape`.
     """

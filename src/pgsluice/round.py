@@ -1,9 +1,9 @@
 """One round: finds the position in the stream for rows that were read at a database snapshot.
 
 The session takes the snapshot between two transactions. From then on, the round decides for every transaction whether
-it passes, which means that it is delivered immediately, or waits until the rows are in the stream. A transaction that
-the snapshot sees passes, because the rows that were read include its changes. The first transaction with
-changes that the snapshot does not see waits, and so does everything after it. So the rows come after all changes that
+it passes or waits. A transaction that passes is delivered immediately. One that waits is delivered after the rows. If
+the snapshot sees a transaction, it passes, because the rows that were read include its changes. The first transaction
+whose changes the snapshot does not see waits, and so does everything after it. So the rows come after all changes that
 they include, and before all changes that they do not include.
 """
 
@@ -12,7 +12,7 @@ from pgsluice.transaction import Transaction
 
 
 class Round:
-    """The gate (``transactions.Gate``) for one snapshot. ``end_lsn``: a position after all changes that it sees."""
+    """The ``transactions.Gate`` for one snapshot. ``end_lsn``: a position after all changes that the snapshot sees."""
 
     def __init__(self, snapshot: Snapshot, end_lsn: int) -> None:
         self.is_complete = False
@@ -37,7 +37,7 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
+        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):

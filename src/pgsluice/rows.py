@@ -122,8 +122,8 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
 ) -> WholeTransactions | None:
     """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    Only the compiled twin has this shortcut, so this twin never adds any. The caller handles each transaction that was
-    not added, message by message and with the same result.
+    Only the compiled twin has this shortcut, so this function always returns None. The caller processes the messages of
+    each transaction that was not added one by one, with the same result.
 
     A transaction is added if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
     not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.

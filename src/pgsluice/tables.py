@@ -38,8 +38,9 @@ _WILDCARD = re.compile(r"[*?\[]")
 _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 
 # Three kinds of characters are escaped: those that Kafka does not allow in a topic's name; the dot, because it
-# separates the parts of a topic's name; and an underscore that would read as the beginning of an escape. The end of
-# this apparent escape is an underscore of the name, or the underscore that begins the escape of the next character.
+# separates the parts of a topic's name; and an underscore that would look like the beginning of an escape. Such an
+# underscore comes before an x, four to six hexadecimal digits, and a character that is an underscore or is escaped.
+# Each escape begins with an underscore, so an escaped character could end the apparent escape as well.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 
@@ -311,8 +312,8 @@ class Tables:
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
         """Return whether another rule gives ``topic`` to the table that it names, or to several tables.
 
-        If a table could use such a topic, somebody who may create tables could write to the topic, with a table whose
-        usual topic has this name.
+        No other table may use such a topic. Otherwise, somebody who may create tables could create one whose usual
+        topic has this name, and so write to the topic.
         """
         for rule in self.rules:
             if rule.topic is None or rule is own or rule.topic == own.topic:
@@ -348,7 +349,7 @@ def escape(name: str) -> str:
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` still needs, so that tables that ``glob`` matches share no topic."""
+    """Return the placeholders that ``template`` lacks. With them, no two tables that ``glob`` matches share a topic."""
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]

@@ -49,7 +49,7 @@ class Gate(Protocol):
         """Return whether a message outside transactions, whose record ends at ``lsn``, may pass."""
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction``, which has changes and has committed, waits, and so do all that follow it."""
+        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
 
 
 _ROWS = frozenset((b"I", b"U", b"D"))
@@ -78,8 +78,8 @@ class Transactions:
         """The transactions that are prepared, by xid. A gid cannot be the key, because another transaction may use the
         same gid as soon as this one ends."""
         self.gate: Gate | None = None
-        """The gate while rows are read, or None. The caller sets and resets it only while no transaction passes, and
-        resets it right before it calls :meth:`release`."""
+        """The gate while rows are read, or None. The caller sets and resets it only while no transaction is passing,
+        and resets it right before it calls :meth:`release`."""
         self._held: deque[tuple[Waiting, Transaction, int] | Emitted] = deque()
         """The transactions that the gate has not admitted, each with its end LSN, and the messages after them."""
         self._held_bytes = 0

@@ -19,7 +19,7 @@ class WaitingRows(Protocol):
     """The waiting rows of one transaction, as entries in the order of arrival. An entry is a number and some bytes."""
 
     def append(self, number: int, data: bytes) -> None:
-        """Add an entry. ``number`` has 32 unsigned bits."""
+        """Add an entry. ``number`` is an unsigned 32-bit integer."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
         """Yield all entries, oldest first. Yield None if more has to be loaded before the next entry."""

@@ -1,4 +1,4 @@
-"""The account of a cut, and the resulting cut record."""
+"""What a cut counts, and the cut record that it results in."""
 
 from dataclasses import asdict
 from io import BytesIO
@@ -94,7 +94,7 @@ def test_a_cut_with_marks_of_an_empty_table_is_not_empty() -> None:
 def test_the_effects_of_commands_join_a_cut() -> None:
     cut = Cut()
     cut.add_commands(CommandState("topic", 7), [], [], [])
-    assert cut.is_empty  # an invalid command needs no cut of its own
+    assert cut.is_empty  # an invalid command does not need a cut of its own
     cut.opens_commands = True
     assert not cut.is_empty
     cut.opens_commands = False

@@ -1,4 +1,4 @@
-"""Dead letters: fastavro reads them, and the change of a refused record is found again."""
+"""Dead letters. fastavro reads them, and the change behind a refused record can be found."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_unknown_attributes_are_null() -> None:
 
 
 @pytest.mark.parametrize(("size", "kept"), [(MAX_KEY_BYTES, True), (MAX_KEY_BYTES + 1, False)])
-def test_a_key_that_would_make_it_too_large_is_left_out(size: int, kept: bool) -> None:  # noqa: FBT001 - what is expected
+def test_a_key_that_would_make_a_dead_letter_too_large_is_left_out(size: int, kept: bool) -> None:  # noqa: FBT001 - what is expected
     assert (read(replace(LETTER, key=bytes(size)))["key"] is not None) is kept
 
 
@@ -70,7 +70,7 @@ def test_a_change_is_named_by_its_key_and_position() -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in GOLDEN if GOLDEN[case][0]["value"]["schema"] == "envelope"])
-def test_a_records_change_is_found_in_its_envelope(case: str) -> None:
+def test_the_change_behind_a_record_is_found_in_its_envelope(case: str) -> None:
     for golden in (golden for golden in GOLDEN[case] if golden["value"]["hex"]):
         key_schema = KEY if golden["key"]["hex"] else None
         found = origin_of(bytes.fromhex(golden["value"]["hex"]), ENVELOPE, key_schema)

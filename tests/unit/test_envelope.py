@@ -136,7 +136,7 @@ def test_an_insert_lists_values_that_were_not_sent_or_do_not_fit() -> None:
 
 
 class TestRowsThatWereRead:
-    """Loaded rows. They are older than the stream, so they are not inserts of a transaction."""
+    """Loaded rows. They existed before they were read, so they are not inserts of a transaction."""
 
     def test_the_op_of_loaded_rows_is_r(self) -> None:
         found = Table(insert_op="r")
@@ -176,7 +176,7 @@ def test_an_update_with_the_whole_old_row_fills_what_is_unchanged_from_it() -> N
 
 
 def test_an_update_uses_an_old_key_that_did_not_change() -> None:
-    """Use the old key if the new row lacks it. If the key is TOASTed, only the old key has its value."""
+    """Take the key from the old row if the new row lacks it. A TOAST value in a key comes only with the old row."""
     key, value = Table().only(Update(None, 7, [b"1", None, None], None, [UNCHANGED, b"2.00", b"n"]))
     assert key == {"id": 1}
     assert (value["op"], value["before_image"], value["before"]) == ("u", "key", as_row(1, None, None))
@@ -225,8 +225,9 @@ def test_both_records_of_a_changed_key_have_the_whole_old_row() -> None:
     assert (come["after"], come["unchanged"]) == (as_row(2, "2.00"), [])
 
 
-def test_an_old_row_that_only_a_partition_calls_complete_is_a_key() -> None:
-    """Treat the old row as a key. The root has replica identity full, but the partition has another identity."""
+def test_an_old_row_of_a_partition_that_is_marked_as_complete_is_a_key() -> None:
+    """Treat the old row as a key. The server marks it as complete because of the root's replica identity, but the
+    identity of the partition decides which columns it has."""
     found = Table("d")
     old: TupleData = [b"1", None, None]
     _, gone = found.only(Delete(None, 7, None, old))

@@ -222,7 +222,7 @@ class TestAServerThatWentBack:
 
 
 class TestCutRecordsAheadOfTheCheckpoint:
-    """Kafka has lost the last records of the checkpoint topic, or an outdated broker has answered."""
+    """Kafka has lost the last records of the checkpoint topic, or a broker that is not up to date has answered."""
 
     def test_one_cut_record_ahead_is_that_of_an_aborted_cut(self) -> None:
         assert resume(facts(CHECKPOINT, cut=10), SHOP) == Resumption(CHECKPOINT, CHECKPOINT.cut)
@@ -275,7 +275,8 @@ class TestACheckpointWithoutItsCutRecord:
             resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), SHOP)
 
     def test_a_refusal_recorded_before_a_checkpoint_without_a_cut_record_is_valid(self) -> None:
-        """Stop because of a refusal, although the first checkpoint of the next epoch is visible after it."""
+        """Stop because of a refusal, even if the first checkpoint of a new epoch, which was not committed, is visible
+        after it."""
         refused, shown = replace(CHECKPOINT, refused="The server went back."), replace(self.SHOWN, epoch=3)
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, refused, shown, cut=9), SHOP)
@@ -336,8 +337,8 @@ class TestAForgedCheckpoint:
     ) -> None:
         """Refuse the forged checkpoint.
 
-        Compaction may have deleted the genuine checkpoint. If the forged one is then ahead of the cut records, this
-        check cannot refuse it. Only the later comparison with the topics can.
+        There is one exception. If compaction has deleted the genuine checkpoint, and the forged one is ahead of the cut
+        records, only the later comparison with the topics can refuse it.
         """
         forged = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         found = facts(*genuine, forged, recorded=self.RECORDED, slot_lsn=900)
@@ -349,13 +350,14 @@ class TestAForgedCheckpoint:
 
     @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
     def test_an_old_checkpoint_that_is_written_again_is_refused(self, higher: Checkpoint) -> None:
-        """Refuse an old checkpoint that was written again, even if a second one is forged or no genuine one is read."""
+        """Refuse an old checkpoint that another program has written again, whether the one before it is genuine or
+        forged."""
         found = facts(higher, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
 
     def test_an_old_forged_checkpoint_is_ignored(self) -> None:
-        """Ignore an old checkpoint that a cut record contradicts. The record may be that of an aborted cut."""
+        """Ignore an old checkpoint that a cut record contradicts, because this may be the record of an aborted cut."""
         forged, earlier = replace(CHECKPOINT, epoch=1), replace(CHECKPOINT, cut=7, end_lsn=800)
         found = facts(forged, earlier, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)
@@ -400,7 +402,7 @@ class TestAForgedCheckpoint:
     def test_a_checkpoint_one_cut_behind_is_not_forged(self) -> None:
         """Accept a checkpoint one cut behind.
 
-        A late marker can hide the last one, or show the record of an aborted cut.
+        A late marker can hide the last checkpoint, or make the cut record of an aborted cut visible.
         """
         found = facts(self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)

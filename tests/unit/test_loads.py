@@ -118,7 +118,7 @@ class TestALoad:
 
 
 class TestALoadPosition:
-    def test_the_rows_at_one_position_are_counted_on(self) -> None:
+    def test_rows_at_one_position_are_numbered_consecutively(self) -> None:
         position = LoadPosition(1000, 5)
         assert position.at(1000) == position
         assert position.after(3) == LoadPosition(1000, 8)

@@ -63,7 +63,7 @@ def test_a_name_that_could_read_like_a_sentence_is_in_quotes(names: tuple[str, .
     assert quoted(*names) == shown
 
 
-# In a pattern, "[" begins a set of characters.
+# Names without "[", which begins a set of characters in a pattern.
 NAMES = st.text(st.characters(exclude_characters="["), min_size=1)
 
 
@@ -104,5 +104,5 @@ def test_sql_that_can_be_copied_from_a_terminal(names: tuple[str, ...], sql: str
         ("://" * 100_000, "://" * 100_000),  # this must take linear time
     ],
 )
-def test_urls_keep_their_secrets(text: str, shown: str) -> None:
+def test_secrets_in_urls_are_replaced(text: str, shown: str) -> None:
     assert without_url_secrets(text) == shown

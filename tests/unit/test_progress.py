@@ -93,8 +93,7 @@ class TestWhatTheServerOwes:
             progress.on_resent(950, "transaction")
 
     def test_nothing_is_confirmed_before_delivered_changes_came_again(self) -> None:
-        """Confirm nothing yet. If this turns out to be another server, it has to send these changes again for a new
-        epoch."""
+        """Confirm nothing yet. If the server has another history, its changes are needed again in a new epoch."""
         progress = Progress(1000, {900: "transaction"})
         progress.on_resent(700, "transaction")
         progress.on_received(800)

@@ -56,7 +56,7 @@ class TestATransaction:
 
 class TestARoundIsVoid:
     def test_a_round_is_void_if_visible_changes_come_behind_a_waiting_transaction(self) -> None:
-        """Declare the round void. Its rows include the visible changes, but not the earlier ones that wait."""
+        """Declare the round void. Its rows include the visible changes, but not the earlier changes, which wait."""
         found = waiting(800)
         found.hold(transaction(706, 900))
         assert found.is_void

@@ -1,4 +1,4 @@
-"""The transactions that a snapshot sees, the stream position that passes it, and the description of reads."""
+"""The transactions that a snapshot sees, the position at which the stream has passed it, and how a table is read."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ KIB, MIB = 1024, 1024**2
 PAGE = 8 * KIB
 
 
-class TestItsText:
+class TestTheTextOfASnapshot:
     """The text that pg_current_snapshot() returns."""
 
     @pytest.mark.parametrize(
@@ -75,7 +75,8 @@ class TestWhatIsVisible:
     @example(xmax=EPOCH, distance=-HALF, age=0, runs=False)
     @example(xmax=EPOCH, distance=HALF - 1, age=0, runs=False)
     def test_ids_within_half_an_epoch_are_told_apart(self, xmax: int, distance: int, age: int, *, runs: bool) -> None:
-        """Tell ids of two epochs apart. In PostgreSQL, two ids are never further apart than half an epoch."""
+        """Tell the ids of two xid epochs apart. In PostgreSQL, two ids are never further apart than half an xid
+        epoch."""
         full = xmax + distance
         assume(full >= 0)
         snapshot = Snapshot(xmax - age, xmax, frozenset({full} if runs and distance < 0 else ()))
@@ -83,7 +84,7 @@ class TestWhatIsVisible:
         assert snapshot.is_visible(full % EPOCH) == (distance < -age or (is_between and not runs))
 
 
-class TestWhereTheStreamHasPassedIt:
+class TestWhereTheStreamHasPassedASnapshot:
     def test_the_stream_has_passed_a_snapshot_where_the_next_record_would_begin(self) -> None:
         assert reached_at(0x16B374D8, 16 * MIB, PAGE) == 0x16B374D8
 

@@ -285,7 +285,7 @@ def test_a_set_of_characters_that_does_not_end_is_refused(text: str) -> None:
     ("text", "table"),
     [("public.[[]a]", "[a]"), ("public.a[*]", "a*"), ("public.[?]", "?"), ("public.[]]", "]"), ("public.[!]]b", "ab")],
 )
-def test_odd_names_can_be_named(text: str, table: str) -> None:
+def test_names_with_special_characters_of_patterns_can_be_matched(text: str, table: str) -> None:
     assert TablePattern.parse(text).matches("public", table)
     assert not TablePattern.parse(text).matches("public", "other")
 

@@ -221,7 +221,8 @@ class TestDeliveredBefore:
 
 
 class TestWhereNothingWasToBeDelivered:
-    """Positions between the last delivered transaction and the delivered position, which heartbeats have advanced."""
+    """Positions after the last delivered transaction, and before the delivered position, which heartbeats have
+    advanced."""
 
     HEARTBEATS = Delivered(1000, transaction_lsn=100, message_lsn=80)
 
@@ -518,7 +519,7 @@ of_each_kind = pytest.mark.parametrize(
 
 
 class TestTheGate:
-    """The gate, which holds back transactions that belong after the rows of a table while these are read."""
+    """The gate. While the rows of a table are read, it holds back the transactions that belong after these rows."""
 
     def gated(self, xid: int, *received: messages.Message, delivered_lsn: int = 0) -> tuple[Transactions, Below]:
         """Return a connection on which transactions from ``xid`` on have to wait."""
@@ -671,7 +672,7 @@ class TestTheGate:
     ) -> None:
         found, _ = self.gated(700)
         monkeypatch.setattr(waiting, "VERSIONS_BYTES_MAX", 2 * size_of(found.relations[7]))
-        for _ in range(2):  # the first release makes room for the second pass
+        for _ in range(2):  # release() frees the memory, so the second pass gives the same result
             for number in range(3):
                 begin = messages.Begin(100 + 20 * number, 5, 700 + number)
                 commit = messages.Commit(begin.commit_lsn, begin.commit_lsn + 10, 5)

@@ -18,7 +18,7 @@ cdef Py_ssize_t MESSAGE_AT = framing.MESSAGE_AT
 
 cdef enum:
     HEAD_BYTES = 8  # "I", the OID, "N", the number of columns
-    VALUE_BYTES = 5  # "t" and the length; "n" alone for NULL
+    VALUE_BYTES = 5  # "t" and the length. NULL takes one byte, "n".
     COLUMNS_MAX = 0xFFFF
 
 cdef uint8_t[256] ESCAPED  # the byte for each letter after a backslash, or 0 if PostgreSQL does not write this escape

@@ -16,7 +16,7 @@ cdef enum Kind:
     CHECKED_STRING
     UUID
     BYTEA
-    SENT_BOOLEAN  # this kind and all kinds below are those of values in binary format
+    SENT_BOOLEAN  # from here on, the kinds are those of values in binary format
     SENT_INT2
     SENT_INT4
     SENT_INT8
@@ -56,7 +56,7 @@ KINDS = {
     Opcode.BYTEA: BYTEA,
 }
 
-# The kinds by opcode and by the function that reads the value, like the short cuts of ``avro.from_binary``.
+# The kind for each opcode and each function that reads the value, as in the shortcuts of ``avro.from_binary``.
 SENT_KINDS = {
     (Opcode.BOOLEAN, numbers.boolean): SENT_BOOLEAN,
     (Opcode.INTEGER, numbers.int2): SENT_INT2,

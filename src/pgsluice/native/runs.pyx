@@ -126,10 +126,10 @@ def produce_run(produce, list records, Py_ssize_t at, partitions, cut, *, Py_ssi
                     murmur2(<const uint8_t*>PyBytes_AS_STRING(<bytes>key), size_of_key) & 0x7FFFFFFF
                 ) % tally.partitions
             try:
-                # Positional arguments are faster. The callback is None twice, because it has two parameters.
+                # Positional arguments are faster. The two None are the parameters ``callback`` and ``on_delivery``.
                 produce(tally.topic, value, key, partition, None, None, timestamp_ms)
             except Exception:
-                break  # the sink sends this record by itself, gets the same error again, and handles it
+                break  # the sink sends this record on its own, gets the same error again, and handles it
             room -= size
             tally.count(op, partition, at)
             at += 1

@@ -1,8 +1,9 @@
-"""Chooses between the twins: the modules compiled from Cython if they were built, or else the modules in Python.
+"""Chooses between the twins. Uses the modules compiled from Cython if they were built, and otherwise those in Python.
 
-Code that uses a module with a twin chooses by ``COMPILED``. The environment variable ``PGSLUICE_SPEEDUPS`` decides.
-``auto``, the default, uses the compiled modules if they exist. ``require`` refuses to start without them. ``off`` does
-not use them. Both twins give the same results, byte for byte. They differ only in speed.
+Code that uses a module with a twin imports the one that ``COMPILED`` selects. The environment variable
+``PGSLUICE_SPEEDUPS`` decides. ``auto``, the default, uses the compiled modules if they exist. ``require`` refuses to
+start without them. ``off`` does not use them. Both twins give the same results, byte for byte. They differ only in
+speed.
 """
 
 import os

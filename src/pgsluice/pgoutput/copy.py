@@ -29,7 +29,7 @@ _ESCAPED: Final = {
 """The escapes that COPY TO writes. COPY FROM accepts further escapes."""
 
 _FRAME_HEAD: Final = b"w".ljust(MESSAGE_AT, b"\0")
-"""The head of an XLogData. Its positions are 0, because rows that were read have no positions in the WAL."""
+"""The head of an XLogData. Its LSNs are 0, because rows that were read from a table have no position in the WAL."""
 
 _pack_head = struct.Struct(">cIcH").pack
 _pack_length = struct.Struct(">cI").pack
@@ -43,7 +43,8 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
     fields = line[:-1].split(b"\t") if columns or len(line) > 1 else []
     if line[-1:] != b"\n" or len(fields) != columns:
         raise ProtocolError(
-            f"a row of COPY has {len(fields)} columns, or no newline at its end: expected {columns}. Please report it."
+            f"expected a row of COPY with {columns} columns and a newline at its end, found {len(fields)} columns, or "
+            "no newline. Please report it."
         )
     if b"\\" not in line:
         return list(fields)

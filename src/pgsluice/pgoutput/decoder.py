@@ -151,7 +151,7 @@ def _truncate(decoder: Decoder, data: bytes) -> Truncate:
 
 
 def _change(decoder: Decoder, data: bytes) -> tuple[Cursor, int | None]:
-    """Return a cursor after the xid, and the xid, which only messages in a stream segment have."""
+    """Return a cursor and the xid. The cursor is after the xid, which only messages in a stream segment have."""
     cursor = Cursor(data, 1)
     if not decoder.in_stream:
         return cursor, None
@@ -384,6 +384,6 @@ _MESSAGES: dict[str, tuple[str, _Reader]] = {
 }
 _UNKNOWN: tuple[str, _Reader] = ("pgoutput message", _unknown)
 
-# Lists indexed by the type byte, because a list index costs half of a dictionary look-up.
+# These are lists indexed by the type byte, because a look-up in a list costs half as much as one in a dictionary.
 _NAMES = [_MESSAGES.get(chr(kind), _UNKNOWN)[0] for kind in range(256)]
 _READERS = [_MESSAGES.get(chr(kind), _UNKNOWN)[1] for kind in range(256)]

@@ -13,8 +13,8 @@ from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
 XLogData: TypeAlias = bytes
-"""``w``: one message of pgoutput after a head. The bytes stay as they arrived, because nearly all frames are rows, and
-rows are then read only once.
+"""``w``: a head, and after it one message of pgoutput. The bytes stay as they arrived, because nearly all frames are
+rows, and rows are then read only once.
 
 Never confirm the LSNs in the head, because they are 0/0 or lie inside a transaction.
 """
@@ -39,7 +39,7 @@ Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
 
 @dataclass(slots=True)
 class StandbyStatusUpdate:
-    """``r``: the positions of the client. Each LSN is the one after the last byte. 0/0 leaves the slot as it is."""
+    """``r``: the positions of the client. Each LSN is that of the next byte. 0/0 leaves the slot as it is."""
 
     write: int
     flush: int

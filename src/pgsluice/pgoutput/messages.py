@@ -56,7 +56,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Origin:
-    """``O``: the transaction came from another server (``origin_lsn`` is 0 if the transaction is streamed)."""
+    """``O``: the transaction was replicated from another server. ``origin_lsn`` is 0 if the transaction is streamed."""
 
     origin_lsn: int
     name: str
@@ -74,7 +74,7 @@ class RelationColumn:
 
 @dataclass(slots=True)
 class Relation:
-    """``R``: the columns of a table in the following messages. An empty ``namespace`` means pg_catalog."""
+    """``R``: the description of a table for the messages that follow. An empty ``namespace`` means pg_catalog."""
 
     xid: int | None
     oid: int

@@ -11,8 +11,8 @@ from pgsluice.pgoutput.messages import Relation
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
 """The messages around a group of rows whose transaction may still be rolled back. Stream Start begins such a group, and
-Stream Stop ends it. Begin Prepare begins one, and Prepare ends it. Each key is a beginning, and its value is the
-end."""
+Stream Stop ends it. Begin Prepare begins one, and Prepare ends it. Each key is the type of the first message, and its
+value the type of the last one."""
 
 
 class Ahead:
@@ -24,7 +24,7 @@ class Ahead:
         self._is_new = False
 
     def come_to(self, frames: Sequence[XLogData | Keepalive], at: int) -> None:
-        """Record that the session processes ``frames[at]``, which is not within a prepared or streamed transaction."""
+        """Record that the session is about to process ``frames[at]``, outside of prepared and streamed transactions."""
         self._is_new |= frames is not self._frames
         self._frames, self._at = frames, at
 

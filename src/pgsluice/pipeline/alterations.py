@@ -2,8 +2,8 @@
 
 Such a table was altered so that its rows have values that were not sent, or it is not published any more.
 
-The ``loader`` uses this module each time it reads the list of published tables. The tables that are found become stale:
-a mark in the stream tells consumers so, and each table is loaded again unless the settings prevent this.
+The ``loader`` uses this module each time it reads the list of published tables. The tables that it finds become stale.
+A mark in the stream tells consumers so, and each table is loaded again unless the settings prevent this.
 """
 
 from collections.abc import Collection, Sequence

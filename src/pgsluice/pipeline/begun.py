@@ -17,20 +17,20 @@ log = structlog.get_logger(__name__)
 
 MOVED_MAX: Final = 1000
 MOVED_BYTES_MAX: Final = 64 * 1024
-"""The limits of one load for rows whose key changes while the table is being read. These rows are read again before the
-load ends, and until then each checkpoint contains their keys. The limits are the number of rows, and the bytes that
-their keys take in a checkpoint. Above one of these limits, the load begins again."""
+"""The limits of one load for rows whose key changes while the table is being read: the number of these rows, and the
+bytes that their keys take in a checkpoint. Such rows are read again before the load ends, and until then each
+checkpoint contains their keys. Above one of the limits, the load begins again."""
 
 ALL_MOVED_BYTES_MAX: Final = 256 * 1024
-"""The limit of all loads together for the bytes that such keys take in a checkpoint. Above this limit, the load whose
+"""The limit for the bytes that the keys of all loads together take in a checkpoint. Above this limit, the load whose
 keys take the most bytes begins again."""
 
 
 class Begun:
     """The loads in progress, including those of former sessions, and the tables that have been loaded.
 
-    While a table is being read, an UPDATE may give a row a new key without sending all values of the row. The keys of
-    such rows are noted here, so that the rows are read again before the load ends.
+    While a table is being read, an UPDATE may change the key of a row, and PostgreSQL may not send all values of this
+    row. The new keys of such rows are noted here, so that the rows are read again before the load ends.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Begun:
             self.drop(oid)
 
     def finish(self, load: Load, layout: Layout | None) -> Loaded:
-        """Record that all rows of a table with this layout are in the stream. Return the table's record."""
+        """Record that all rows of the table are in the stream. ``layout`` is its layout. Return the table's record."""
         self.drop(load.oid)
         loaded = Loaded(load.id, load.schema, load.table, load.oid, load.rows, self._epoch, layout=layout)
         return self.replace(loaded)
@@ -125,7 +125,7 @@ class Begun:
         return loaded if loaded is not None and _is_complete(loaded) else None
 
     def all_complete(self) -> list[Loaded]:
-        """Return the records of all tables of which, as far as we know, the topic has all rows and changes."""
+        """Return the records of all tables that are complete, as in :meth:`complete`."""
         return [one for one in self._loaded.values() if _is_complete(one)]
 
     @property

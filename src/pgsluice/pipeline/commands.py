@@ -61,7 +61,7 @@ class Commands:
             await self._reader.close()
 
     async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
-        """Record in the open cut that all commands before this offset are processed, and the answers to them."""
+        """Record in the open cut that all commands before this offset are processed. Also record their answers."""
         async with self._pause():
             state = replace(self._requests.state, topic_id=topic_id, offset=offset)
             if answers or state != self._requests.state:
@@ -91,7 +91,10 @@ class Commands:
         )
 
     async def _carry_out(self, command: Command, offset: int) -> Answer:
-        """Record the consequences of the command in the open cut. Raise _Refusal, or the error of a table."""
+        """Record the consequences of the command in the open cut. Return the answer.
+
+        Raise _Refusal if the command cannot be carried out, or the error of a table that cannot be read.
+        """
         _check_in_time(command)
         if command.verb in ("pause_pipeline", "resume_pipeline"):
             return await self._pause_or_resume_pipeline(command, offset)
@@ -134,8 +137,8 @@ class Commands:
     async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
         """Return the matching published tables: those that pgsluice may read, and those that it may not read.
 
-        :mod:`.trust` explains why it may not read some tables. Each pattern has to match at least one table that it may
-        read.
+        :mod:`.trust` explains why it may not read some tables. Raise _Refusal if a pattern matches no published table.
+        Raise TableUnreadable if pgsluice may read none of the tables that a pattern matches.
         """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)

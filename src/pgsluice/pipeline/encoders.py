@@ -1,4 +1,4 @@
-"""The encoder of each relation, which is created when the first row of a new version of the table arrives.
+"""The encoders of relations. An encoder is created when the first row of a new version of its table arrives.
 
 At that time, the row is known to be committed, so the schemas are registered and the topic is created as well. The
 arrival of a Relation message would be too early, because it may describe an ALTER TABLE that is rolled back.
@@ -82,9 +82,9 @@ Relations = Callable[[Sequence[PublishedName]], AsyncIterator[Relation]]
 async def refusals(
     tables: Tables, types: TypeOptions, names: Sequence[PublishedName], relations: Relations, describe: Describe
 ) -> list[TableRefused]:
-    """Return an error for each table that cannot be published as the settings say.
+    """Return an error for each table that cannot be published with these settings.
 
-    The reason is the name of its topic, or a column that cannot have the type chosen for it.
+    There are two reasons: the name of its topic, or a column that cannot have the type chosen for it.
     """
     found: list[TableRefused] = []
     choices: dict[int, tuple[ColumnChoice, ...]] = {}
@@ -167,7 +167,8 @@ class Encoders:
                     raise
                 self._quarantine.add(relation, str(error))
                 found = await self._refuse(relation, str(error))
-            await self._prepare(others)  # last, so that this table gets a topic even if the others reach the limit
+            # The topics of the others come last, because they may reach kafka.topics.max.
+            await self._prepare(others)
         return found
 
     def policy(self, relation: TableId) -> TablePolicy | None:
@@ -190,7 +191,10 @@ class Encoders:
         return policy is not None and policy.named
 
     def watch(self, oid: int, tell: OnIncomplete | None) -> None:
-        """Call ``tell`` for each row of the table that arrives without all values, or end these calls if it is None."""
+        """Call ``tell`` for each row of the table that arrives without all values.
+
+        If ``tell`` is None, end these calls.
+        """
         if tell is None:
             self._watched.pop(oid, None)
         else:
@@ -355,7 +359,7 @@ class Encoders:
         return await self._source.describe_types(unknown) if unknown else []
 
     def _check_alone(self, relation: Relation, policy: TablePolicy, space: str, *, is_new: bool) -> None:
-        """Raise TableRefused if the topic has another table's rows, and no rule allows that."""
+        """Raise TableRefused if the topic has the rows of another table, and no rule allows the tables to share it."""
         last = self._registry.record_namespace(f"{policy.topic}-value")
         if is_new and last not in (None, space) and not policy.shared:
             raise TableRefused(
@@ -382,8 +386,8 @@ class Encoders:
         if primary_key is not None and set(primary_key) <= published:
             return primary_key
         # The catalog shows the table as it is now, but the row may be older. After the row was written, the table may
-        # have been dropped, or a column of the primary key may have been renamed or replaced. In this case, use the key
-        # that was registered last.
+        # have been dropped, or a column of the primary key may have been renamed or replaced. In these cases, use the
+        # key that was registered last.
         last = (await self._registry.keys(subject, space)).last_among(published)
         if last is not None:
             return last

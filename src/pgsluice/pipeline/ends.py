@@ -1,4 +1,4 @@
-"""Protocols for the two ends of a pipeline and for the registry. They say what the pipeline may assume.
+"""Protocols for the two ends of a pipeline and for the registry. They say what the pipeline may assume of each.
 
 ``postgres.source``, ``kafka.sink``, ``registry.builtin`` and ``registry.confluent`` implement these protocols.
 
@@ -35,7 +35,7 @@ class Stream(Protocol):
         """
 
     async def wait_ended(self) -> None:
-        """Raise the error that ended the stream as soon as it is known, even if nobody reads the stream.
+        """Wait until the stream ends, and raise the error that ended it, even if nobody reads the stream.
 
         Never return.
         """
@@ -47,7 +47,7 @@ class Stream(Protocol):
         """Ask the server for its position. The server answers with a keepalive."""
 
     def answer_shutdown(self, wal_end: int) -> None:
-        """Tell a server that waits for us at ``wal_end`` that it may shut down. This does not move the slot."""
+        """Allow a server that waits for us at ``wal_end`` to shut down. This does not move the slot."""
 
     async def stop(self) -> None:
         """Send the last report and end the stream properly."""
@@ -97,7 +97,7 @@ class Source(Protocol):
         """Return the published tables, without waiting for locks."""
 
     def published_relations(self, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
-        """Yield these tables as Relation messages would describe them now, but without their keys.
+        """Yield each of these tables as a Relation message would describe it now, but without its key.
 
         Leave out tables that do not exist any more.
 
@@ -244,7 +244,7 @@ class Sink(Protocol):
         """Return a reader of commands, which has its own clients, or None if this pipeline accepts no commands."""
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Account for the topics that earlier sessions wrote to, so that full cuts name these topics.
+        """Note the topics that earlier sessions wrote to, because full cuts have to name these topics as well.
 
         Call it after :meth:`recorded`. ``cut`` is the number of the last committed cut. ``topics`` are the data topics
         written so far. ``described`` are all topics that have a schema.
@@ -316,7 +316,7 @@ class Spool(waiting.Spool, Protocol):
         """
 
     async def load(self) -> None:
-        """Read the data of the next row from disk. If there is nothing to read, let other tasks run.
+        """Read the data of the next row from disk. If there is nothing to read, only let other tasks run.
 
         Call it after a :class:`pgsluice.transaction.Paused`. Raise UnavailableError if the disk hangs, or if the files
         have been changed.
@@ -342,7 +342,7 @@ class Registry(Protocol):
         """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
-        """Return the fields that the schemas of ``subject`` with this namespace have had.
+        """Return all fields of the schemas that ``subject`` has had with this namespace.
 
         Use the result before anything else is registered, because registrations change it.
         """

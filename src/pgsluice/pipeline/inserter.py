@@ -31,8 +31,9 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    If ``replaces`` is set, consumers may, when the load ends, remove older rows that the load has not read. The table
-    does not have these rows any more. ``layout`` is the table's layout when it was opened, or None if it is not known.
+    If ``replaces`` is set, consumers may remove an older row when the load ends if the load has not read this row,
+    because the table does not have it any more. ``layout`` is the table's layout when it was opened, or None if it is
+    not known.
     """
 
     shape: Shape
@@ -98,7 +99,7 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
-        """Add the table's record to the open cut. If there is a ``topic``, also add a mark that the table is stale."""
+        """Add the table's record to the open cut. If ``topic`` is given, also add a mark that the table is stale."""
         marks = []
         if topic is not None:
             self._position = self._position.at(max(lsn, self._position.lsn))

@@ -1,4 +1,4 @@
-"""How far a pipeline is behind the server, even while no session streams.
+"""The lag of a pipeline behind the server. It is known even while no session streams.
 
 Once a second, the daemon passes the positions from the session or from the slot watch. The caller passes the time.
 """
@@ -65,7 +65,7 @@ class Lag:
         self._oldest_commit = committed_at, max(self._server or 0, self._reached + 1)
 
     def note_other_owner(self, now: float) -> None:
-        """Record that another process delivers, so the time up to ``now`` is not lag of this process."""
+        """Record that another process delivers, so the time up to ``now`` does not count as our lag."""
         self._caught_up_at, self._oldest_commit = now, None
         self._ahead.clear()
 

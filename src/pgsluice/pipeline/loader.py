@@ -160,8 +160,8 @@ class Loader:
     def on_commit(self, transaction: Transaction) -> None:
         """Record that ``transaction`` has committed and does not have to wait.
 
-        Call it before the transaction joins its cut, because this cut records which rows got another key in the
-        transaction.
+        Call it before the transaction joins its cut, because the same cut has to record the rows that got another key
+        in the transaction.
         """
         self._rounds.on_commit(transaction)
         if self._begun.is_changed:
@@ -243,8 +243,8 @@ class Loader:
         """Look for tables, and return True. If the pipeline is paused, do nothing and return False.
 
         The loader must not look for tables in a pause, for two reasons. First, what it finds may have to be delivered.
-        Second, it would wait until the server has proved that it has the same history as before. The server proves this
-        by the stream, which does not advance in a pause.
+        Second, it would wait until the server has proved that it has the same history as before. The proof comes from
+        the stream, which does not advance in a pause.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:

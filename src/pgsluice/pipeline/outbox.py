@@ -25,7 +25,8 @@ from pgsluice.record import Pending, held_bytes
 from pgsluice.transaction import Transaction, WholeTransactions
 
 CHUNK_BYTES = 1024 * 1024
-"""A large transaction is passed to the producer in batches of this size. Each batch costs one switch of threads."""
+"""A large transaction is passed to the producer in batches of this size. Each batch costs one switch between
+threads."""
 
 MANY_EVENTS = 1000
 """A commit with fewer events takes hardly longer than a commit with a single event."""
@@ -114,10 +115,10 @@ class Outbox:
         return self.size >= self._limits.inflight_max and self.committing is not None
 
     async def until_closed(self) -> None:
-        """Wait until the open cut has few records, or does not have to wait for the end of another commit.
+        """Wait until the open cut has few records, or until no other cut is being committed.
 
-        Call it before you add records that nobody waits for. If a cut has grown large during another commit, its own
-        commit takes long, and the changes in this cut are delayed.
+        Call it before you add records that nobody waits for. A cut that grows large during another commit takes long to
+        commit, which delays the changes in it.
         """
         cut = self._open
         while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:
@@ -173,8 +174,8 @@ class Outbox:
 
         If there is no room for another cut, wait for the previous commit first.
 
-        If this waited until all frames of a read are processed, the cut could become much larger than the limit. These
-        frames may contain the commits of many transactions whose rows have waited.
+        This must not wait until all frames of a read are processed. The frames may contain the commits of many
+        transactions whose rows have waited, so the cut could become much larger than the limit.
         """
         if self.committing is not None and (self.full or self.committing.done()):
             await self.settle()

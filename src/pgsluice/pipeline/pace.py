@@ -50,8 +50,8 @@ class Pace:
     def on_round(self, held_s: float, read_s: float) -> None:
         """Note how long changes have waited for a round, and how long it took to read the rows.
 
-        Besides reading, the round takes time that does not depend on the number of rows, and that may be long over a
-        slow network. So the next reads take fewer rows only if reading took longer than the rest of the wait.
+        A part of the wait does not depend on the number of rows, and may be long if the network is slow. So the next
+        reads take fewer rows only if reading took longer than the rest of the wait.
         """
         if read_s < SLOW_S:
             self._timeouts = max(self._timeouts - 1, 0)

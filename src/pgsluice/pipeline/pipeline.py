@@ -62,8 +62,8 @@ _DOUBLINGS = 6
 MIB = 1024 * 1024
 
 DESCRIBED_ANEW_MAX = 10
-"""If more sessions than this end because a type has changed, pgsluice switches to text format. Without this limit,
-everybody who may alter a type could end sessions again and again."""
+"""After more than this many sessions have ended because a type was changed, pgsluice switches to text format. Without
+this limit, everybody who may alter a type could end sessions again and again."""
 
 SAY_AGAIN_S = 300.0
 """The interval at which the log repeats a state that lasts."""
@@ -317,10 +317,10 @@ class Pipeline:
         self._types_checked = True
 
     async def _stop_if_owner(self, source: Source, sink: Sink, error: Fenced) -> None:
-        """Raise UnavailableError if we still have the slot, but a process with a slot on another server writes.
+        """Raise UnavailableError if we still have our slot, but a process that streams from another slot fenced us.
 
-        A process that lost our slot while it was starting also fences us, but writes no checkpoint of its own. In this
-        case, a new session may continue, so raise nothing.
+        A process that lost our slot while it was starting may also have fenced us, but it writes no checkpoint of its
+        own. In this case, raise nothing, because a new session may continue.
         """
         try:
             await source.slot_position()

@@ -1,8 +1,8 @@
 """The quarantine for tables that cannot be published with the present settings. All other tables continue.
 
-Everybody who may create a table can create one that cannot be published. For example, its columns contradict a rule, or
-its topic would have the same name as another table's topic. Such a table must not stop the pipeline. So a dead letter
-replaces each of its changes.
+Everybody who may create tables can create one that cannot be published, for example because its columns contradict a
+rule, or because its topic would have the same name as another table's topic. Such a table must not stop the pipeline.
+So a dead letter replaces each of its changes.
 """
 
 from typing import TYPE_CHECKING
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""The status names at most this many tables: those that were refused last. The metric counts no more tables than
-this."""
+"""The status names at most this many tables, those that were refused last. The metric does not count more than this
+number."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 

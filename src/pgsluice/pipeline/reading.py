@@ -1,4 +1,4 @@
-"""Reads the rows of a table in chunks, and puts each chunk where it belongs in the stream.
+"""Reads the rows of a table in chunks, and inserts each chunk at its position in the stream.
 
 Each chunk is read at a snapshot that is taken between two transactions. From then on, a :class:`pgsluice.round.Round`
 decides which transactions the session processes immediately, and which wait until the chunk is in the open cut.
@@ -39,8 +39,8 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""If more consecutive chunks than this have no position in the stream, the load of the table waits. After each such
-chunk, the next read takes half as many rows."""
+"""If more than this many consecutive chunks have no position in the stream, the load of the table waits. After each
+such chunk, the next read takes half as many rows."""
 
 WRITERS_S: Final = 0.1
 """The interval at which the loader checks whether the transactions that were changing a table have ended."""
@@ -94,7 +94,7 @@ class LoadingTable:
     voids: int = 0
     """How many of the last consecutive chunks had no position in the stream."""
     is_out: bool = False
-    """Whether the table is left out until its description changes or a command requests it."""
+    """Whether the table is left out until its description changes or a command requests its load."""
     due_at: float = 0.0
     failures: int = 0
     said: str | None = None
@@ -163,12 +163,13 @@ class TableReading:
             await self._read_whole(table, opened)
 
     async def open(self, table: LoadingTable) -> Opened | None:
-        """Find out how to read the table, and wait for transactions that are changing it.
+        """Find out how to read the table, and wait for the transactions that are changing it.
 
         Return None if the table cannot be loaded.
 
         The wait is necessary because the changes of such a transaction may be missing both from the snapshot and from
-        the stream. They are missing from the stream if the table was published, or this session began, after them.
+        the stream. They are missing from the stream if they were made before the table was published, or before this
+        session began.
         """
         # Read the layout first, so that it is not newer than the rows. Otherwise an alteration could remain unnoticed.
         layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
@@ -324,7 +325,7 @@ class TableReading:
         self._metrics.snapshot_rounds.labels("placed" if fits else "no_place").inc()
         table.voids = 0 if fits else table.voids + 1
         if table.voids > VOIDS_MAX:
-            raise TableUnreadable("The table's transactions become visible in another order than they commit.")
+            raise TableUnreadable("The table's transactions do not become visible in the order in which they commit.")
 
     async def _rows(
         self, table: LoadingTable, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]

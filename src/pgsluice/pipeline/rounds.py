@@ -1,8 +1,8 @@
-"""Rounds: each takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
+"""Rounds. Each takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
 
-From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass, which means that the session
-processes them immediately. All other transactions wait for the end of the round. The rows that were read at the
-snapshot can join the open cut when all transactions that the snapshot sees have been received.
+From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass. The session processes these
+immediately, and all others wait for the end of the round. The rows that were read at the snapshot can join the open cut
+when all transactions that the snapshot sees have been received.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from pgsluice.transaction import Transaction
 from pgsluice.transactions import Transactions
 
 SEEN_S: Final = 0.1
-"""Before a snapshot is taken, the stream waits at most this long until the transactions that it has received are
-visible to other sessions of PostgreSQL. With synchronous replication, a transaction becomes visible only when a standby
-has answered."""
+"""Before a snapshot is taken, the stream waits at most this long, until the transactions that have passed are visible
+to other sessions of PostgreSQL. With synchronous replication, a transaction becomes visible only when a standby has
+answered."""
 
 SEEN_AGAIN_S: Final = 0.002
 
@@ -36,7 +36,7 @@ PAUSE_S: Final = 5.0
 meanwhile."""
 
 ASK_S: Final = 0.02
-"""The interval at which a round asks the server for the stream's position, until the answer ends the wait."""
+"""The interval at which a round asks the server for its position, until the answer ends the round's wait."""
 
 FLUSH_S: Final = 0.05
 """If a round waits longer than this, it writes a message to the WAL. The message makes the server flush its WAL, so
@@ -88,7 +88,7 @@ class Rounds:
         noted while ``_is_watching`` is set."""
 
     def watch(self, *, on: bool) -> None:
-        """Begin or end noting which transactions pass. This is necessary only while there are tables to load.
+        """Begin or stop noting which transactions pass. This is necessary only while there are tables to load.
 
         Earlier transactions need not be noted, because before the loader reads a table, it waits for all transactions
         that are changing the table.

@@ -1,4 +1,4 @@
-"""One session: from START_REPLICATION to the end of the connection, or of the producer.
+"""One session, from START_REPLICATION until the connection to PostgreSQL or the Kafka producer ends.
 
 All state here ends with the session: the decoder, the relations, the encoders, and the records that are not delivered.
 The next session reads the last state from Kafka.
@@ -128,7 +128,7 @@ class Session:
         self._idle = True
         self._shutdown = ShutdownWatch()
         self._changes = 0
-        """How many changes came outside of runs."""
+        """How many changes have not come in runs of rows."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
         """Held by the task that processes what was received, or that has paused this work."""
@@ -184,11 +184,11 @@ class Session:
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether ``checkpoint``, which was read just now, can come from this session or from before it.
+        """Return whether ``checkpoint``, just read from Kafka, can be that of this session or of an earlier one.
 
-        The session began with the checkpoint that it found or resumed from, and wrote those that it committed or tried
-        to commit. A process that had the slot for a moment may since have marked the checkpoint as refused. If there is
-        no checkpoint, or one that is older than our last one, the broker that answered is outdated.
+        It can if the session found it, committed it, or tried to commit it. A process that had the slot for a moment
+        may have marked it as refused since then. If there is no checkpoint, or one that is older than our last one, the
+        broker that answered is outdated.
         """
         own = self._outbox.checkpoint
         if checkpoint is None or checkpoint.cut < own.cut:
@@ -272,8 +272,8 @@ class Session:
     async def _received(self, reading: Read) -> list[XLogData | Keepalive]:
         """Return the frames of a read. If it raised a StopError, deliver everything before it, then raise the error.
 
-        To continue after such an error, people create a new slot or advance the slot. This skips everything that is not
-        in Kafka by then.
+        To continue after such an error, operators create a new slot or advance the slot. Both skip everything that is
+        not in Kafka by then.
         """
         try:
             return reading.result()

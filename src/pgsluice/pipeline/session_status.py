@@ -108,12 +108,12 @@ class SessionStatus:
 
     @property
     def confirmed_lsn(self) -> int:
-        """Return the confirmed position. Before one is confirmed, return the end of the last session's checkpoint."""
+        """Return the confirmed position, or, before there is one, the ``end_lsn`` from which the session continues."""
         return max(self._progress.confirmable, self._resumed_from.end_lsn)
 
     @property
     def caught_up_lsn(self) -> int:
-        """Return the position before which everything is delivered, or did not have to be delivered."""
+        """Return the position before which nothing is left to deliver."""
         delivered = self._progress.delivered
         return max(self._progress.received, delivered) if self._outbox.is_empty else delivered
 

@@ -13,8 +13,8 @@ fewer on a busy machine. At other times, the server asks only if it has received
 This does not happen, because we send at least three status updates in each wal_sender_timeout."""
 
 PATIENCE_S: Final = 1.0
-"""If the session has not written a checkpoint of the server's last position within this time, we let the server shut
-down without this checkpoint. Otherwise, the server would wait for us without limit."""
+"""The session has this much time to write a checkpoint with the server's last position. After that, we let the server
+shut down without this checkpoint. Otherwise, the server would wait for us without limit."""
 
 LOOK_S: Final = 0.1
 """During PATIENCE_S, the session checks at this interval whether the checkpoint is written."""

@@ -152,7 +152,8 @@ class Startup:
         server = replace(server, xlogpos=await source.flushed_lsn())
         recorded = await sink.recorded()
         facts = Facts(checkpoints, recorded, slot_lsn, server, switches, is_standby)
-        # If the facts contradict each other, the reason may be that another owner has just fenced us and has written.
+        # If the facts contradict each other, the reason may be that another process has just fenced us and written new
+        # records.
         fits = not (is_outrun(facts.checkpoint, recorded) or is_contradicted(facts.checkpoint, recorded))
         if not fits and last_checkpoint(await sink.checkpoints()) != facts.checkpoint:
             raise Fenced("Another process has taken over while this one was starting.")
@@ -174,8 +175,8 @@ class Startup:
                 f"Slot {slot!r} does not exist and postgres.create_slot is false: create it with `pgsluice slot "
                 "create`, or set postgres.create_slot = true."
             )
-        # We may be connected to a server without our slot, while the owner streams from another server. So make this
-        # check before we fence the owner.
+        # We may be connected to the wrong server, which does not have our slot, while the owner streams from the right
+        # one. So make this check before we fence the owner.
         await self._check_delivered_from(await sink.present_checkpoint(), source)
         await sink.fence()
         last = last_checkpoint(await sink.checkpoints())
@@ -201,15 +202,15 @@ class Startup:
         return known
 
     def _described_topics(self) -> list[str]:
-        """Return the topics whose values have a schema among the subjects."""
+        """Return the topics whose values have a registered schema."""
         return [one.removesuffix(_VALUE) for one in self._registry.subjects() if one.endswith(_VALUE)]
 
 
 async def examine(options: PipelineOptions, source: Source, past: Past) -> Checkpoint | None:
     """Return the checkpoint from which a start would continue, or None if it would create the slot.
 
-    If the history would make a start stop or wait, raise the same error as the start. This changes nothing, and does
-    not disturb a running owner.
+    If a start would stop or wait because of the history, raise the same error. This changes nothing, and does not
+    disturb a running owner.
     """
     server = await source.identify()
     switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()
@@ -238,5 +239,6 @@ async def _check_may_create(options: PipelineOptions, last: Checkpoint | None, s
     raise HistoryError(
         f"Slot {slot!r} does not exist on this server, but changes before {format_lsn(last.end_lsn)} were "
         "delivered from it. If this is the wrong server, connect to the right one. If the slot was dropped, the "
-        f"changes after them are lost to this pipeline: start a new history with --adopt-slot, then {LOAD_AGAIN}"
+        "changes after that position are lost to this pipeline: start a new history with --adopt-slot, then "
+        f"{LOAD_AGAIN}"
     )

@@ -1,4 +1,4 @@
-"""Waits that end early because PostgreSQL is lost or because a stop takes too long."""
+"""Waits that end early if the connection to PostgreSQL is lost, or if a stop takes too long."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

@@ -15,6 +15,6 @@ def distrust(table: TableId) -> str:
     """Return why pgsluice does not read this table."""
     return (
         f"Table {quoted(table.namespace, table.name)} is left out until tables.include or a publication names it, or "
-        "superusers and the database's owner own it, its partitions and its schema: whoever owns one of these can "
-        "have functions run with the rights of the role that reads the table."
+        "until superusers or the database's owner own the table, its partitions and its schema. Any other owner of one "
+        "of these could have functions run with the rights of the role that reads the table."
     )

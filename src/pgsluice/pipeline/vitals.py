@@ -1,7 +1,7 @@
 """Signs of life, which show whether the work of a pipeline makes progress.
 
 The session and the pipeline give these signs. The daemon evaluates them for ``/livez`` and ``/readyz``. A running event
-loop would not be proof enough, because the one task that does the work may wait for something that never comes.
+loop would not prove enough, because the only task that does the work may wait for something that never happens.
 """
 
 import time

@@ -42,7 +42,7 @@ class SessionWatch:
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Record that the session reads the stream now, so the session itself notices if the stream ends."""
+        """Record that the session is reading the stream now, so it will notice the end of the stream by itself."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:
@@ -104,7 +104,7 @@ class SessionWatch:
 
 
 def warn_of_bare_commit(transaction: Transaction) -> None:
-    """Warn that the commit of a prepared transaction arrived, but its rows never did."""
+    """Warn that the commit of a prepared transaction has arrived without its rows."""
     log.warning(
         "COMMIT PREPARED of a transaction that was not received: it had no changes, or somebody else acknowledged its "
         "PREPARE",

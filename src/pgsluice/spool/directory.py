@@ -37,9 +37,9 @@ _LOCK = "lock"
 
 
 class SpillDirectory:
-    """A directory of this process under ``parent``. Entering the context creates it, and leaving removes it.
+    """A directory of this process under ``parent``. The context manager creates and removes it.
 
-    Only the user of the process can access it. All files in it are reached by its descriptor, and links are not
+    Only the user of the process can access it. All files in it are opened relative to its descriptor, and links are not
     followed. So people who may rename entries of ``parent`` cannot make pgsluice write, read or remove other files.
     """
 
@@ -116,7 +116,7 @@ class SpillDirectory:
 
 
 _PLAIN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""With O_NONBLOCK, opening does not wait if there is a pipe or a device in place of the file."""
+"""With O_NONBLOCK, opening the file does not block if somebody has put a pipe or a device in its place."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -137,7 +137,7 @@ class _Held:
     def remove(self) -> None:
         """Remove the directory with its files.
 
-        If somebody has put another directory in its place, that directory is removed only if it is empty.
+        If somebody has put another directory in its place, only an empty one is removed.
         """
         for name in [*self.files(), _LOCK]:
             with suppress(OSError):
@@ -216,8 +216,8 @@ def _look_at(parent: str) -> Finding:
 def _is_open_to_others(directory: Path) -> bool:
     """Return whether other users can rename entries of ``directory``.
 
-    A group that may write is trusted, because the volumes of containers usually allow this. If root asks, the owner is
-    taken for the user of the daemon, as with ``deploy/systemd``.
+    A group that may write is trusted, because the volumes of containers usually allow this. If root runs the check, the
+    owner of the directory is assumed to be the user of the daemon, as with ``deploy/systemd``.
     """
     found, user = directory.stat(), os.geteuid()
     if user != 0 and found.st_uid not in (0, user):

@@ -1,4 +1,4 @@
-"""A thread for all file access, so that a disk that hangs does not block anything else.
+"""The thread for all file access. If the disk hangs, only this thread is blocked.
 
 The spool passes all file access to a :class:`Disk`. The event loop never touches a file, and never waits for the disk
 for longer than ``DISK_LIMIT_S``.
@@ -22,7 +22,7 @@ DISK_LIMIT_S = 30.0
 """The time limit of one job. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
 
 LAST_LOOK_S = 1.0
-"""The additional time for a job that seems to be late, because the process may only have been suspended."""
+"""The additional time for a job that seems to be late. The job may only seem so because the process was suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class _Job:
 class Disk:
     """Runs jobs one after the other, in the order in which they were submitted.
 
-    The thread is a daemon thread, and does not belong to an executor. When the interpreter exits, it waits for the
-    threads of executors, so it would wait for a disk that hangs.
+    The thread is a daemon thread, and does not belong to an executor. At its exit, the interpreter waits for the
+    threads of executors, so a disk that hangs would keep the process from ending.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Disk:
     async def run(self, call: Callable[[], T]) -> T:
         """Run ``call`` and return its result. Raise UnavailableError if the disk hangs.
 
-        The disk hangs if a single job, this one or one before it, takes longer than ``DISK_LIMIT_S``. After a
-        cancellation, ``call`` may still be carried out, but before all jobs that are submitted later.
+        The disk counts as hanging if a single job, this one or an earlier one, takes longer than ``DISK_LIMIT_S``.
+        After a cancellation, ``call`` may still be carried out, but before all jobs that are submitted later.
         """
         job = _Job(call)
         self._put(job)

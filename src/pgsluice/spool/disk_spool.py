@@ -1,4 +1,4 @@
-"""Keeps rows whose transaction has not committed yet, in memory up to a limit, and then in files.
+"""Keeps rows whose transaction has not committed yet. They are in memory up to a limit, and beyond it in files.
 
 Each transaction has a buffer. Once memory is short, it also has a file, to which data is only appended. The files are a
 cache, because PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at
@@ -31,8 +31,8 @@ READ_BYTES = 256 * 1024
 """Files are read in blocks of this size. Each block has a checksum."""
 
 ROOM_BYTES = 1024 * 1024
-"""The memory that is kept free for the data of one read, because rows move to disk only between reads from the
-socket."""
+"""The memory that is kept free for the rows of one read from the socket, because rows move to disk only between such
+reads."""
 
 SPILL_BYTES = 4 * 1024 * 1024
 """Size of one write. Even a slow network disk completes such a write within seconds, so if it takes longer than
@@ -68,8 +68,8 @@ class DiskSpool:
         self.disk = disk
         self._open: set[SpooledRows] = set()
         self._moving: SpooledRows | None = None
-        """The transaction whose buffer is being moved to its file. All of it has to be moved, because a file must not
-        end within an entry."""
+        """The transaction whose buffer is being moved to its file. The whole buffer has to be moved, because a file
+        must not end within an entry."""
         self._wanted: Callable[[], None] | None = None
         self.memory = 0
         """Bytes in memory."""
@@ -97,7 +97,7 @@ class DiskSpool:
         if self._moving is None:
             if self.memory <= self._memory_bound:
                 return False
-            # The largest transaction is moved first, because this gives few files and large writes.
+            # The largest transaction is moved first, so that there are few files, and writes are large.
             self._moving = max(self._open, key=lambda one: one.in_memory)
             self._check_room(self._moving.in_memory)
         await self._moving.spill()
@@ -122,7 +122,7 @@ class DiskSpool:
         self._wanted = read
 
     async def load(self) -> None:
-        """Read the data that the current iteration needs next. If it needs no data, give other tasks a turn."""
+        """Read the data that the present iteration over rows needs next. If it needs none, give other tasks a turn."""
         read, self._wanted = self._wanted, None
         if read is None:
             await asyncio.sleep(0)
@@ -151,7 +151,7 @@ class SpooledRows:
         self._name = path if directory is None else path.name
         self._buffer = bytearray()
         self._has_file = False
-        """Whether a file was made, or may still be made by a job that was cancelled."""
+        """Whether the file was created, or may still be created by a job that was cancelled."""
         self._in_file = 0
         self._checksums = array("L")
         """CRC-32 of each block of the file. The last block may be short."""
@@ -197,7 +197,7 @@ class SpooledRows:
         return _with_checksums(self._checksums, self._in_file, data)
 
     def __iter__(self) -> Iterator[tuple[int, bytes] | None]:
-        """Return the entries, and None whenever :meth:`DiskSpool.load` has to be awaited before the next entry."""
+        """Yield the entries, and None whenever :meth:`DiskSpool.load` has to be awaited before the next entry."""
         read = bytearray()
         for number in range(len(self._checksums)):
             self._spool.want(partial(self._read, number, read))

@@ -24,7 +24,7 @@ from pgsluice.pipeline import encoders
 print(speedups.NAME, encoders.Rows.__module__, speedups.describe(), sep="|")
 """
 WITHOUT = "import sys; sys.modules['pgsluice.native.rows'] = None\n"
-"""Code that simulates that the compiled modules were not built."""
+"""Code that makes the process behave as if the compiled modules had not been built."""
 
 needs_compiled = pytest.mark.skipif(not speedups.COMPILED, reason="the compiled modules were not built here")
 

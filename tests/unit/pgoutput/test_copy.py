@@ -79,7 +79,7 @@ def test_any_values_are_read_as_they_were_written(values: list[bytes | None]) ->
     ],
 )
 def test_a_row_of_other_columns_or_without_an_end_is_refused(data: bytes, columns: int, found: int) -> None:
-    with pytest.raises(ProtocolError, match=f"has {found} columns, or no newline at its end: expected {columns}"):
+    with pytest.raises(ProtocolError, match=f"{columns} columns and a newline at its end, found {found} columns"):
         row_values(data, columns)
 
 

@@ -85,7 +85,7 @@ OLD_1 = "4f 0001 74 00000001 32"
 NEW_1 = "4e 0001 75"
 TRUNCATE = "00000002 03 00004000 ffffffff"
 MESSAGE = "01" + LSN_1 + "707265 00 00000003 00ff80"
-COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 2**32 - 4, 0xA0006))  # noqa: FBT003  # as R
+COLUMNS = (RelationColumn(True, "id", 23, -1), RelationColumn(False, "n", 2**32 - 4, 0xA0006))  # noqa: FBT003  # as in Relation
 
 
 def decoded(text: str, *, in_stream: bool = False) -> Message:
@@ -140,10 +140,10 @@ def test_messages_about_transactions_are_read(text: str, message: Message) -> No
         ("55", "00000001 4f0000" + NEW_1, Update(None, 1, None, [], [UNCHANGED])),
         ("44", "00000001" + KEY_1, Delete(None, 1, [b"1", None], None)),
         ("44", "00000001" + OLD_1, Delete(None, 1, None, [b"2"])),
-        ("54", TRUNCATE, Truncate(None, True, True, (0x4000, 2**32 - 1))),  # noqa: FBT003  # as T
-        ("54", "00000000 00", Truncate(None, False, False, ())),  # noqa: FBT003  # as T
-        ("54", "00000000 01", Truncate(None, True, False, ())),  # noqa: FBT003  # as T
-        ("54", "00000000 02", Truncate(None, False, True, ())),  # noqa: FBT003  # as T
+        ("54", TRUNCATE, Truncate(None, True, True, (0x4000, 2**32 - 1))),  # noqa: FBT003  # as in Truncate
+        ("54", "00000000 00", Truncate(None, False, False, ())),  # noqa: FBT003  # as in Truncate
+        ("54", "00000000 01", Truncate(None, True, False, ())),  # noqa: FBT003  # as in Truncate
+        ("54", "00000000 02", Truncate(None, False, True, ())),  # noqa: FBT003  # as in Truncate
         ("4d", MESSAGE, LogicalMessage(None, True, LSN, "pre", b"\x00\xff\x80")),  # noqa: FBT003
         ("4d", "00" + LSN_2 + "00 00000000", LogicalMessage(None, False, 2**64 - 1, "", b"")),  # noqa: FBT003
     ],
@@ -163,14 +163,14 @@ def test_binary_values_are_told_from_text() -> None:
 def test_a_stream_starts_and_stops() -> None:
     decoder = Decoder()
     assert not decoder.in_stream
-    assert decoder.decode(bytes.fromhex(STREAM_START)) == StreamStart(2**32 - 1, True)  # noqa: FBT003  # as S
+    assert decoder.decode(bytes.fromhex(STREAM_START)) == StreamStart(2**32 - 1, True)  # noqa: FBT003  # as in Stream Start
     assert decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + XID + TYPE)) == Type(2**32 - 1, 123456, "", "mood")
     assert decoder.decode(bytes.fromhex(ORIGIN)) == Origin(LSN, "node")  # an Origin message never has an xid
     assert decoder.decode(bytes.fromhex(STREAM_STOP)) == StreamStop()
     assert not decoder.in_stream
     assert decoder.decode(bytes.fromhex("59" + TYPE)) == Type(None, 123456, "", "mood")
-    assert decoder.decode(bytes.fromhex("53 00000001 00")) == StreamStart(1, False)  # noqa: FBT003  # as S
+    assert decoder.decode(bytes.fromhex("53 00000001 00")) == StreamStart(1, False)  # noqa: FBT003  # as in Stream Start
 
 
 def test_a_stream_does_not_start_in_a_stream_nor_stop_outside() -> None:

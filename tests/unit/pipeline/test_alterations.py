@@ -1,6 +1,6 @@
 """Tables that were altered after their load: their marks and records, and the warnings about them.
 
-Source and sink are scripted. The open cut is that of a session.
+Source and sink are scripted. The open cut is real.
 """
 
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ DELIVERED, RECEIVED = 900, 1000
 class Scene:
     """The parts of a session that alterations need. Nothing runs in the background."""
 
-    def __init__(self, *loaded: Loaded, loads_again: bool = True, load_position: LoadPosition = LoadPosition()) -> None:  # noqa: B008 - frozen
+    def __init__(self, *loaded: Loaded, loads_again: bool = True, load_position: LoadPosition = LoadPosition()) -> None:  # noqa: B008 - it is immutable
         self.world = World(published=[WIDE], layouts={7: ADDED})
         self.woken = 0
         source, sink = FakeSource(self.world), FakeSink(self.world)

@@ -1,4 +1,4 @@
-"""Commands to a session with scripted source and sink: their effects, and the checkpoint that contains these."""
+"""Commands to a session: their effects, and the checkpoint that contains the effects. Source and sink are scripted."""
 
 import asyncio
 import time
@@ -405,7 +405,8 @@ class TestAPauseOfThePipeline:
         assert outcomes(world) == ["done"] * 3
 
     async def test_outlives_the_session_even_before_the_history_is_checked(self) -> None:
-        """Read commands during the pause, although the server's history is checked only later, with the stream."""
+        """Read commands during the pause. The server's history can be checked only later, because the stream is
+        paused."""
         world = world_of()
         progress = Progress(CHECKPOINT.end_lsn, {9_900: "transaction"})
         async with running(world, STOPPED, progress=progress, is_initial=True) as session:

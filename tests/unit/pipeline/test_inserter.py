@@ -1,6 +1,6 @@
 """The insertion of loaded rows into the open cut, with their positions, their marks and the progress of the load.
 
-The outbox, the encoders and the loads are those of a session. The sink is scripted.
+The outbox, the encoders and the loads are real. The sink is scripted.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Stage:
 
     @property
     def seqs(self) -> list[int]:
-        """The number of rows and marks before each mark at its position."""
+        """For each mark, how many rows and marks come before it at its position."""
         return [mark.seq - FIRST_SEQ for mark in self.marks]
 
     @property

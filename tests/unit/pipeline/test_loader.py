@@ -295,7 +295,7 @@ async def test_rows_are_not_read_faster_than_the_pace() -> None:
     began = time.monotonic()
     async with loading(world, max_rows_per_s=20) as found:
         await found.finish()
-    assert time.monotonic() - began > 0.9, "20 rows take a second, after which the others are read"
+    assert time.monotonic() - began > 0.9, "the other 10 rows are read a second after the first 20"
     assert [mark.rows for mark in marks(world) if mark.state == "rows"] == [20, 30]
 
 

@@ -10,7 +10,7 @@ def test_without_a_limit_there_is_no_pause() -> None:
     assert pace.at_once(20_000) == 20_000
 
 
-def test_rows_take_their_time() -> None:
+def test_the_next_read_waits_as_long_as_the_rows_so_far_require() -> None:
     pace = Pace(100)
     assert pace.wait_s(5.0) == 0.0
     pace.on_read(100, now=5.0)
@@ -19,7 +19,7 @@ def test_rows_take_their_time() -> None:
     assert pace.wait_s(7.0) == 0.0
 
 
-def test_unused_time_is_not_made_up_for() -> None:
+def test_time_without_reads_does_not_allow_a_higher_rate() -> None:
     pace = Pace(100)
     pace.on_read(10, now=1000.0)
     assert pace.wait_s(1000.0) == pytest.approx(0.1)

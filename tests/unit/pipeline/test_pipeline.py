@@ -200,7 +200,7 @@ class TestGoingOn:
 
 
 class TestPoison:
-    """Kafka refuses a record because of its content when its cut is committed."""
+    """Kafka refuses a record because of its content. It does so when the cut is committed."""
 
     def refused(self, *numbers: int) -> Refused:
         """Return the refusal of these rows of the first transaction, which commits at 10,050."""
@@ -368,7 +368,8 @@ class TestWhenItMustNotGoOn:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_refusal_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Close the connection, because the server waits for a walsender whose stream nobody reads any more."""
+        """Close the connection. Otherwise the server would wait for the walsender, because nobody reads its stream any
+        more."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1)
@@ -386,7 +387,8 @@ class TestWhenItMustNotGoOn:
         assert "has sent transaction 8000" in world.checkpoint.refused
 
     async def test_schemas_of_an_owner_that_has_just_ended_are_found(self) -> None:
-        """Read the registry a second time, because it has every schema before the cut that needs the schema."""
+        """Read the registry a second time. Each schema is registered before the cut that needs it, so it is found
+        then."""
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
         )
@@ -534,7 +536,8 @@ class TestWhenItMustNotGoOn:
 
     @pytest.mark.parametrize("shown", [[replace(CHECKPOINT, cut=1)], []])
     async def test_an_outdated_checkpoint_after_being_fenced_is_retried(self, shown: list[Checkpoint]) -> None:
-        """Start a new session, because a checkpoint older than our own last one does not show who has written since."""
+        """Start a new session. A checkpoint that is older than our last one does not show who has written since
+        then."""
         world = World(position=8_000, checkpoint=CHECKPOINT)
         outdated: list[list[Checkpoint]] = []
 
@@ -652,7 +655,8 @@ class TestTheWrongServerForAMoment:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Notice the shutdown from refused ordinary connections. No session reads the walsender yet."""
+        """Notice the shutdown by ordinary connections that are refused, because nobody reads the replication stream
+        yet."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 
@@ -689,7 +693,7 @@ class TestTheWrongServerForAMoment:
 
 
 class TestChosenTypes:
-    """Columns whose types the settings choose are checked once, at the beginning."""
+    """The settings choose the types of columns. These types are checked once, at the beginning."""
 
     CHOSEN = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"n": Choice.parse("uuid")})])
 
@@ -734,7 +738,7 @@ class TestChosenTypes:
 
     @pytest.mark.parametrize("late", [SourceUnavailable("statement timeout"), TimeoutError()])
     async def test_a_slow_catalog_does_not_delay_the_start(self, late: Exception) -> None:
-        """Continue without the check. Users who may create tables can make its query arbitrarily slow."""
+        """Continue without the check, because users who may create tables can make the check arbitrarily slow."""
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"published_relations": [late]})
         tables = replace(OPTIONS.tables, rules=[TableRule("public.*", types={"other": Choice.parse("uuid")})])
         with structlog.testing.capture_logs() as lines:

@@ -21,7 +21,7 @@ CHECKPOINT = Checkpoint("shop", "s", "7001", 1, 3, 4, 100, commands=STATE)
 
 
 class Watched(Encoders):
-    """Encoders that do not report rows with missing values."""
+    """Encoders that never report rows with missing values."""
 
     def __init__(self) -> None:
         pass

@@ -1,6 +1,6 @@
 """Rounds without a session: when the snapshot is taken, which transactions wait, and the position of the rows.
 
-Source and sink are scripted. The gate, the transactions and the progress are those of a session.
+Source and sink are scripted. The gate, the transactions and the progress are real.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Reader(FakeReader):
 
 
 class Stage:
-    """Rounds, and the interface of a session behind them. Nothing runs in the background."""
+    """Rounds, and the parts of a session that they use. Nothing runs in the background."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -143,7 +143,7 @@ class TestTakingASnapshot:
         assert stage.told == ["pause", "resume"]
 
 
-class TestWhatWentOn:
+class TestTransactionsThatHavePassed:
     async def test_a_transaction_that_passed_has_to_be_visible_first(self, stage: Stage) -> None:
         stage.world.seen = [stage.world.seen[0], stage.world.seen[0], SEES_ALL]
         stage.rounds.watch(on=True)

@@ -157,7 +157,7 @@ async def test_topics_of_new_tables_that_come_in_one_read_are_made_together() ->
         frames = [data(messages.Begin(10_050, 0, 700)), *rows, data(messages.Commit(10_050, 10_100, 0))]
         world.append(10_050, frames, 10_100)
         await until(lambda: found.confirmed == 10_100)
-    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]  # the first topic was opened directly before
+    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]  # t0 got its topic first, because of its row
     assert world.topics == {f"shop.public.t{number}" for number in range(3)}
 
 
@@ -239,7 +239,7 @@ async def test_without_progress_a_cut_is_written_occasionally(monkeypatch: pytes
 
 
 async def test_no_cut_is_written_while_the_history_is_unconfirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write no cut, because a cut says that everything before its end is in Kafka, which is not known yet."""
+    """Write no cut. A cut says that everything before its end is in Kafka, and this is not known yet."""
     monkeypatch.setattr(outbox, "QUIET_S", 0.05)
     world = World(position=9_000)
     async with running(world, to_be_resent={9_900: "transaction"}) as found:
@@ -276,7 +276,7 @@ async def test_a_server_that_shuts_down_gets_its_last_position_confirmed() -> No
         assert not found.stream.released
 
 
-async def test_a_shutdown_is_noticed_at_the_pace_of_our_answers() -> None:
+async def test_a_shutdown_is_noticed_although_our_replies_are_limited_in_rate() -> None:
     world = World(position=10_000)
     async with running(world) as found:
         for _ in range(2):
@@ -353,7 +353,7 @@ async def test_a_session_is_not_ready_while_kafka_accepts_nothing(monkeypatch: p
 async def test_a_server_that_shuts_down_while_kafka_accepts_nothing_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Notice the shutdown from refused ordinary connections, because the session does not read the walsender."""
+    """Notice the shutdown by ordinary connections that are refused, because the session does not read the stream."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)
     world = World(position=10_000, commit_gate=asyncio.Event())
@@ -545,7 +545,7 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """Use the origin, although its message comes after the Begin and the table is already known."""
+    """Use the origin, although the Origin message comes after the Begin, and the table is already known."""
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
@@ -869,7 +869,8 @@ class TestAServerWithAnotherHistory:
         assert found.confirmed <= 5_000
 
     async def test_nothing_is_confirmed_before_the_last_transaction_comes_again(self) -> None:
-        """Confirm nothing, because the other transaction that comes instead has to be sent again in a new epoch."""
+        """Confirm nothing, because the transaction that comes in place of the last one has to be sent again in a new
+        epoch."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
         async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:

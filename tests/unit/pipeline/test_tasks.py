@@ -1,4 +1,4 @@
-"""The time limits of a shutdown. ``test_pipeline.py`` tests a server that goes away at the same time."""
+"""The time limit of a stop. ``test_pipeline.py`` tests a server that goes away during a start or a refusal."""
 
 import asyncio
 

@@ -134,7 +134,7 @@ class TestDirectory:
 
 
 def left_behind(path: Path) -> Path:
-    """Make a directory that looks as if it belonged to a process that has ended."""
+    """Make a directory like that of a process that has ended."""
     path.mkdir(mode=0o700)
     (path / "lock").touch()
     (path / "1").write_bytes(b"rows")

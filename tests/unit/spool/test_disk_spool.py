@@ -105,7 +105,8 @@ class TestRows:
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
     async def test_a_large_transaction_is_spilled_in_parts(self, make: Make) -> None:
-        """Write a large transaction in parts, because each part is a sign of life. A file ends between two rows."""
+        """Write a large transaction in parts, because each part is a sign of life. At the end, the file has only whole
+        rows."""
         spool = make(2 * SPILL_BYTES, 64 * MIB)
         pieces = [bytes([number]) * MIB for number in range(2 * SPILL_BYTES // MIB + 3)]
         rows = filled(spool, *pieces)
@@ -218,7 +219,7 @@ class TestWhenThereIsNoRoom:
         before, rest = file.read_bytes()[:at], file.read_bytes()[at:]
         file.write_bytes(before + change(rest))
         found = []
-        with pytest.raises(UnavailableError, match=r"is not as it was written.*Nothing is lost"):  # noqa: PT012 - a loop
+        with pytest.raises(UnavailableError, match=r"is not as it was written.*Nothing is lost"):  # noqa: PT012 - the loop raises it
             for piece in rows:
                 if piece is None:
                     await spool.load()
