@@ -342,7 +342,7 @@ BREAKAGES = (
         GameDay.adopt,
     ),
     Breakage("a row is larger than the topic takes", ("Kafka cannot take …",), lower_limit, raise_limit),
-    Breakage("the broker stands still", NONE, lambda scene: scene.kafka.pause(), lambda scene: scene.kafka.resume()),
+    Breakage("the broker is frozen", NONE, lambda scene: scene.kafka.pause(), lambda scene: scene.kafka.resume()),
     Breakage("the broker is killed", NONE, lambda scene: scene.kafka.kill(), lambda scene: scene.kafka.start()),
     Breakage(
         "the room for open transactions is used up",
@@ -352,5 +352,5 @@ BREAKAGES = (
     ),
     Breakage("a table fits no rule", ("table …: column … of type … cannot be …",), add_table, correct_rule),
     Breakage("the daemon is killed", NONE, lambda scene: scene.daemon.kill(), start),
-    Breakage("the daemon stands still", NONE, signalled(signal.SIGSTOP), signalled(signal.SIGCONT)),
+    Breakage("the daemon is frozen", NONE, signalled(signal.SIGSTOP), signalled(signal.SIGCONT)),
 )
