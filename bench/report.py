@@ -179,7 +179,7 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
         costs = [cost for load in loads if (name := fastest(load, kind)) and (cost := load.cpu_us(name, "client"))]
         if len(costs) > 1:
             yield (
-                f"CPU for an event, the highest figure by the number of tables compared with the lowest: {kind}",
+                f"CPU for an event by number of tables, the highest figure compared with the lowest: {kind}",
                 "at most 10 % more",
                 f"{(max(costs) / min(costs) - 1) * 100:.0f} % more",
             )

@@ -1,4 +1,4 @@
-"""The jars that Spark needs in addition to PySpark's own. The tests of the Spark side and the demo use this module."""
+"""The jars that Spark needs in addition to those of PySpark. The tests and benches of Spark and the demo use them."""
 
 from pathlib import Path
 
@@ -9,5 +9,9 @@ FLOOR = "4.0.0"
 
 
 def jars(version: str = NEWEST) -> list[Path]:
-    """Return the jars for a version of PySpark: the Kafka source, Avro, Delta, and their dependencies."""
+    """Return the jars for a version of PySpark.
+
+    They contain the Kafka source, Avro, the targets that this version supports, PostgreSQL's JDBC driver, and their
+    dependencies.
+    """
     return sorted(fetch(f"spark-{version}").glob("*.jar"))

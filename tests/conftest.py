@@ -15,13 +15,17 @@ from sandbox.postgres import Database, Postgres
 settings.register_profile("untimed", deadline=None)  # on a busy machine, a slow test is not a defect
 settings.load_profile("untimed")
 
-Daemon.forks = True  # test_cli.py and tests/platform test the commands as users type them
+# Forking saves the time to start Python. test_cli.py and tests/platform run the commands as users type them.
+Daemon.forks = True
 
 PLATFORM = "tests/platform/"
 
 
 class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Like ``--dist loadfile``, but one process runs all of tests/platform, so that the image is built only once."""
+    """Distributes tests like ``--dist loadfile``, except that one process runs all of tests/platform.
+
+    So the image is built only once.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return PLATFORM if nodeid.startswith(PLATFORM) else str(super()._split_scope(nodeid))

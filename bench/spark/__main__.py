@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if options.render:
         results = Results.read(RESULTS)
-        assert results is not None, "the repository has them"
+        assert results is not None, "the repository contains results.json"
         write_document(results)
         return
     with (
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", nargs="+", choices=SUBJECTS, default=SUBJECTS, metavar="WHAT", help=f"what to measure: {what}"
     )
     parser.add_argument("--runs", type=int, default=3, help="number of runs of each contender (default: 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor for the usual numbers (default: 1)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the numbers of rows, tables and cuts (1)")
     parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser
 

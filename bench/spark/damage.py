@@ -93,7 +93,7 @@ def _named(report: AuditReport) -> set[str | None]:
 
 
 def _damage(stage: Stage) -> None:
-    """Damage the mirror's table, and record the damaged version in the control table as if it were the mirror's."""
+    """Damage the mirror's table, and record its new version in the control table, as the mirror does after a commit."""
     table = f"delta.`{stage.directory / 'audited' / NAME}`"
     for statement in DAMAGE:
         stage.spark.sql(statement.format(table))

@@ -38,7 +38,7 @@ def update(rows: int, updates: int) -> str:
 
 
 def decode(stage: Stage, rows: int, runs: int) -> Race:
-    """Measure how fast all events of a topic are decoded. The stage's table has this many rows, which are loaded."""
+    """Measure how fast all events of a topic are decoded. The topic has one event for each row of the table."""
     ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - like theirs
     theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - like ours
     for warm_up in (ours, theirs):

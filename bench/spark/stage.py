@@ -28,7 +28,7 @@ TICKS = "CREATE TABLE ticks (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
 
 
 def session(directory: Path) -> SparkSession:
-    """Return a session on two cores with Spark's own defaults, except for the number of shuffle partitions."""
+    """Return a session on two cores. Only the memory and the number of shuffle partitions are tuned."""
     settings = {
         "spark.driver.memory": "3g",
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),

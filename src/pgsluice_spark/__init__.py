@@ -1,7 +1,7 @@
-"""PySpark jobs that read pgsluice's topics: the changes of rows with native types, and copies of the tables.
+"""Reads pgsluice's topics with PySpark: returns the changes of rows with native types, and keeps copies of the tables.
 
-The package needs PySpark and its Kafka and Avro packages. It shares the wire contract with the daemon, but no code.
-Without PySpark, only ``pgsluice-spark --help`` works.
+The package needs PySpark and Spark's packages for Kafka and Avro. It shares the wire contract (docs/events.md) with the
+daemon, but no code. Without PySpark, only ``pgsluice-spark --help`` works.
 
 ``tests/unit/pgsluice_spark/test_cli.py`` covers this module.
 """

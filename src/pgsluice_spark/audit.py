@@ -1,24 +1,25 @@
-"""An audit, which compares PostgreSQL's tables with a mirror's, value by value at one moment, while both change.
+"""Audits a mirror: compares its tables with PostgreSQL's, value by value and as of one moment, although both change.
 
 Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last cut in
-its control table. From the topics, the audit adds those changes after C that S sees. Both sides then have the same
-state of the database, so any difference between them is an error. They have the same state for these reasons:
+its control table. The audit then reads the later changes from the topics, and applies those that S sees to the mirror's
+rows. Both sides then have the same state of the database, so any difference between them is an error. They have the
+same state for these reasons:
 
 *S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Snapshots
-see the transaction only later, when it has left the list of running transactions. With a synchronous standby, this can
-take long. So the audit reads C first. At that time, every transaction up to C has written its commit record. Either all
-later snapshots see the transaction, or it still holds the lock on its own id. The audit reads these locks
-(``pg_locks``), and takes S when every transaction that held such a lock has released it. The audit does not wait for
-two kinds of transactions, because these cannot be in the middle of their commit. The first kind are transactions of
-sessions that are idle in a transaction. The second kind are prepared transactions while no session runs a COMMIT
-PREPARED. Neither kind has written its commit record yet, so C does not contain these transactions.
+see the transaction only later, when it has left the list of running transactions. If the commit has to wait for a
+synchronous standby, this can take long. So the audit reads C first. At that time, every transaction up to C has written
+its commit record. Such a transaction either is visible to all snapshots that are taken from now on, or still holds the
+lock on its own id. The audit reads these locks (``pg_locks``), and takes S when every transaction that held such a lock
+has released it. The audit does not wait for two kinds of transactions, because these cannot be in the middle of their
+commit: transactions of sessions whose state is ``idle in transaction``, and prepared transactions while no session runs
+a COMMIT PREPARED. Neither kind has written its commit record yet, so C does not contain these transactions.
 
 *The topics contain everything that S sees.* A transaction that S sees wrote its commit record before S was taken. So
 the record is before the WAL position that the audit reads after it has taken S. The audit waits for a cut whose
-``end_lsn`` has reached this position. The position that it reads is the insert position. The write position
-(``pg_current_wal_lsn``) would be too low, because snapshots see an asynchronous commit before it is flushed. On an idle
-server, the insert position may be just after the header of a page. The server never reports such a position, so the
-audit subtracts the header.
+``end_lsn`` has reached this position. The audit reads the insert position. The write position (``pg_current_wal_lsn``)
+would be too low, because snapshots see an asynchronous commit before its commit record is written. On an idle server,
+the insert position may be just after the header of a new page. The walsender never reports such a position, so the
+audit subtracts the length of the header.
 
 *The transaction id in each record, ``xid``, decides whether S sees a change.* It is the id of the top-level
 transaction. The ids in ``pg_current_snapshot()`` also belong to top-level transactions, so subtransactions do not
@@ -28,8 +29,8 @@ these lower bits, the audit uses the one nearest to S's ``xmax``. This is correc
 at the same time never differ by more than 2^31, and the changes between C and S are not older than that.
 
 *Changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all
-earlier transactions that changed this row or a row with its key. The earlier transactions had to end first, because
-they held the lock of the row.
+earlier transactions that changed this row or another row with the same key. The earlier transactions held the lock of
+the row, so they had to end first.
 
 *Rows that a load has read (``r``) after C are left out.* They belong to no transaction. A table that is ``loaded`` at C
 does not need them, because all changes after C are in the topics. Tables that are not loaded at C, or that become
@@ -37,9 +38,9 @@ does not need them, because all changes after C are in the topics. Tables that a
 
 *Nobody truncates or alters the tables during the audit.* Snapshots do not hide the effects of TRUNCATE and of some
 forms of ALTER TABLE. So the audit locks the tables (ACCESS SHARE, as SELECT does) before it takes S, and keeps the
-locks until it ends. Such statements have to wait until then.
+locks until it ends. TRUNCATE and ALTER TABLE have to wait until then.
 
-*All sessions read at the same snapshot.* S is exported, and every session in which Spark reads begins by importing it
+*All sessions read at the same snapshot.* S is exported, and every session with which Spark reads imports S first
 (``sessionInitStatement``). S is a snapshot of the primary, because snapshots on a standby list no running transactions.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT
@@ -122,7 +123,7 @@ def _last_entry(spark: SparkSession, target: Target) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The cuts after the mirror's last cut, and the tables' topics that the cut records name."""
+    """The cuts after the mirror's last cut, and the topics of tables that the cut records name."""
 
     cuts: Sequence[Cut]
     topics: Sequence[str]
@@ -172,7 +173,7 @@ class _Job:
     schemas: Mapping[str, tuple[str, tuple[SchemaVersion, ...]]] = field(init=False)
     """The topic and the schemas of each table."""
     lacking: set[str] = field(init=False)
-    """The tables that have dead letters in place of changes after the mirror's cut."""
+    """The tables for which dead letters replace changes after the mirror's last cut."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemas", self._schemas())
@@ -200,7 +201,7 @@ class _Job:
         return compared(table, rows, key, Columns.of(columns_of(self._newest(table)), rows, side), self.differences)
 
     def _report_of_empty(self, table: str, side: SourceTable) -> TableReport:
-        """Compare a table without a topic. Such a table has had no change, so both sides should be empty."""
+        """Compare a table that has no topic. No change of such a table was ever sent, so both sides should be empty."""
         if table in self.view:
             return TableReport(table, REFUSED, "no cut record names its topic, so its columns are not known")
         names = {f"c{number}": name for number, (name, _, _) in enumerate(side.columns)}

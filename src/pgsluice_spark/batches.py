@@ -1,6 +1,6 @@
-"""Divides a batch into pieces, which are whole cuts with a limited number of events, and finds their records.
+"""Divides a batch into pieces of whole cuts with a limited number of events, and finds the records of each piece.
 
-Used by :mod:`.query`. Pure.
+Used by :mod:`.query`. This module does no I/O.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,11 @@ from pgsluice_spark.cuts import Cut, Ranges
 
 
 def pieces(cuts: Iterable[Cut], max_events: int) -> Iterator[list[Cut]]:
-    """Yield ``cuts`` in pieces of one epoch and at most ``max_events``. A larger cut is a piece of its own."""
+    """Yield ``cuts`` in pieces.
+
+    The cuts of a piece have the same epoch, and together at most ``max_events`` events. A cut with more events is a
+    piece of its own.
+    """
     piece: list[Cut] = []
     events = 0
     for cut in cuts:
@@ -28,7 +32,7 @@ def topics(cuts: Iterable[Cut]) -> list[str]:
 
 
 def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]:
-    """Return the partitions of these topics that the cuts wrote to."""
+    """Return the partitions that the cuts wrote to in the ``chosen`` topics."""
     return {
         (topic, partition)
         for cut in cuts
@@ -39,10 +43,10 @@ def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]
 
 
 def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
-    """Return the offsets of the records that these cuts have in a topic. Adjacent ranges become one.
+    """Return the offsets of the records that these cuts have in a topic, as ranges. Adjacent ranges are merged.
 
-    A range has exactly the offsets in its cut record. It is not extended to the end of the previous range, because
-    there may be records between the two ranges that belong to no cut.
+    A range has exactly the offsets that its cut record lists. A range is not extended to the end of the previous one,
+    because records that belong to no cut may be between the two ranges.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for cut in cuts:

@@ -47,7 +47,7 @@ class Brokers:
             return {topic: found.get(topic).topicId().toString() for topic in topics}
 
     def topics(self, places: Collection[Place]) -> dict[str, TopicNow]:
-        """Return the present state of the topics of these partitions."""
+        """Return the present state of the topics to which these partitions belong."""
         ids = self.topic_ids({topic for topic, _ in places})
         begins: dict[str, dict[int, int]] = {topic: {} for topic in ids}
         for (topic, partition), offset in self._offsets(places, is_end=False).items():

@@ -1,7 +1,7 @@
-"""Keeps all changes of a table. Each piece of a batch (some whole cuts) is appended in one commit.
+"""Keeps all changes of a table in a change log. Each piece of a batch (some whole cuts) is appended in one commit.
 
-Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once.
-:func:`.latest` accepts them.
+Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once. So
+:func:`.latest` can compute the table from its log.
 
 ``tests/spark/test_query.py`` covers this module.
 """
@@ -16,7 +16,7 @@ from pgsluice_spark.targets import Commit, TargetTable
 from pgsluice_spark.work import Prepared, Work
 
 _IS_FIRST: str = "op != 't' OR partition = 0"
-"""Selects the changes to keep. A truncate has a record in every partition, of which the log keeps only one."""
+"""Selects the changes to keep. A truncate has a record in every partition, but the log keeps only one of them."""
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:

@@ -1,7 +1,7 @@
 """Reads the row changes of one table from its Kafka topic, as a DataFrame with native types.
 
-Users' jobs begin with this function. It reads only records of committed cuts, and decodes each record with the schema
-that wrote it.
+Users' jobs begin with :func:`read_changes`. It reads only records of committed cuts, and decodes each record with the
+schema with which it was written.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pgsluice_spark.registry import Registry
 from pgsluice_spark.source import read_topic
 
 
-def read_changes(  # noqa: PLR0913 - all but the first two by name
+def read_changes(  # noqa: PLR0913 - all but the first two are passed by name
     spark: SparkSession,
     topic: str,
     *,
@@ -27,14 +27,14 @@ def read_changes(  # noqa: PLR0913 - all but the first two by name
     """Return the changes in ``topic``, as a stream or (``streaming=False``) as a batch.
 
     The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's ``topic``,
-    ``partition``, ``offset`` and ``timestamp``. ``fields`` has the names of the row's fields in the schema that wrote
-    the record. All other fields are null, because that schema does not have them.
+    ``partition``, ``offset`` and ``timestamp``. ``fields`` has the names of the row's fields in the schema with which
+    the record was written. All other fields are null, because that schema does not have them.
 
     The function uses the schemas that ``registry`` has when it is called. A record with a later schema ends the query
     with an error that names this schema. To continue, call the function again and start from the same checkpoint.
 
-    If several tables share the topic, ``table`` selects the changes of one table. The name has the form of the schemas'
-    namespace, such as ``public.orders``.
+    If several tables share the topic, ``table`` selects the changes of one table. The name is written as in the
+    namespace of the table's schemas, such as ``public.orders``.
     """
     versions = tuple(registry.versions((f"{topic}-value", f"{topic}-key")))
     reading = topic_reading(versions, topic, table)

@@ -1,6 +1,6 @@
 """``pgsluice-spark``, which runs mirrors, change logs, views and audits from the shell, with settings in a TOML file.
 
-``--help`` works without PySpark. So this module imports :mod:`.commands`, which needs PySpark, only to run a command.
+``--help`` has to work without PySpark. So :mod:`.commands`, which needs PySpark, is imported only to run a command.
 """
 
 import sys

@@ -71,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     config = read(options.config)
     if options.command == "submit":
         return _submit(config, options)
-    _target(config)  # before Spark is started, which takes long
+    _target(config)  # report mistakes in the file before Spark starts, because starting Spark takes long
     _maintenance(config)
     with _session(config) as spark:
         return COMMANDS[options.command](config, _pipeline(config, spark), options)

@@ -145,7 +145,7 @@ def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
 
 
 def _cell(value: Column, text: Column, pair: Pair) -> Column:
-    """Return a value to group by. If the type cannot hold the value, the value's text is used as well."""
+    """Return a column's value to group by. If the type cannot hold the value, its text is part of the result."""
     return F.struct(comparable(value, pair.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
 
@@ -153,7 +153,7 @@ def _numbered(pairs: Sequence[Pair], value: Callable[[Pair], Column]) -> Column:
     return F.struct(*(value(pair).alias(f"k{pair.number}") for pair in pairs))
 
 
-def _shown(pairs: Sequence[Pair], text: Any) -> Column:  # noqa: ANN401 - as above
+def _shown(pairs: Sequence[Pair], text: Callable[[Pair], Column]) -> Column:
     return F.array(*(F.struct(F.lit(pair.column).alias("name"), text(pair).alias("text")) for pair in pairs))
 
 

@@ -1,6 +1,6 @@
 """Reads the TOML file of ``pgsluice-spark``. If the file has a mistake, the error names the file and the key.
 
-Used by :mod:`.commands`. This module only reads this file and the files that it names.
+Used by :mod:`.commands`. This module reads only the TOML file and the files with passwords that it names.
 """
 
 import tomllib
@@ -87,7 +87,7 @@ class Config:
 
 
 def read(path: str) -> Config:
-    """Read a file and return its content. Raise ConfigError for a mistake in it."""
+    """Read a file and return its content. Raise ConfigError if the file has a mistake."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

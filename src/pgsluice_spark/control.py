@@ -1,7 +1,7 @@
-"""The control table of a target, which says which commits of its tables belong to one state of the database.
+"""The control table of a target. Each row names the commits of all tables that together are one state of the database.
 
 A row is added when all tables have all changes up to the end of a cut. :func:`consistent_view` reads the tables at the
-commits of one row, so a reader never sees a part of a transaction.
+commits that one row names, so a reader never sees only a part of a transaction.
 
 ``tests/spark/test_mirror.py`` covers this module.
 """
@@ -21,7 +21,7 @@ from pgsluice_spark.targets import Commit, Target, TargetTable
 NAME: Final = "_pgsluice_cuts"
 
 _MAINTAINED: Final = "pgsluice.maintained"
-"""The property of the control table with the time of the last maintenance."""
+"""The property of the control table that has the time of the last maintenance."""
 
 _SCHEMA: Final = (
     "cut long, epoch int, end_lsn long, ts_us long, offset long, topic_id string, "
@@ -31,7 +31,7 @@ _SCHEMA: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """The entry of one table: the number of its commit (None before the first commit), and its state."""
+    """The entry of one table: the number of its last commit (None before the first commit), and its state."""
 
     version: int | None
     state: TableState
@@ -54,8 +54,8 @@ class View(Mapping[str, DataFrame]):
     """All tables of a target, in their state at one cut.
 
     ``view["public.orders"]`` is a DataFrame. ``status`` has the status of each table. A table that is ``loaded`` equals
-    PostgreSQL's table at this cut. Any other status says what is missing. ``unfinished`` names the tables that are not
-    loaded.
+    PostgreSQL's table at this cut. Any other status says why the two may differ. ``unfinished`` names the tables that
+    are not ``loaded``.
     """
 
     def __init__(self, spark: SparkSession, target: Target, entry: Entry) -> None:
@@ -161,7 +161,7 @@ class ControlTable:
             self.table.forget(f"offset < {found}")
 
     def versions(self) -> Mapping[str, frozenset[int]]:
-        """Return the versions of each table that the rows name."""
+        """Return the versions that the rows name, by table."""
         rows = self.table.read().select(F.explode("tables").alias("table", "entry"))
         found = rows.groupBy("table").agg(F.collect_set("entry.version").alias("versions")).collect()
         return {row["table"]: frozenset(row["versions"]) for row in found if row["versions"]}
@@ -172,7 +172,7 @@ class ControlTable:
         return float(self.table.get_property(_MAINTAINED) or 0)
 
     def note_maintained(self, at: float) -> None:
-        """Note when the target was maintained."""
+        """Store the time at which the target was maintained."""
         self.table.set_property(_MAINTAINED, str(at))
 
     def add(self, entry: Entry) -> None:

@@ -38,8 +38,8 @@ class Copies:
     ) -> None:
         """Choose the tables by ``patterns``.
 
-        The end of a load makes rows obsolete that the load did not read again. ``keeps_all`` says that these rows are
-        kept, as change logs require.
+        When a load ends, the rows that it did not read again are obsolete. They are deleted unless ``keeps_all`` is
+        true, as it is for change logs.
         """
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
@@ -78,7 +78,7 @@ class Copies:
     def applied(self, spark: SparkSession, table: str) -> int:
         """Return the offset of the last cut record whose changes a table contains.
 
-        After a crash, the table may have more cuts than the control table says.
+        After a crash, the table may contain more cuts than the control table says.
         """
         offset = -1 if self.entry is None else self.entry.offset
         if table not in self._checked:
@@ -99,7 +99,7 @@ class Copies:
         return self._prepare(work, self.table(spark, work.table))
 
     def table(self, spark: SparkSession, table: str) -> TargetTable:
-        """Return a table of the target, with its known state."""
+        """Return a table of the target. The table is told the number of our last commit, if this is known."""
         return self._target.table(spark, table, self._version(table))
 
     def applied_to(self, table: str, state: TableState, version: int | None) -> None:
@@ -149,7 +149,7 @@ class Copies:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """Yield a session that no other thread uses meanwhile."""
+        """Yield a session that no other thread uses until the context ends."""
         try:
             spark = self._idle.pop()
         except IndexError:
@@ -161,7 +161,7 @@ class Copies:
 
 
 def _session(spark: SparkSession, target: Target) -> SparkSession:
-    """Return a new session with the target's settings, and those of ``spark``, which take precedence."""
+    """Return a new session with the settings of ``spark`` and of the target. Those of ``spark`` take precedence."""
     session, own = spark.newSession(), target.settings
     for name, value in {**own, **spark.conf.getAll}.items():
         if name in own or spark.conf.isModifiable(name):

@@ -1,6 +1,7 @@
-"""Cut records, which say which records of which topics belong to whole transactions.
+"""Cut records. Each of them lists, for all topics, the records that belong to some whole transactions.
 
-Used by :mod:`.batches` and :mod:`.query`. Pure, except for :func:`cut_reading` and :func:`decoded_cuts`.
+Used by :mod:`.batches` and :mod:`.query`. Only :func:`cut_reading`, which asks the registry, and :func:`collected`,
+which runs a query of Spark, do I/O.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,10 @@ class Position(NamedTuple):
 
 
 _AS_JAVA: Final = str.maketrans("+/", "-_")
-"""The translation of a topic's id from librdkafka's characters to those of Kafka's Java client, which we use here."""
+"""Translates a topic's id from the form that the daemon writes, which is librdkafka's, to that of Kafka's Java client.
+
+This package asks for topic ids with the Java client.
+"""
 
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
 """Ranges of offsets by partition. Each range has a first offset and an end offset, and the ranges are in order."""
@@ -73,12 +77,12 @@ class Cut:
 
     @property
     def events(self) -> int:
-        """Return the number of events in the cut, including messages and dead letters."""
+        """The number of events in the cut, including messages and dead letters."""
         return sum(sum(use.counts.values()) for use in self.topics.values())
 
 
 def cut_reading(registry: Registry, topic: str) -> Reading:
-    """Return the reading of ``topic``'s cut records. Raise SchemaError if the registry has no schema for them."""
+    """Return how the cut records in ``topic`` are decoded. Raise SchemaError if the registry has no schema for them."""
     versions = registry.versions((f"{topic}-value",))
     if not versions:
         raise SchemaError(

@@ -1,7 +1,7 @@
 """Delta tables as targets, with one directory for each table and one commit for each piece of a batch.
 
-Each commit has an application id, and a version that counts for this id. (It is not the version of the table.) Delta
-skips a commit if the table already has its version for this id.
+Each commit has an application id and a version. This version is not the table's version: it orders the commits that
+have the same application id. Delta skips a commit if the table already has this version for this id.
 
 ``tests/spark/test_mirror.py`` covers this module.
 
@@ -44,7 +44,7 @@ _OURS: Final = "pgsluice"
 """The name in a commit's metadata that marks our own commits."""
 
 _ALWAYS: Final = {"spark.databricks.delta.skipRecordingEmptyCommits": "false"}
-"""Makes Delta record even a commit that changes no row, because a commit also says which cuts the table has."""
+"""Makes Delta record even a commit that changes no row, because a commit also says which cuts the table contains."""
 
 _MAINTENANCE: Final = frozenset(
     (
@@ -79,8 +79,10 @@ _RETENTION_S: Final[Mapping[str, int]] = {
     "delta.deletedFileRetentionDuration": 7 * 86_400,
     "delta.logRetentionDuration": 30 * 86_400,
 }
-"""The table properties that say how long Delta's log knows which files belonged to an older version of the table. The
-defaults are in seconds."""
+"""The table properties that say how long Delta's log knows which files belonged to an older version of the table.
+
+The values are Delta's defaults, in seconds.
+"""
 
 _CLOCKS: Final = 0.1
 """Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
@@ -128,7 +130,7 @@ class Delta:
         file = java.org.apache.hadoop.fs.Path(f"{self.path.rstrip('/')}/_pgsluice_check_{uuid4().hex}")
         files = file.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001
         files.create(file).close()
-        files.delete(file, False)  # noqa: FBT003 - Java's
+        files.delete(file, False)  # noqa: FBT003 - a parameter of a Java method
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "DeltaTable":
         """Return a table of the target, which need not exist yet.
@@ -142,7 +144,7 @@ class Delta:
 class DeltaTable:
     """One Delta table.
 
-    A Spark session commits to only one table at a time, because settings of the session contain the commit's metadata.
+    A Spark session commits to only one table at a time, because the session's settings contain the commit's metadata.
     """
 
     spark: SparkSession
@@ -159,7 +161,7 @@ class DeltaTable:
     def exists(self) -> bool:
         """Whether there is a Delta table."""
         spark = self.spark
-        kind = spark._jvm.io.delta.tables.DeltaTable  # noqa: SLF001 - the wheel of PySpark has no other way to it
+        kind = spark._jvm.io.delta.tables.DeltaTable  # noqa: SLF001 - PySpark has no other way to Java
         return bool(kind.isDeltaTable(spark._jsparkSession, self.path))  # noqa: SLF001 - as above
 
     def read(self, version: int | None = None) -> DataFrame:
@@ -251,8 +253,8 @@ class DeltaTable:
     def _committed_at(self, number: int) -> float:
         """Return the time of a commit.
 
-        At that time, all files of the committed version were part of the table. Each of them still is, or was removed
-        from the table later. So a vacuum keeps these files if it keeps all that were removed after that time.
+        At that time, all files of the committed version were part of the table. Each of these files still is part of
+        it, or was removed later. So VACUUM keeps them if it keeps all files that were removed after that time.
         """
         java: Any = self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
         file = java.org.apache.hadoop.fs.Path(f"{self.path}/_delta_log/{number:020}.json")
@@ -283,7 +285,8 @@ class DeltaTable:
     def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
         found = self._committed(commit, commit.app, action)
         if found is None or found.commit.version < commit.version:
-            # After a RESTORE, Delta still knows the transactions of removed versions, so it has skipped this commit.
+            # After a RESTORE, Delta still knows the application ids and versions of the commits that were undone. So it
+            # has skipped this commit. Make the commit again, with another application id.
             found = self._committed(commit, f"{commit.app}:{uuid4().hex}", action)
         if found is None or found.commit.version != commit.version:
             raise PipelineError(
@@ -293,10 +296,9 @@ class DeltaTable:
         return found.number
 
     def _committed(self, commit: Commit, transactions: str, action: Callable[[], object]) -> Committed | None:
-        """Make a commit. Return our last commit after it.
+        """Make a commit with the application id ``transactions``. Return our last commit after that.
 
-        ``transactions`` is the application id of the commit. Delta skips a commit if the table already has its version
-        for this id.
+        Delta skips the commit if the table already has its version for this id.
         """
         with self._committing(commit, transactions):
             action()
@@ -319,7 +321,7 @@ class DeltaTable:
 
 
 def _interval_s(text: str | None) -> int | None:
-    """Return the seconds of an interval in the form that we write. Return 0 for other forms, and None for None."""
+    """Return the seconds of an interval in the form that we write. Return 0 for other texts, and None for None."""
     if text is None:
         return None
     found = re.fullmatch(r"interval (\d+) seconds", text)
@@ -369,7 +371,7 @@ def _last(path: str, commits: Sequence[Any], since: int | None) -> Committed | N
 def _foreign(path: str, row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
     return (
         f"{path}: something other than this pipeline has written to the table: version {row['version']} is a "
-        f"{row['operation']}. Since then, the table may differ from PostgreSQL. The query has stopped. Restore "
-        f"the version before (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
+        f"{row['operation']}. Since then, the table may differ from PostgreSQL. The query has stopped. Restore the "
+        f"previous version (RESTORE TABLE delta.`{path}` TO VERSION AS OF {row['version'] - 1}), or load the table "
         "into a new target. Only the pipeline may write to its tables"
     )

@@ -1,7 +1,8 @@
 """Looks for problems that would keep a mirror or a change log from running, and names their remedies.
 
 Used by :mod:`.pipeline`. The order of the checks is: versions, jars, settings, Kafka, the registry, the target,
-PostgreSQL. If a jar is missing, the checks after the settings are left out, because they need it.
+PostgreSQL. If a jar is missing or is for another version of Spark, the checks after the settings are left out, because
+they need the jars.
 
 ``tests/spark/test_cli.py`` covers this module.
 """
@@ -101,7 +102,7 @@ def versions(spark: SparkSession) -> Iterator[Symptom]:
     java = str(_jvm(spark).java.lang.System.getProperty("java.version"))
     text = f"Python {platform.python_version()}, PySpark {own}, Spark {server}, Java {java}"
     if server != own:
-        yield Symptom(FAILED, text, f"Install PySpark {server}, the cluster's version, or submit with the cluster's")
+        yield Symptom(FAILED, text, f"Install PySpark {server}, the version of this Spark, or use Spark's own PySpark")
     elif ".".join(own.split(".")[:2]) not in SPARK_VERSIONS:
         yield Symptom(FAILED, text, f"Use a version of Spark that is tested: {', '.join(SPARK_VERSIONS)}")
     elif int(re.match(r"\d+", java)[0]) not in _JAVAS:  # type: ignore[index]  # Java's versions begin with a number
@@ -171,7 +172,7 @@ def _has(spark: SparkSession, name: str, value: str) -> bool:
 
 
 def _topics(patient: Patient) -> Iterator[Symptom]:
-    """Check the topics, and the schemas in the registry. To decode a cut record, its schema is necessary."""
+    """Check the topics, and the schemas in the registry. It has the cut records' schema if they can be decoded."""
     origin, brokers = patient.origin, patient.brokers
     end = brokers.end(origin.transactions)
     yield Symptom(OK, f"Kafka has {origin.transactions}, which ends at offset {end}")
@@ -235,7 +236,7 @@ def _target(patient: Patient, target: Target, found: list[Entry]) -> Iterator[Sy
     if unfinished:
         yield Symptom(
             WARNING,
-            f"not equal to PostgreSQL's: {_names(unfinished)}",
+            f"these tables may differ from PostgreSQL's: {_names(unfinished)}",
             "If pgsluice does not load them now (`pgsluice snapshot status`), load them with `pgsluice snapshot start`",
         )
 

@@ -2,9 +2,11 @@
 
 Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If this change did not send the
 value of a column, the record has the last value that was sent since the row was inserted or loaded. If the row is older
-than the batch, the target may have the value. If a row moved here from another key, and not all of its values were
-sent, they are taken from the row under its former key. So both keys of such a move are followed separately, together
-with the rows that the target has under these keys.
+than the batch, the target may have the value.
+
+A row moves to another key if an update changes its key. If this update does not send all values, the missing ones are
+the values that the row had under its former key. So :func:`moved` handles the keys from and to which rows moved, and
+also uses the rows that the target has under these keys.
 
 ``tests/spark/test_latest.py`` covers this module.
 """
@@ -21,8 +23,11 @@ from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_u
 from pgsluice_spark.loads import Interval
 
 OPS: Final = ("c", "u", "d", "r", "t")
-"""The operations that are counted. Truncates do not concern single rows, so they are left out before, if there are any.
-If there is one although no cut declares it, the counts differ."""
+"""The operations that are counted.
+
+A truncate does not concern single rows. So if the cuts declare truncates, the caller removes them from the events. A
+truncate that no cut declares is counted, so that the counts differ from those that the cuts declare.
+"""
 
 NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
 """The columns of the net effect.
@@ -62,7 +67,8 @@ def folded(
     """Return one record for each key, with the columns of ``NET`` and some others.
 
     For the fields in ``followed``, all changes of a key are searched for the last value that was sent. All other fields
-    have the value of the key's last change. This is much cheaper, and correct if the last change sent the value.
+    have the value of the key's last change. To use the last change is much cheaper, and is correct if it sent the
+    value.
 
     ``named`` has the fields that the last change did not send. ``counts`` has the number of events of each op, and
     ``rows`` the number of ``r`` events in each of ``intervals``. ``is_moving`` says that a row moved from or to this
@@ -90,7 +96,7 @@ def folded(
 def unfolded(events: DataFrame, fields: Sequence[str], intervals: Sequence[Interval]) -> DataFrame:
     """Return one record for each event, in the form of :func:`folded`.
 
-    Each event is the only one with its key, or the table has no key.
+    Use it only if no two events have the same key, or if the table has no key.
     """
     none = _none()
     row, key = (F.col(name) if name in events.columns else F.lit(None).alias(name) for name in ("row", "key"))
@@ -173,7 +179,7 @@ def _names(conditions: Mapping[str, Column]) -> Column:
 
 
 def _raw_of_new_row(raw: str, without: Sequence[str] = ()) -> Column:
-    """Return those texts of ``raw`` that belong to the new row, except the fields in ``without``."""
+    """Return those texts of ``raw`` that belong to the new row, except those of the fields in ``without``."""
     return F.map_filter(raw, lambda name, _: ~name.contains(".") & ~name.isin(*without))
 
 
@@ -183,9 +189,10 @@ def _current(cell: Column) -> Column:
 
 
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return the net effect for ``keys`` from or to which rows moved, with the values from before the move.
+    """Return the net effect for ``keys``, even if rows moved from or to these keys.
 
-    ``target`` has the rows of the target as if they were ``r`` events, with the columns of ``OF_LIVES``.
+    If a move did not send a value, the row keeps the value from before the move. ``target`` has the rows of the target
+    as if they were ``r`` events, with the columns of ``OF_LIVES``.
     """
     row = F.broadcast(keys.select("row"))
     own = events.where("is_live").join(row, "row", "left_semi")

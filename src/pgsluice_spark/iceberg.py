@@ -1,9 +1,9 @@
 """Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
 Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit is first
-made on its own branch. Then ``main`` is moved to the branch. The catalog refuses to move ``main`` if it has changed
-since the branch was created. So no foreign commit can come between the commit that we read and the one that we make. A
-batch that fails halfway leaves ``main`` unchanged.
+made on a branch of its own. Then ``main`` is moved to the end of this branch. The catalog refuses this if ``main`` has
+changed since the branch was created. So no other program can commit between our check of the table and our own commit.
+A batch that fails halfway leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -43,9 +43,9 @@ _VERSION: Final = "pgsluice.version"
 _STATE: Final = "pgsluice.state"
 
 _SNAPSHOT: Final = "pgsluice.snapshot"
-"""The entry in the summary of a maintenance snapshot that has the id of our last commit's snapshot.
+"""An entry that only the summary of a maintenance snapshot has: the id of the snapshot of our last commit.
 
-Such a snapshot also repeats the other entries of that commit.
+The other entries are the same as in the summary of that snapshot.
 """
 
 _BRANCH: Final = "pgsluice_"
@@ -66,7 +66,7 @@ _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
 
 @dataclass(frozen=True, slots=True)
 class Iceberg:
-    """A namespace in a catalog, as in ``catalog.namespace``. The session has the settings of the catalog."""
+    """A namespace in a catalog, written as ``catalog.namespace``. The session must have the settings of the catalog."""
 
     namespace: str
 
@@ -112,7 +112,10 @@ class Iceberg:
 
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
-    """One Iceberg table. A session commits to only one table at a time, because its settings describe one commit."""
+    """One Iceberg table.
+
+    A Spark session commits to only one table at a time, because the session's settings contain the commit's metadata.
+    """
 
     spark: SparkSession
     name: str
@@ -205,7 +208,7 @@ class IcebergTable:
         self.spark.catalog.refreshTable(self.sql)
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and expire the old snapshots that nothing needs any more."""
+        """Compact the files, and expire old snapshots that are not needed any more."""
         last, table = self.last(), self._loaded()
         kept = upkeep.kept | ({last.number} if last is not None else set())
         with self._actions() as actions:
@@ -225,7 +228,7 @@ class IcebergTable:
 
     @contextmanager
     def _actions(self) -> Iterator[Any]:
-        """Yield Iceberg's actions. They look up the thread's active session, so make this session active meanwhile."""
+        """Yield Iceberg's actions. They use the active session of the thread, so make this session the active one."""
         jvm, session = self.spark._jvm, self.spark._jsparkSession  # noqa: SLF001 - as in _loaded
         sessions = jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
@@ -260,7 +263,7 @@ class IcebergTable:
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        _make_branch(table, branch)  # at the present snapshot, because _last has checked it and all before it
+        _make_branch(table, branch)  # at the present snapshot: _last has checked it and the snapshots before it
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")
@@ -347,7 +350,7 @@ def _carried(last: Committed | None) -> dict[str, str]:
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots from before a time, except those in ``kept`` and those that a branch or a tag names."""
+    """Return the snapshots that are older than ``before`` and that neither ``kept`` nor a branch or a tag names."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]
@@ -363,9 +366,9 @@ def _metadata(summary: Mapping[str, str]) -> Commit | None:
 def _foreign(name: str, snapshot: Any) -> str:  # noqa: ANN401 - an object of Java's
     catalog, table = name.split(".", 1)
     return (
-        f"{name}: something other than this pipeline has written to the table: snapshot {snapshot.snapshotId()} is of "
+        f"{name}: something other than this pipeline has written to the table: snapshot {snapshot.snapshotId()} has "
         f"the operation {snapshot.operation()}. Since then, the table may differ from PostgreSQL. Nothing was added "
-        f"to it. Go back to the snapshot before (CALL {catalog}.system.rollback_to_snapshot('{table}', "
+        f"to it. Go back to the previous snapshot (CALL {catalog}.system.rollback_to_snapshot('{table}', "
         f"{snapshot.parentId()})), or load the table into a new target. Only the pipeline may write to its tables"
     )
 

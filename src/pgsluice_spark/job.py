@@ -25,7 +25,7 @@ from pgsluice_spark.work import Prepared, Work
 
 
 class TopicJob:
-    """Reads the changes that some cuts contain for one topic, and applies them to the copies of the topic's tables."""
+    """Applies the changes of some cuts in one topic. One thread uses it."""
 
     def __init__(
         self,
@@ -65,6 +65,10 @@ class TopicJob:
             self._copies.applied_to(table, *prepared.commit())
 
     def _read(self, spark: SparkSession, cuts: Sequence[Cut], tables: Sequence[str], offsets: Ranges) -> "Found":
+        """Prepare the changes of ``tables``, and count the events of all tables.
+
+        If there are more events than the cuts declare, prepare the changes again without duplicates.
+        """
         says = declared(cuts, self._topic)
         rest = [self._count(spark, table, offsets) for table in self._readings if table not in tables]
         for distinct in (False, True):
@@ -152,7 +156,7 @@ class TopicJob:
             return None
         where = "; ".join(f"partition {at}: {known[0][0]} to {known[-1][1] - 1}" for at, known in offsets.items())
         found = f"and the topic has {_text(counts)}{f' (offsets in {where})' if where else ''}"
-        between = f"of the cuts {cuts[0].number} to {cuts[-1].number}"
+        between = f"in cuts {cuts[0].number} to {cuts[-1].number}"
         if offsets != ranges(cuts, self._topic):
             return RetentionGap(
                 f"topic {self._topic}: retention has deleted changes {between} before they were read. The cuts declare "

@@ -21,18 +21,18 @@ _TABLE: Final = ["schema", "table"]
 def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     """Return one record for each row that exists after ``changes``, a batch in the form of ``read_changes``.
 
-    The columns are ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged`` (fields whose value is in none of
-    the changes, so that null means "unknown"), ``raw``, and ``epoch``, ``lsn``, ``seq``, ``ts`` of the row's last
-    change.
+    The columns are ``schema``, ``table``, ``key``, ``after`` (the row), ``unchanged``, ``raw``, and ``epoch``, ``lsn``,
+    ``seq``, ``ts`` of the row's last change. ``unchanged`` names the fields whose value is in none of the changes. For
+    these fields, null means "unknown".
 
     ``marks``, a batch in the form of ``read_marks``, say which loads have read their table to the end. Rows that are
-    older than the beginning of such a load, and that the load did not read again, are left out. They were deleted, but
-    no change says so. This rule applies only if all rows of the load are among the changes, and if the load's marks
-    have ``replaces``.
+    older than the beginning of such a load, and that the load did not read again, are left out: they were deleted,
+    although the changes do not contain the delete. They are left out only if all rows of the load are among the
+    changes, and if ``replaces`` is true in the load's mark ``end``.
 
     Marks also say that a table was altered in such a way that its rows have values that were never sent. An example is
     a column that was dropped and added again. If a change after such a mark leaves a column ``unchanged``, the column's
-    value is unknown, even if an earlier change sent one.
+    value is unknown, even if a change before the mark sent a value.
 
     ``changes`` may have duplicates and any order. They are read more than once, and must stay the same during this
     time. They have to contain everything since the beginning of a load, or since the table's first row. If retention
@@ -79,7 +79,7 @@ def _events(changes: DataFrame) -> DataFrame:
 
 
 def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
-    """Empty ``fields`` in changes before the last alteration of their table, so that no later row uses their values.
+    """Empty ``fields`` in changes before the last alteration of their table, so that their values are not used later.
 
     The mark comes some seconds after the alteration, and the exact time of the alteration is not known. So a value that
     was sent in these seconds is treated like a value from before the alteration.
@@ -104,7 +104,7 @@ def _tables(placed: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _identity(key: StructType) -> Column:
-    """Return the identity of a row. The expression raises an error if its key lacks columns of the table's key."""
+    """Return the identity of a row. The expression raises an error if a key lacks columns of the table's key."""
     names = key.fieldNames()
     parts = [F.col("key").getField(name) for name in names]
     lacking = [part.isNull() & _is_in_use(name) for name, part in zip(names, parts, strict=True)]

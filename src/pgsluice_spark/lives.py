@@ -1,8 +1,8 @@
-"""Finds out from the changes of a key which rows had this key, one after the other.
+"""Finds out which rows had a key, one after the other, from the changes of this key.
 
-Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, snapshot row or delete begins a new life.
-The present row of a key has the values of the key's last life, each from the last change that sent the value. If a row
-moves to another key, it continues in a life of that key.
+Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, loaded row or delete begins a new life.
+The present row of a key has the values of the key's last life, each from the last change that sent the value. If an
+update gives a row another key, the row continues in a life of that key.
 
 ``tests/spark/test_latest.py`` covers this module.
 """
@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType
 
 POSITION: Final = ("epoch", "lsn", "seq")
 BEGIN: Final = ("c", "r", "d")
-"""The operations after which no value of an earlier row matters any more."""
+"""The operations that begin a life. After them, values from earlier lives do not matter any more."""
 
 
 def position() -> Column:
@@ -77,7 +77,7 @@ def last_cell(name: str) -> Column:
 
 
 def follow_moves(lives: DataFrame, fields: Sequence[str]) -> DataFrame:
-    """Return ``lives``. Each null cell is filled from the life that the row had under its former key.
+    """Return ``lives``, in which each null cell is filled from the life that the row had under its former key.
 
     The loop continues with the lives that still have null cells. Each iteration goes back twice as many moves as the
     iteration before.
@@ -111,7 +111,7 @@ def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFr
 def _with_origin(lives: DataFrame) -> DataFrame:
     """Add ``origin``: the key and the life that the row had before it moved here. It is null if the row did not move.
 
-    The two records of a move are next to each other in their transaction.
+    A move consists of a delete and an insert, whose ``seq`` in the transaction are consecutive.
     """
     previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
     arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))

@@ -1,7 +1,7 @@
-"""Tracks the progress of a table's copy: which cuts it contains, and how far the table's loads are.
+"""Tracks the progress of a table's copy: which cuts it contains, and how far the loads of the table have read.
 
-Used by :mod:`.mirror`. Pure. A load of a table has marks in the cut records. The ``r`` events of a load are between its
-marks ``begin`` and ``end``.
+Used by :mod:`.mirror`. This module does no I/O. A load of a table has marks in the cut records. The ``r`` events of a
+load are between its marks ``begin`` and ``end``.
 """
 
 import json
@@ -17,7 +17,7 @@ LOADING: Final = "loading"
 LOADED: Final = "loaded"
 """The copy equals PostgreSQL's table at every cut."""
 PARTIAL: Final = "partial"
-"""Some rows or changes are missing, or the load that ended has not replaced the earlier rows of the copy."""
+"""Some rows or changes are missing, or the last load did not replace the earlier rows of the copy."""
 STALE: Final = "stale"
 """The table was altered in such a way that its rows have values that were not sent."""
 GAP: Final = "gap"
@@ -26,7 +26,7 @@ GAP: Final = "gap"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that has begun. ``rows`` is the number of its distinct ``r`` events that were counted so far."""
+    """A load that has begun and not ended. ``rows`` is the number of its distinct ``r`` events that have been read."""
 
     id: str
     begin: Position
@@ -61,7 +61,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The positions of a load's ``r`` events in a piece of a batch. If ``end`` is None, the load goes on after it."""
+    """The positions between which a load's ``r`` events are. ``end`` is None if the load does not end in this piece."""
 
     id: str
     begin: Position
@@ -82,9 +82,9 @@ def advanced(
 ) -> tuple[TableState, Position | None]:
     """Return the state after a piece, and the position before which rows are obsolete.
 
-    Rows whose last change is before this position do not exist in PostgreSQL any more, because a load has ended that
-    did not read them. The position is None if no load that replaces earlier rows has ended. ``rows`` has the number of
-    distinct ``r`` events in the piece, by load.
+    Rows whose last change is before this position do not exist in PostgreSQL any more, because a complete load did not
+    read them. The position is None if no load that replaces earlier rows has ended. ``rows`` has the number of distinct
+    ``r`` events in the piece, by load.
     """
     last = cuts[-1]
     if state.epoch and last.epoch != state.epoch and state.status == LOADED:

@@ -30,8 +30,8 @@ _DURATION: Final = re.compile(rf"(\d+) ({'|'.join(_UNITS_S)})s?")
 class Maintenance:
     """How a target is maintained. Durations are texts such as ``"6 hours"``. Raise ValueError for any other text.
 
-    ``every`` is the time between two maintenances, which run between batches. ``keep`` is the time for which states of
-    the database can be read as views. ``compact`` says whether small files are merged into large ones.
+    ``every`` is the interval of maintenance, which runs between batches. ``keep`` is the time for which states of the
+    database can be read as views. ``compact`` says whether small files are merged into large ones.
     """
 
     every: str = "6 hours"
@@ -98,8 +98,8 @@ class Keeper:
             action()
         except (PipelineError, PySparkException, Py4JError) as error:
             _LOG.warning(
-                "maintenance of %s failed, and is attempted again in %d s. The query continues. No data that is "
-                "needed was deleted: %s",
+                "maintenance of %s failed, and is attempted again in %d s. The query continues, and no data that is "
+                "needed was deleted. The error is: %s",
                 what,
                 self._every_s,
                 error,

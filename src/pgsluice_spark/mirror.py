@@ -1,4 +1,4 @@
-"""Keeps a copy of a table up to date: reduces the changes of a batch to their net effect, and commits it once.
+"""Keeps a copy of a table up to date: reduces the changes of a piece to their net effect, and applies it in one commit.
 
 Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the caller has compared
 the counts with those that the cut records declare.
@@ -42,7 +42,7 @@ def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
 
 
 def _without_truncates(work: Work) -> DataFrame:
-    """Return the changes of single rows. A condition would decode each record twice, so use one only if necessary."""
+    """Return the changes of single rows. A filter makes Spark decode each record twice, so use it only if necessary."""
     return work.events.where("op != 't'") if work.declared.get("t") else work.events
 
 
@@ -184,7 +184,7 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The changes to commit. ``rows`` has the number of ``r`` events of each load.
+    """The changes to commit: ``net`` is their net effect. ``rows`` has the number of ``r`` events of each load.
 
     ``kept`` has the columns in which some rows keep the target's value. ``bounds`` has the least and the greatest value
     of some columns of the key.
@@ -204,7 +204,7 @@ class _Piece:
 def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     """Apply a piece of a batch in one commit. Return the table's state after it, and the number of the commit."""
     work, net = piece.work, piece.net
-    assert net is not None, "only what was prepared is committed"
+    assert net is not None, "the piece was prepared"
     state, gone = advanced(piece.state, work.cuts, work.marks, piece.rows)
     if piece.is_empty and gone is None:
         return state, None
@@ -220,7 +220,7 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
 
 
 def _has_before(table: TargetTable, gone: Position | None) -> bool:
-    """Return whether a row of the target was last changed before ``gone``. After a first load, usually none was."""
+    """Return whether a row of the target was last changed before ``gone``. After a first load, usually no row was."""
     return gone is not None and not table.read().where(is_before(f"{SYSTEM}.", gone)).isEmpty()
 
 

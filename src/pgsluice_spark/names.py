@@ -1,7 +1,7 @@
-"""The names of tables in the form that the namespaces of Avro schemas have, such as ``public.orders``.
+"""The names of tables, written as in the namespaces of Avro schemas, such as ``public.orders``.
 
-In each part, ``_xHHHH_`` replaces a character that Avro does not allow in a name. So the result can also be the name of
-a directory.
+In both parts, ``_xHHHH_`` replaces a character that Avro does not allow in a name. So such a name is also valid as the
+name of a directory.
 """
 
 import re

@@ -21,7 +21,8 @@ from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
-"""The number of cut records that are searched for topics. At least one record per minute lists all topics."""
+"""The number of cut records that are searched for topics. At least one full cut, which lists all topics, is written in
+each minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Origin:
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
 
     def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> set[str]:
-        """Return the tables that lack changes of these cuts, because dead letters replace these changes."""
+        """Return the tables for which dead letters replace changes of these cuts."""
         topic = f"{self.prefix}.dead_letters"
         offsets = ranges(cuts, topic)
         if not offsets:
@@ -71,7 +72,7 @@ class Origin:
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def topics_of_tables(self, offset: int) -> list[str]:
-        """Return the tables' topics that are named by the cut records from shortly before an offset to the end."""
+        """Return the topics of tables that cut records name. Cut records from long before ``offset`` are not read."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
         begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
         found = collected(self.cuts_from(max(begin, offset - _BACK)))

@@ -2,7 +2,7 @@
 
 Parquet has no transactions. A piece is committed when its directory has a manifest, which is written last and describes
 the piece. A killed driver may leave a directory without a manifest. Such directories are deleted before the next piece
-is written, so only directories after the last manifest can be incomplete.
+is written. So only directories that come after the last one with a manifest can be incomplete.
 """
 
 import json
@@ -17,7 +17,7 @@ from pgsluice_spark.errors import PipelineError
 from pgsluice_spark.targets import Commit, Committed, Merge, Requirements, Upkeep, quoted, refusal
 
 MANIFEST: Final = "_pgsluice.json"
-"""The file that marks a directory whose content is committed."""
+"""The file whose presence in a directory says that the directory's content is committed."""
 
 PART: Final = ".part"
 """The end of a manifest's name while it is being written."""
@@ -97,7 +97,7 @@ class ParquetTable:
         return False
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
-        """Add a directory with these rows, which may have columns, fields and wider types that earlier ones lack."""
+        """Add a directory with these rows, which may have columns, fields and wider types that earlier rows lack."""
         last = self._last()
         if last is not None and last[0] >= commit.version:
             raise PipelineError(
@@ -225,7 +225,7 @@ class _Files:
         """Write a new file. It gets its name only when it is complete."""
         place, system = self._at(path)
         part, _ = self._at(f"{path}{PART}")
-        stream = system.create(part, True)  # noqa: FBT003 - Java's
+        stream = system.create(part, True)  # noqa: FBT003 - a parameter of a Java method
         try:
             stream.write(bytearray(text.encode()))
         finally:
@@ -239,7 +239,7 @@ class _Files:
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with its content."""
         place, system = self._at(path)
-        system.delete(place, True)  # noqa: FBT003 - Java's
+        system.delete(place, True)  # noqa: FBT003 - a parameter of a Java method
 
     def _at(self, path: str) -> tuple[Any, Any]:
         place = self._jvm.org.apache.hadoop.fs.Path(path)

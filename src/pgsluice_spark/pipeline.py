@@ -26,7 +26,7 @@ from pgsluice_spark.targets import Target, refusal
 AVAILABLE_NOW: Final = "available now"
 
 _RECORDS_MAX: Final = 10_000
-"""The maximum number of cut records and markers in one batch, which the driver keeps in memory."""
+"""The maximum number of cut records and markers in one batch. The driver keeps the cut records in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ class Pipeline:
 
         ``postgres`` is the connection string of the primary, in libpq's form (``host=... dbname=... user=...``) or as a
         JDBC URL. ``differences`` is the maximum number of rows that the report names for each table. ``wait_s`` limits
-        two waits: until transactions have ended their commit, and until the stream has reached PostgreSQL's position.
-        Both sides may change during the audit. A TRUNCATE or ALTER TABLE of these tables has to wait until the audit
-        has ended.
+        each of two waits: until transactions in the middle of their commit have ended, and until the stream has reached
+        PostgreSQL's position. Both sides may change during the audit. A TRUNCATE or ALTER TABLE of these tables has to
+        wait until the audit has ended.
         """
         return audit.run(self._origin, target, postgres, tables, differences=differences, wait_s=wait_s)
 
@@ -130,8 +130,8 @@ class Pipeline:
     ) -> Diagnosis:
         """Look for problems that would keep a mirror or a change log from running, and return them with remedies.
 
-        ``target`` and ``postgres`` are checked if they are given. The only change is that a file or a table is written
-        to the target and deleted again.
+        ``target`` and ``postgres`` are checked if they are given. The checks change nothing, except that they write a
+        file or a table to the target and delete it again.
         """
         return doctor.run(doctor.Patient(self._origin, target, postgres, tables))
 

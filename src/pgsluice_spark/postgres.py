@@ -76,8 +76,8 @@ _UNFINISHED: Final = """
     WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
     AND (a.datname IS NULL OR a.datname = current_database())
 """
-"""Transactions that have an id and have not ended. The last column is true if a transaction is certainly not in the
-middle of its commit."""
+"""Selects transactions that have an id and have not ended. The last column is true if a transaction is certainly not in
+the middle of its commit."""
 
 _RELATION: Final = """
     SELECT c.oid, c.relkind, CASE WHEN c.relkind = 'p' THEN '' ELSE 'ONLY ' END || format('%I.%I', nspname, relname)
@@ -105,7 +105,7 @@ _PAGES: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The address of PostgreSQL and the properties of a connection, for JDBC."""
+    """The JDBC URL of PostgreSQL, and the properties of a connection."""
 
     url: str
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -226,8 +226,9 @@ class Session:
             yield statement
         except Py4JJavaError as error:
             raise PipelineError(
-                f"PostgreSQL refused what the audit needs: {error.java_exception.getMessage()}. Nothing was compared. "
-                "Either the role lacks SELECT on a table or USAGE on its schema, or another session locks a table"
+                f"PostgreSQL refused a statement of the audit: {error.java_exception.getMessage()}. Nothing was "
+                "compared. Either the role lacks SELECT on a table or USAGE on its schema, or another session locks a "
+                "table"
             ) from None
         finally:
             statement.close()
@@ -313,7 +314,7 @@ class Session:
 
 
 def before_header(lsn: int, segment: int) -> int:
-    """Return the insert position ``lsn``. If its page has only its header yet, return the end of the previous page."""
+    """Return the insert position ``lsn``, or the end of the previous page if ``lsn`` is just after a page header."""
     if segment and lsn % segment == _SEGMENT_HEADER:
         return lsn - _SEGMENT_HEADER
     return lsn - _PAGE_HEADER if lsn % _PAGE == _PAGE_HEADER else lsn
@@ -349,8 +350,8 @@ def connected(spark: SparkSession, source: Source) -> Iterator[Session]:
 def import_statement(snapshot: Snapshot) -> str:
     """Return the first statement of a session that has to read at the snapshot.
 
-    Spark executes it as ``sessionInitStatement``. At that time, the session is in a transaction, because with a
-    ``fetchsize`` Spark turns off autocommit. Outside of a transaction, PostgreSQL would refuse the import, so nothing
+    Spark executes it as ``sessionInitStatement``. At that time, the session is in a transaction, because Spark turns
+    off autocommit if a ``fetchsize`` is set. Outside of a transaction, PostgreSQL would refuse the import, so nothing
     is ever read at another snapshot.
     """
     own = ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", f"SET TRANSACTION SNAPSHOT '{snapshot.name}'")

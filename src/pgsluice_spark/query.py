@@ -1,7 +1,7 @@
 """The query of a mirror or a change log, which reads cut records and applies the changes of these cuts.
 
-Used by :mod:`.pipeline`. A batch consists of cuts, and is applied in pieces (see :mod:`.batches`). The tables of a
-piece are applied in parallel, each in one commit. Then the control table gets a row.
+Used by :mod:`.pipeline`. A batch consists of cuts, and is applied in pieces (see :mod:`.batches`). The changes of a
+piece are applied to its tables in parallel, with one commit for each table. Then a row is added to the control table.
 """
 
 import logging
@@ -49,7 +49,7 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
 
     @property
     def progress(self) -> Progress | None:
-        """The last cuts that were applied since the query started. Spark's own numbers are in ``lastProgress``."""
+        """The cuts that this query applied last, or None. Spark's own numbers are in ``lastProgress``."""
         return self._applier.progress
 
     @contextmanager
@@ -94,8 +94,8 @@ class Applier:
     def explain(self) -> PipelineError | SchemaError | None:
         """Return the error that ended the query, or None if it is not one of :mod:`.errors`.
 
-        Spark itself fails, with an error that depends on its version, if the topic of cut records no longer has the
-        offsets in the checkpoint. So look for the reason in the topic.
+        If the topic of cut records no longer has the offsets in the checkpoint, Spark itself fails, with an error that
+        depends on its version. So if no error was recorded, check the topic.
         """
         if self.error is not None:
             return self.error
@@ -139,7 +139,7 @@ class Applier:
         return joined(parts)
 
     def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
-        """Return the schemas of each table's topic, including all schemas with which the cuts' changes were written."""
+        """Return the schemas of each topic that the cuts wrote to. They include the schemas of all these changes."""
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
         found = self._origin.registry.versions(subjects) if subjects else []

@@ -32,7 +32,7 @@ _KEPT: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class TopicReading:
-    """How a topic, or one of its tables, is read. ``others`` are the schemas of tables that are left out."""
+    """How a topic, or one of its tables, is decoded. ``others`` are the schemas of tables that are left out."""
 
     topic: str
     values: Reading
@@ -69,13 +69,13 @@ class TopicReading:
         change = decoded("value", self.values)
         if self.keys is not None:
             return change
-        # If the table had no key when the query was planned, but a record has one, the schema of that key is unknown.
+        # The table had no key when the query was planned. So if a record has a key, the schema of this key is unknown.
         return F.when(F.col("key").isNotNull(), undecodable_key()).otherwise(change)
 
 
 @lru_cache(maxsize=_KEPT)
 def topic_reading(versions: tuple[SchemaVersion, ...], topic: str, table: str | None = None) -> TopicReading:
-    """Return how to read a topic, or only one ``table`` in it. ``versions`` are the schemas of its two subjects."""
+    """Return how to decode a topic, or only one ``table`` in it. ``versions`` are the schemas of its two subjects."""
     others = [] if table is None else _others(versions, topic, table)
     left_out = set(others)
     own = [version for version in versions if version not in left_out]

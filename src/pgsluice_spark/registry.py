@@ -54,7 +54,7 @@ class RestRegistry:
 
     Set ``tls`` for https with your own certificate authority or with a client certificate. Redirects are not followed.
     As usual in Python, ``http_proxy`` in the environment is used. Without TLS, such a proxy sees the credentials.
-    ``timeout_s`` limits the time for each answer, and the time in which the server may be restarting.
+    ``timeout_s`` limits the time for each answer, and the time for which a server that is unavailable is asked again.
     """
 
     url: str
@@ -144,7 +144,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Makes a redirect an error, because the standard library would send the credentials to any host in a redirect."""
 
     def http_error_302(self, *_: object) -> None:
-        """Return None, so that the handler of errors gets the answer."""
+        """Return None, which makes urllib treat the redirect as an error."""
 
     # The type is ignored because this method takes its arguments only by position.
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # type: ignore[assignment]
@@ -156,13 +156,13 @@ def _refused(error: urllib.error.HTTPError, url: str) -> RegistryError:
     if error.code not in _REDIRECTS or location is None:
         return RegistryError(f"{url} answers {error.code} {error.reason}")
     return RegistryError(
-        f"{url} redirects to {_target(location)}, and pgsluice_spark does not follow, because the credentials are only "
-        "for the first address. Give the address of the registry itself."
+        f"{url} redirects to {_target(location)}, but pgsluice_spark does not follow redirects, because the "
+        "credentials are only for the first address. Give the address of the registry itself."
     )
 
 
 def _target(location: str) -> str:
-    """Return scheme, host and port of a redirect, without user, path and query, because these may contain secrets."""
+    """Return scheme, host and port of a redirect. User, path and query are left out, because they may be secret."""
     try:
         parts = urllib.parse.urlsplit(location)
     except ValueError:  # brackets that do not match
@@ -182,7 +182,7 @@ def _error_code(error: urllib.error.HTTPError) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistry:
-    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry, which needs no other server than Kafka.
+    """The compacted topic ``<prefix>.schemas`` of pgsluice's own registry. To read it, no server but Kafka is needed.
 
     ``kafka_options`` has further options of Spark's Kafka source, such as ``kafka.security.protocol``.
     """

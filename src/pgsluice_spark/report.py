@@ -1,4 +1,4 @@
-"""The result of an audit, as text and as JSON. Created by :mod:`.audit`. Pure."""
+"""The result of an audit, as text and as JSON. Created by :mod:`.audit`. This module does no I/O."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,10 +39,10 @@ class Difference:
 class TableReport:
     """The result for one table.
 
-    ``status`` is ``equal``, ``different`` or ``refused``, or the state of a table that the mirror has not finished.
-    ``rows`` is the number of rows in PostgreSQL. ``mirror_rows`` is the number of rows in the mirror, after applying
-    the later changes that PostgreSQL's snapshot sees. ``differences`` has some of the rows that differ. ``exceptions``
-    has the columns that were not compared, each with the reason.
+    ``status`` is ``equal``, ``different`` or ``refused``. If the mirror's table is not ``loaded``, it is the status
+    that the table has in a view. ``rows`` is the number of rows in PostgreSQL. ``mirror_rows`` is the number of rows in
+    the mirror, after applying the later changes that PostgreSQL's snapshot sees. ``differences`` has some of the rows
+    that differ. ``exceptions`` has the columns that were not compared, each with the reason.
     """
 
     table: str

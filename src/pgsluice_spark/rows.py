@@ -20,10 +20,14 @@ from pgsluice_spark.lives import POSITION
 from pgsluice_spark.targets import Merge, quoted
 
 SYSTEM: Final = "_pgsluice"
-"""The column that has the position of the row's last change, and the names of fields whose values are unknown."""
+"""The struct column that the mirror adds to each table.
+
+It has the position and the time of the row's last change, the names of fields whose values are unknown, and the texts
+of values that their types cannot hold.
+"""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 ._:/@+-]{1,100}")
-"""The strings that are used as bounds. Their length is limited, because they become part of a statement."""
+"""Matches the strings that are used as bounds. Their length is limited, because they become part of a statement."""
 
 _SYSTEM_TYPE: Final = "epoch int, lsn long, seq long, ts timestamp, unchanged array<string>, raw map<string, string>"
 
@@ -114,8 +118,8 @@ def merge_of(effect: Effect, gone: Position | None, *, sweeps: bool) -> Merge:
 def _within(bounds: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     """Yield conditions that follow from the equality of the keys.
 
-    With them, the target skips files whose keys are all below or above those of the piece. So the time of a piece of a
-    first load does not grow with the rows that were loaded before.
+    They let the target skip files whose keys are all below or above those of the piece. So the time for a piece of a
+    first load does not grow with the number of rows that were loaded before.
     """
     for name, (least, greatest) in bounds.items():
         for comparison, value in ((">=", least), ("<=", greatest)):

@@ -1,8 +1,8 @@
 """Combines the Avro schemas of one subject, so that Spark can read the records of all its versions.
 
-Used by :mod:`.decode`. Each record has to be read with the schema that wrote it, but all records have to get the same
-type. So the writers' schemas become the branches of one Avro union. A record names its branch by number, and the
-reader's schema has the fields of all versions. Pure: the functions only transform JSON.
+Used by :mod:`.decode`. Each record has to be decoded with the schema with which it was written, but all records have to
+get the same type. So the writers' schemas become the branches of one Avro union. A record names its branch by number,
+and the reader's schema has the fields of all versions. This module does no I/O, and only transforms JSON.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -93,7 +93,7 @@ def field_names(version: SchemaVersion) -> tuple[str, ...]:
 
 
 def columns_of(version: SchemaVersion) -> dict[str, str]:
-    """Return PostgreSQL's name of the column for each field of a row, from a schema of values."""
+    """Return PostgreSQL's column name for each field of a row. ``version`` is the schema of a change event."""
     envelope = json.loads(version.schema)
     kinds = [_split(field["type"])[1] for field in envelope["fields"] if field["name"] in ("before", "after")]
     row: Record = next(kind for kind in kinds if isinstance(kind, dict))
@@ -134,7 +134,7 @@ def _reading(versions: Sequence[SchemaVersion], records: Sequence[Record]) -> Re
 def _advice(versions: Sequence[SchemaVersion]) -> str:
     """Return the remedy for schemas that cannot be combined, or "" if they all belong to one table."""
     tables = sorted({table_of(version) for version in versions})
-    return f". They belong to several tables ({', '.join(tables)}): read one at a time" if len(tables) > 1 else ""
+    return f". They belong to several tables ({', '.join(tables)}): read one table at a time" if len(tables) > 1 else ""
 
 
 def _row_names(record: Record) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def _row_names(record: Record) -> tuple[str, ...]:
     return tuple(field["name"] for row in rows if _is_record(row) for field in row["fields"])
 
 
-# --- parsing: only the parts of a schema on which bytes and values depend
+# --- parsing: keeps only the parts of a schema on which the bytes and the values of records depend
 
 
 def _envelope(version: SchemaVersion) -> Record:
@@ -225,7 +225,7 @@ def _merged(records: Sequence[Record]) -> Record:
 
 
 def _merged_field(name: str, found: Sequence[dict[str, Any]], records: int) -> dict[str, Any]:
-    """Return the field that can read all of ``found``. ``records`` is the number of records in all."""
+    """Return the field that can read all of ``found``. ``records`` is the number of records, with or without it."""
     schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
     everywhere = len(found) == records
     if _split(schema)[0] or not (everywhere or "default" in found[0]):

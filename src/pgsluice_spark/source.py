@@ -22,12 +22,13 @@ _OWN_OPTIONS: Final = frozenset(
 )
 """The options of Spark's Kafka source that these functions set. Their names are not case-sensitive."""
 _DEFAULTS: Final = {"kafka.fetch.max.wait.ms": "20"}
-"""If a consumer asks for records at the end of a topic, the broker waits this long for further records, by default half
-a second. Spark makes such a request in each batch, although the batch needs no further records."""
+"""Our defaults for options. If a consumer asks for records at the end of a topic, the broker waits for further records,
+by default for half a second. Spark makes such a request in each batch, although the batch needs no further records."""
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
 """The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
-"""The maximum number of gaps that each get a condition. If there are more, a join leaves out the narrow gaps."""
+"""The maximum number of gaps that are left out by one condition each. If there are more, a join leaves out the narrow
+gaps."""
 _NARROW: Final = 16
 """The maximum number of offsets in a narrow gap. Most gaps are narrow: they contain only a transaction's marker."""
 
@@ -74,7 +75,7 @@ def read_ranges(
 
 
 def _without_gaps(records: DataFrame, ranges: Ranges) -> DataFrame:
-    """Leave out the offsets between ranges: transaction markers, and, in at-least-once mode, records of no cut."""
+    """Leave out the offsets between ranges: markers, and, in at-least-once mode, records that belong to no cut."""
     gaps = [
         (partition, before[1], after[0]) for partition, known in ranges.items() for before, after in pairwise(known)
     ]

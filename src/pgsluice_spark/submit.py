@@ -35,7 +35,7 @@ def spark_home() -> Path:
 
 
 def jar_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting that names the packages, or nothing if ``settings`` or the installation provides the jars."""
+    """Return the setting that names the packages. It is left out if ``settings`` or the installation has the jars."""
     if {"spark.jars", "spark.jars.packages"} & settings.keys() or any((spark_home() / "jars").glob(_KAFKA_JAR)):
         return {}
     return {"spark.jars.packages": ",".join(packages(pyspark.__version__))}
@@ -53,7 +53,7 @@ def prepared(config: Config, settings: Mapping[str, str], words: Sequence[str], 
 
     ``settings`` are the settings of Spark. They are written to a file, because other users of the machine can see the
     arguments of a command. In deploy mode ``cluster``, the driver runs on another machine, and spark-submit copies the
-    configuration file into the driver's working directory.
+    TOML file into the driver's working directory.
     """
     is_cluster = settings.get("spark.submit.deployMode") == "cluster"
     own = {"spark.app.name": f"pgsluice-spark {words[0]} {config.get('pipeline.prefix')}"}

@@ -1,4 +1,4 @@
-"""Adds to a mirror's table those later changes that a snapshot of PostgreSQL sees.
+"""Applies later changes to a mirror's rows: those that a snapshot of PostgreSQL sees.
 
 Used by :mod:`.audit`, which explains why the result equals the table at the snapshot.
 

@@ -49,9 +49,9 @@ class Committed:
 class Upkeep:
     """The parameters of a table's maintenance.
 
-    The states of the commits ``kept`` remain readable. So do all states since ``before``, a time in seconds since 1970
-    that is ``keep_s`` seconds ago. The table's log has to keep the file lists of these states for another ``needed_s``
-    seconds, because later maintenance needs the lists.
+    The states of the commits ``kept`` remain readable, and so do all states since ``before``. ``before`` is a time in
+    seconds since 1970, and is ``keep_s`` seconds ago. The table's log has to keep the file lists of these states for
+    another ``needed_s`` seconds, because later maintenance needs the lists.
     """
 
     kept: frozenset[int]

@@ -1,9 +1,9 @@
 """Makes the values of both sides of an audit comparable, by converting PostgreSQL's text to the mirror's type.
 
 Used by :mod:`.compare`. PostgreSQL writes each value with its type's output function, as it does for the daemon. (A
-cast to text gives another result for some types. For example, it removes the blanks of ``char(n)``.) Spark converts
-this text to the mirror's type, so that values are compared, and not texts. docs/types.md describes the conversion of
-each type.
+cast to text gives another result for some types. For example, it removes the trailing blanks of ``char(n)``.) Spark
+converts this text to the mirror's type, so that values are compared, and not texts. docs/types.md describes the
+conversion of each type.
 
 ``tests/spark/test_audit.py`` covers this module.
 """
@@ -35,7 +35,7 @@ _REFERENCES: Final = frozenset(
     )
 )
 _REFERENCE: Final = "if postgres.binary is on, the mirror has a number in place of the name (docs/types.md)"
-_CHAR: Final = 'servers before 16 send the bare byte of a "char" beyond ASCII (docs/types.md)'
+_CHAR: Final = 'PostgreSQL before 16 sends a "char" that is not ASCII as a bare byte (docs/types.md)'
 _FIRST_OCTAL: Final = 16
 _LAST_UNSIGNED: Final = 9999
 
@@ -95,7 +95,7 @@ class Pair:
     def key(self) -> Column:
         """Return PostgreSQL's value in the form by which rows are joined.
 
-        Spark's types cannot hold infinities, so the form of an infinity has its text.
+        Spark's dates and timestamps cannot be infinite, so this form contains the text of an infinite value.
         """
         if self.kind.simpleString() not in _TIMES:
             return comparable(self.value(), self.kind)
@@ -105,7 +105,7 @@ class Pair:
     def mirrored_key(self) -> Column:
         """Return the mirror's value in the form of :meth:`key`.
 
-        A key column has every finite value, even if ``raw`` also has its text.
+        A finite value is always in the column itself, even if ``raw`` also has a text for it.
         """
         here = F.col(quoted(self.field))
         if self.kind.simpleString() not in _TIMES:

@@ -12,6 +12,6 @@ for name, content in files().items():
     (CONTRACT / name).write_text(content)
 if recorded() != digest():
     print(  # noqa: T201 - the output of a command
-        f"The contract was {before} and is {digest()}. Say in CHANGELOG.md, under Unreleased, what changed for "
-        f"consumers:\n- **Contract `{digest()}`**: ..."
+        f"The digest of the contract was {before}, and is {digest()} now. Say in CHANGELOG.md, under Unreleased, what "
+        f"changed for consumers:\n- **Contract `{digest()}`**: ..."
     )

@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """A Kafka record. Without a key, its key is null. Without a value, it is a tombstone."""
+    """A Kafka record. If ``key`` is None, its key is null. If ``value`` is None, it is a tombstone."""
 
     key: Part | None
     value: Part | None
@@ -136,15 +136,15 @@ SCHEMAS: dict[str, Schema] = {
     "keys_key": _key(KEY_TYPES.relation, KEY_TYPES.key_fields()),
     "string": "string",
 }
-"""The schemas by the name of their file. ``string`` has no file: it is the schema of a record's key if the key is only
-a string, such as the name of the pipeline."""
+"""The schemas by the name of their file. ``string`` has no file, because it is the schema of keys that are only a
+string, such as the name of the pipeline."""
 
 IDS = {name: schema_id(normalise(schema)) for name, schema in SCHEMAS.items()}
 
 TRANSACTION = Transaction(xid=4242, commit_lsn=0x16B374D848, commit_ts=820_000_000_123_456, origin="elsewhere")
 LOCAL = Transaction(TRANSACTION.xid, TRANSACTION.commit_lsn, TRANSACTION.commit_ts)
 LOAD_LSN = TRANSACTION.commit_lsn
-"""The position of the loaded rows. In the order of events, they come directly before the transaction."""
+"""The LSN of the loaded rows. Their negative ``seq`` puts them before the events of the transaction with this LSN."""
 
 
 # --- changes
@@ -288,7 +288,7 @@ def _loading() -> Cut:
 
 
 def _altered() -> Cut:
-    """Return a cut with a mark which says that an ALTER TABLE has changed the rows of a table."""
+    """Return a cut with a mark that says that an ALTER TABLE has changed the rows of a table."""
     cut = Cut(end_lsn=LOAD_LSN)
     cut.add_load((), LoadPosition(LOAD_LSN, 5), [replace(_mark("stale", 4, 1), replaces=False)], ())
     return cut
@@ -306,8 +306,7 @@ def cut_parts() -> dict[str, list[dict[str, Any]]]:
     """Return the cut records of each case, before they are encoded."""
     identity = {"pipeline": PREFIX, "cut": 7, "epoch": 2}
     (full,) = cut_records(_worked(), identity, {**PLACES, **OTHER_PLACE}, TOPIC_IDS, full=True)
-    # The daemon splits only records larger than half a megabyte. Split a small one by hand, which is as good for a
-    # test.
+    # The daemon splits only cut records that are larger than half a megabyte. Split a small cut record here instead.
     halves = [{**full, "parts": 2, "part": part, "topics": [topic]} for part, topic in enumerate(full["topics"])]
     return {
         "cut": cut_records(_worked(), identity, PLACES, TOPIC_IDS, full=False),

@@ -1,6 +1,6 @@
 """Two tables with a column of every type, for the golden messages: one without a key, one whose key has all columns.
 
-Every opcode needs a column here. ``tests/unit/test_contract.py`` checks this.
+Every opcode of the encoder needs a column here. ``tests/unit/test_contract.py`` checks this.
 """
 
 from collections.abc import Sequence
@@ -227,7 +227,7 @@ class SampleTable:
         return self._relation(tuple(sample.column(is_key=self.keyed) for sample in self.samples))
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the row, in a table that had other column types before."""
+        """Return the fields of the row if the columns first had their types in ``earlier``."""
         history = TableFields(OPTIONS)
         history.assign(self._relation(tuple(sample.earlier() for sample in self.samples)))
         return history.assign(self.relation)

@@ -18,7 +18,7 @@ Schema: TypeAlias = Any
 """A schema as parsed JSON."""
 
 Leaf: TypeAlias = Callable[[str, dict[str, Any], Any], Json]
-"""A function that converts a scalar to JSON. Its arguments: the Avro type, its schema's attributes, and the value."""
+"""A function that converts a scalar to JSON. It takes the Avro type, the attributes of the schema, and the value."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = {"micros": timedelta(microseconds=1), "millis": timedelta(milliseconds=1)}

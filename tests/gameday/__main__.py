@@ -19,7 +19,7 @@ def main() -> int:
     """Carry out all breakages in random order, and print the table of times. Return 1 if one of them went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.gameday", description=__doc__)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))
-    parser.add_argument("--only", nargs="+", help="words in the names of the breakages to play")
+    parser.add_argument("--only", nargs="+", help="carry out only breakages whose names contain one of these")
     options = parser.parse_args()
     say = partial(print, flush=True)
     if reason := missing():
@@ -36,12 +36,12 @@ def main() -> int:
         failed += day.played - len(day.results)
         chosen = chosen[day.played :]
     say(table(results))
-    say(f"{failed} of {len(results) + failed} went wrong")
+    say(f"{failed} of {len(results) + failed} breakages went wrong")
     return 1 if failed else 0
 
 
 def _play(chosen: Sequence[Breakage], say: Callable[[str], object]) -> Day:
-    """Play breakages until one goes wrong. The remaining breakages then need a new pipeline."""
+    """Carry out breakages until one goes wrong. The remaining breakages then need a new pipeline."""
     with tempfile.TemporaryDirectory() as directory, game_day(Path(directory)) as (scene, prometheus):
         day = Day(scene, prometheus, say)
         try:

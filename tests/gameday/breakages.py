@@ -29,7 +29,8 @@ WENT_BACK = (
     "The transaction that ends at … has xid …, but the one delivered had xid …",
     "Position …, recorded as delivered, lies inside the commit record …",
 )
-"""The possible reasons after a restoration. They depend on how much WAL the server has written since then."""
+"""The possible reasons after a restoration. The amount of WAL that the server has written since then decides which of
+them is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def restore_server(scene: GameDay) -> None:
 
 
 def promote_standby(scene: GameDay) -> None:
-    """Kill the primary, and promote a standby that has a copy of the slot. The proxy does not lead to it yet."""
+    """Kill the primary, and promote a standby that has a copy of the slot. The proxy still connects to the primary."""
     primary = scene.server
     scene.standby = standby = scene.stack.enter_context(primary.standby())
     scene.pipeline.wait_for(state="streaming")
@@ -162,7 +163,7 @@ def is_copied(source: Connection, target: Connection, slot: str) -> bool:
 
 
 def go_over(scene: GameDay) -> None:
-    """Make the proxy lead to the former standby."""
+    """Make the proxy connect to the former standby."""
     assert scene.standby is not None
     scene.proxy.target = (scene.standby.host, scene.standby.port)
     scene.pipeline.database = Database(scene.standby, "shop")
@@ -201,7 +202,7 @@ def accept_and_load(scene: GameDay) -> None:
 
 
 def forge_checkpoint(scene: GameDay) -> None:
-    """Write a checkpoint under the pipeline's key while pgsluice is stopped, so that it is the last checkpoint."""
+    """Write a checkpoint with the pipeline's key while pgsluice is stopped, so that it is the last checkpoint."""
     scene.daemon.stop_well()
     topic = scene.topic("checkpoint")
     last = read_committed(scene.kafka, topic)[-1].value()
@@ -342,15 +343,15 @@ BREAKAGES = (
         GameDay.adopt,
     ),
     Breakage("a row is larger than the topic takes", ("Kafka cannot take …",), lower_limit, raise_limit),
-    Breakage("the broker is frozen", NONE, lambda scene: scene.kafka.pause(), lambda scene: scene.kafka.resume()),
+    Breakage("the broker hangs", NONE, lambda scene: scene.kafka.pause(), lambda scene: scene.kafka.resume()),
     Breakage("the broker is killed", NONE, lambda scene: scene.kafka.kill(), lambda scene: scene.kafka.start()),
     Breakage(
-        "the room for open transactions is used up",
+        "open transactions exceed spill_max",
         ("Transactions that have not committed yet need more than buffer.spill_max",),
         fill_disk,
         allow_more,
     ),
-    Breakage("a table fits no rule", ("table …: column … of type … cannot be …",), add_table, correct_rule),
+    Breakage("a rule does not fit a table", ("table …: column … of type … cannot be …",), add_table, correct_rule),
     Breakage("the daemon is killed", NONE, lambda scene: scene.daemon.kill(), start),
-    Breakage("the daemon is frozen", NONE, signalled(signal.SIGSTOP), signalled(signal.SIGCONT)),
+    Breakage("the daemon hangs", NONE, signalled(signal.SIGSTOP), signalled(signal.SIGCONT)),
 )

@@ -1,4 +1,4 @@
-"""Carries out one breakage after the other. It measures how long it takes to notice and to repair each of them."""
+"""Carries out one breakage after the other, and measures how long it takes to notice and to repair each of them."""
 
 import json
 import time
@@ -25,11 +25,12 @@ class GameDayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The measurements of one breakage, in seconds. None means that nothing was expected.
+    """The measurements of one breakage, in seconds.
 
-    ``alert_s`` and ``reason_s`` are the times from the breakage until the alert and the reason. ``repair_s`` is the
-    time from the beginning of the repair until a row that was written after it was delivered. ``where`` says where the
-    reason was found: in the status or in the log.
+    ``alert_s`` and ``reason_s`` are the times from the breakage until the alert fires and the reason is reported. They
+    are None if no alert or no reason is expected. ``repair_s`` is the time from the beginning of the repair until a
+    row that was written after the repair is delivered. ``where`` says where the reason was found: in the status or in
+    the log.
     """
 
     name: str

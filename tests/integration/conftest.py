@@ -11,6 +11,7 @@ import pytest
 from pgsluice.record import Target
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
+from sandbox.ports import ReservedPort
 from sandbox.postgres import DEFAULT_VERSION, Database, Postgres
 from tests.support.kafka import SecuredKafka
 from tests.support.order import begin_with
@@ -25,12 +26,12 @@ LONGEST = (
     *("minimal_rights", "snapshot_weather", "snapshot_upgrade", "kafka_ledger", "postgres_slots", "postgres_failover"),
     *("kafka_tls", "shared_topics"),
 )
-"""The test files that take minutes, in order of their durations. If one of them started last, all other workers would
-have to wait for it."""
+"""The test files that take minutes, longest first. If one of them started last, all other workers would have to wait
+for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the test files of this directory. Files of other directories, which run in one process, come first."""
+    """Sort the test files of this directory. Files of other directories come first, because one process runs them."""
     begin_with(items, HERE, LONGEST)
 
 
@@ -95,6 +96,14 @@ def stage(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[St
     """Provide a stage for scenarios of the runbook. The scenarios of a module share a pipeline if possible."""
     with starting(postgres_server, kafka) as begin:
         yield Stage(begin)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Provide a port that is free."""
+    reserved = ReservedPort.any()
+    yield reserved.number
+    reserved.release()
 
 
 @pytest.fixture

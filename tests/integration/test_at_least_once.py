@@ -84,7 +84,7 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
     """Check all guarantees. Return the number of repeated records."""
     found = seen(pipeline)
     assert {one.number for one in found} == set(range(1, last + 1)), "lost"
-    assert len({(one.number, one.position) for one in found}) == last, "the same change at another position"
+    assert len({(one.number, one.position) for one in found}) == last, "the same change at two positions"
     parts = runs(found)
     for part in parts:
         numbers = [one.number for one in part]
@@ -101,7 +101,7 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 
 @contextmanager
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
-    """Write small and large transactions in the background. At the end, the list contains the last number.
+    """Write small and large transactions in the background. Yield a list, which has the last number after the block.
 
     The pauses between transactions limit the number of rows even if the daemon starts slowly, because the test decodes
     all rows at the end.
@@ -179,7 +179,7 @@ def test_a_broker_outage_longer_than_the_timeout_of_records_loses_nothing(own_ka
     pipeline.wait_until_confirmed()
     with paused(own_kafka):
         pipeline.write()
-        wait_until(lambda: "Kafka has taken none of" in pipeline.daemon.log_text(), "the records to be given up")
+        wait_until(lambda: "Kafka has taken none of" in pipeline.daemon.log_text(), "the records to time out")
         pipeline.write()
     assert_at_least_once(pipeline, 30)
 
@@ -203,10 +203,10 @@ class TestChangingTheMode:
         assert assert_at_least_once(pipeline, written + LARGE + 10) == 0
 
     def _killed_amid(self, pipeline: Pipeline, topic: str, rows: int) -> bool:
-        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if it was already finished."""
+        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if it wrote all of them."""
         before = end_of(pipeline.kafka, topic)
         pipeline.write_at_once(rows)
-        wait_until(lambda: end_of(pipeline.kafka, topic) > before, "the transaction to be on its way")
+        wait_until(lambda: end_of(pipeline.kafka, topic) > before, "the first rows of the transaction")
         pipeline.daemon.kill()
         return end_of(pipeline.kafka, topic) < before + rows
 

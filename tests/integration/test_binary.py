@@ -124,7 +124,7 @@ PART_IS_GONE = (
 def test_a_value_that_has_no_binary_format_is_delivered_from_its_text(
     start: Start, version: int, statements: tuple[str, ...], text: str
 ) -> None:
-    """Any user who may create tables can create a table with such a value.
+    """Any user who may create tables can write a value that has no binary format.
 
     The value ends one session, but no change may be missing.
     """

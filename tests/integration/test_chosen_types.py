@@ -1,6 +1,6 @@
-"""Tests types of columns that the settings select.
+"""Tests Avro types that the settings choose for columns.
 
-If a selection is impossible, pgsluice can be configured to stop. It must not lose any change when it does so.
+If a choice is impossible, pgsluice can be configured to stop. It must not lose any change when it stops.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ def checked(daemon: Daemon) -> str:
 
 
 def test_an_impossible_choice_is_reported_before_anything_is_created(start: Start) -> None:
-    """``check`` must also report it. For domains and arrays of domains, the base type is decisive."""
+    """``check`` must report the same. For domains and arrays of domains, the base type decides what is possible."""
     pipeline = start(
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )

@@ -5,25 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pgsluice.app import cli
 from sandbox.kafka import Kafka
-from sandbox.ports import ReservedPort
 from sandbox.postgres import Database
+from tests.support.command import running
 from tests.support.kafka import admin, delete_topic
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    reserved = ReservedPort.any()
-    yield reserved.number
-    reserved.release()
 
 
 @pytest.fixture
@@ -127,22 +118,6 @@ def test_check_fails_where_a_start_would_refuse_the_history(
     assert history(65, "FAIL").startswith(f"Topic {topic} was deleted. Consumers miss")
     delete_topic(kafka, f"{database.name}.transactions")
     assert history(65, "FAIL").startswith(f"Topic {database.name}.transactions is empty, but cut")
-
-
-@contextmanager
-def running(settings: str, *arguments: str) -> Iterator[None]:
-    """Start a command, and wait until it is ready. When the block ends, stop the command, which must succeed."""
-    command = [sys.executable, "-m", "pgsluice", *arguments, "-c", settings]
-    with subprocess.Popen(command) as process:
-        try:
-            while cli.main(["health", "-c", settings]) != 0:
-                assert process.poll() is None
-                time.sleep(0.1)
-            yield
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(180) == 0
-        finally:
-            process.kill()
 
 
 def test_a_registry_runs_without_a_pipeline(settings: str) -> None:

@@ -65,7 +65,7 @@ def deserialized(url: str) -> list[Any]:
 async def test_confluent_s_deserializer_reads_the_golden_json(registry: str) -> None:
     found = await asyncio.to_thread(deserialized, registry)
     for (name, _, part), value in zip(PARTS, found, strict=True):
-        if name in INFINITE:  # docs/events.md documents this
+        if name in INFINITE:  # the deserializer cannot represent these dates, as docs/events.md says
             assert isinstance(value, OverflowError | ValueError), name
         else:
             assert value == part["json"], name

@@ -21,13 +21,13 @@ from tests.support.kafka_proxy import ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODU
 from tests.support.weather import PATIENCE_S, Pipeline, Start, fails, wait_until
 
 SEEN = "SEEN"
-"""The listener of the broker behind the proxy."""
+"""The broker's listener that clients reach through the proxy."""
 
 TIMEOUT_S = 2
-"""The timeout of a Kafka transaction. pgsluice stops waiting for an unanswered commit before this time."""
+"""The timeout of a Kafka transaction. pgsluice stops waiting for the answer to a commit before the timeout."""
 
 SMALL_BYTES = 1000
-"""A request with a probe is smaller than this. A request with the rows of a large transaction is larger."""
+"""A request that contains a probe is smaller than this. A request with rows of a large transaction is larger."""
 
 SETTINGS: dict[str, Any] = {
     "heartbeat": "1min",  # so that every commit that the tests intercept is a commit of rows
@@ -76,7 +76,7 @@ def own_postgres() -> Iterator[Postgres]:
 
 
 class Once:
-    """Passes the first request to ``first``. At all later requests, it disconnects the client without an answer."""
+    """Passes the first request to ``first``. Disconnects the client at every later request, without an answer."""
 
     def __init__(self, first: Callable[[Request], None]) -> None:
         self._first = first
@@ -88,7 +88,7 @@ class Once:
 
 
 class Late:
-    """Holds the first request until ``before`` is called. It disconnects the sender at this and all other requests."""
+    """Keeps the first request until ``before`` delivers it. Disconnects the client at every request."""
 
     def __init__(self) -> None:
         self._kept: list[Request] = []
@@ -197,7 +197,7 @@ class TestSomebodyElsesTransaction:
 
 
 class TestDeadlines:
-    def test_a_timeout_above_the_brokers_is_lowered(self, seen: Seen) -> None:
+    def test_a_timeout_above_that_of_the_broker_is_lowered(self, seen: Seen) -> None:
         pipeline = seen.start(timeout="20min")
         pipeline.write()
         pipeline.assert_complete()
@@ -298,7 +298,7 @@ class TestHalfATransaction:
         pipeline.assert_complete()
         assert end_of(seen.kafka, topic) >= before + never_seen + LARGE + 10
 
-    def test_rows_of_a_transaction_are_never_seen_if_postgresql_crashes(
+    def test_rows_of_an_unfinished_transaction_are_never_seen_if_postgresql_crashes(
         self, own_postgres: Postgres, seen: Seen
     ) -> None:
         pipeline = seen.start(server=own_postgres)

@@ -1,6 +1,6 @@
 """Tests arbitrary names of tables, columns, types, labels, publications and prepared transactions.
 
-Each row must arrive under its true names, or as a dead letter. No name may inject commands into text that people read.
+Each row must arrive with its true names, or as a dead letter. No name may inject commands into text that people read.
 """
 
 import asyncio

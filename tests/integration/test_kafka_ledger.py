@@ -188,7 +188,7 @@ class TestBetweenSessions:
     async def test_schemas_that_no_longer_exist_are_noticed(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """After the loss is accepted, a topic is not checked until its next row has registered its schema again."""
+        """After the loss is accepted, a topic's schema may be missing until the topic's next row registers it again."""
         await written(kafka, prefix, orders, items)
         described = [items.topic]
         with pytest.raises(HistoryError, match=f"The schemas of topic {orders.topic} are not registered any more"):
@@ -239,7 +239,7 @@ class TestBetweenSessions:
     async def test_the_first_cut_of_a_topic_lists_all_its_partitions(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """Because no full cut lists them, the first cut of the topic must list all its partitions."""
+        """No full cut lists the topic's partitions yet, so the first cut of the topic must list all of them."""
         async with Session(kafka, prefix) as session:
             await session.deliver()
             for target in (orders, items):
@@ -500,7 +500,10 @@ class TestLedger:
     def test_the_previous_cuts_marker_is_not_mistaken_for_a_record(
         self, kafka: Kafka, orders: Target, *, full: bool
     ) -> None:
-        """An outdated broker reports the same end offset after the previous cut's marker as after our own record."""
+        """The outdated broker reports end offset 2, where only the marker of the previous cut has been written.
+
+        The ledger must not take this as the end after the record of the current cut, which is 3.
+        """
         topics, place = Stopped(kafka), (orders.topic, 0)
         known = Ledger(topics, Event(), accept=False)
         known.pin({orders.topic: topics.ensure(TopicSpec(orders.topic, 1))[0]})

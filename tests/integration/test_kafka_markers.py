@@ -20,7 +20,7 @@ from tests.support.kafka_proxy import WRITE_TXN_MARKERS, KafkaProxy, Request
 from tests.support.sink import Partition, Session, cut_records, insert, offsets, policy
 
 BETWEEN = "BETWEEN"
-"""The listener between brokers, which is behind the proxy. A broker also uses it to reach itself."""
+"""The listener that brokers use among themselves, through the proxy. A broker also uses it to reach itself."""
 
 GIVEN_UP = "somebody else has written to it, or Kafka has marked a transaction twice. The cut is aborted"
 

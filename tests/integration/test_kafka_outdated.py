@@ -178,7 +178,7 @@ def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster:
         cluster.wait_for_end(topic, 4, 2, 3)
         place = topic, 0
         known = Account({topic: TopicState("", 1)}, {place: 4})
-        # This broker cannot be queried about the topic itself, because the client sends that request to any broker.
+        # Query only the offsets. The client sends a query about the topic to any broker, not only to this one.
         former_end, epoch = Topics(cluster.options_alone(), Event())._answers([place], LATEST)[place]
         former = Account(known.topics, {place: former_end}, {} if epoch is None else {place: epoch})
         now = Topics(cluster.options(2, 3), Event()).account(known)

@@ -1,4 +1,4 @@
-"""Tests that nobody else can write to pgsluice's service topics or fence it, if only pgsluice has the rights."""
+"""Tests that other users can neither write to the service topics nor fence pgsluice if only pgsluice has the rights."""
 
 from collections.abc import Callable
 
@@ -54,7 +54,7 @@ async def test_nobody_else_may_write(secured_kafka: SecuredKafka, prefix: str) -
         assert session.checkpoint.cut == 1
 
 
-async def test_nobody_else_may_fence_it(secured_kafka: SecuredKafka, prefix: str) -> None:
+async def test_nobody_else_may_fence_pgsluice(secured_kafka: SecuredKafka, prefix: str) -> None:
     client = allow_all(secured_kafka, prefix)
     async with Session(secured_kafka, prefix, client=client) as session:
         other = Producer({**secured_kafka.properties("reader"), "transactional.id": f"pgsluice-{prefix}"})

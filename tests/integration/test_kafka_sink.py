@@ -1,4 +1,4 @@
-"""Tests the delivery of cuts to a real broker. An independent read_committed consumer reads them by the contract."""
+"""Tests the delivery of cuts to a real broker. An independent read_committed consumer reads them as events.md says."""
 
 import asyncio
 import time
@@ -88,7 +88,7 @@ class TestTheNumberOfTopics:
 
 
 class TestPreparedTopics:
-    """Topics of many tables are created together. Each of them is opened with the first row of its table."""
+    """Topics of many tables are created together. The session opens each topic at the first row of its table."""
 
     async def test_prepared_topics_are_ready(self, kafka: Kafka, prefix: str) -> None:
         tables = [Target(f"{prefix}.public.t{number}", 13, 14) for number in range(3)]
@@ -125,8 +125,8 @@ class TestPreparedTopics:
             assert session.sink._topics.describe([theirs.topic]) == {}
 
 
-class TestTheMark:
-    """A session writes a probe after all records, so that it can recognise an outdated answer."""
+class TestTheProbe:
+    """Before a session reads a service topic, it writes a probe, so that it recognises a broker's outdated answer."""
 
     async def test_an_outdated_answer_hides_no_checkpoint(
         self, kafka: Kafka, prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -225,7 +225,7 @@ class TestDelivery:
         (record,) = await asyncio.to_thread(cut_records, kafka, prefix)
         assert await asyncio.to_thread(content, kafka, record) == expected([insert(orders, n) for n in range(200)], 3)
 
-    async def test_an_announcement_is_only_a_checkpoint(self, kafka: Kafka, prefix: str) -> None:
+    async def test_the_announcement_of_a_new_slot_writes_only_a_checkpoint(self, kafka: Kafka, prefix: str) -> None:
         async with Session(kafka, prefix) as session:
             await session.sink.announce(session.checkpoint)
             assert last_checkpoint(await session.sink.checkpoints()) == session.checkpoint
@@ -432,7 +432,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """The topic must not be refused earlier. If its settings change later, the table's next version is refused."""
+        """The topic must not be refused before. If its settings change later, the table's next version is refused."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

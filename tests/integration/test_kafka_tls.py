@@ -59,24 +59,24 @@ class TestRefused:
     def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
 
-    def test_a_broker_of_another_authority(self, broker: TlsKafka) -> None:
+    def test_a_broker_certificate_of_another_authority(self, broker: TlsKafka) -> None:
         properties = broker.properties("TLS", ssl_ca_location=str(broker.other.certificate))
         words = refused(broker, "TLS", properties, SinkUnavailable)
         assert "signed by an authority that is not in ssl.ca.location" in words
 
-    def test_a_broker_of_another_name(self, broker: TlsKafka) -> None:
+    def test_a_broker_certificate_for_another_name(self, broker: TlsKafka) -> None:
         words = refused(broker, "ELSEWHERE", broker.properties("ELSEWHERE"), SinkUnavailable)
         assert "names another host" in words
 
-    def test_a_broker_whose_certificate_has_expired(self, broker: TlsKafka) -> None:
+    def test_a_broker_certificate_that_has_expired(self, broker: TlsKafka) -> None:
         words = refused(broker, "EXPIRED", broker.properties("EXPIRED"), SinkUnavailable)
         assert "The broker's certificate has expired" in words
 
-    def test_a_client_of_another_authority(self, broker: TlsKafka) -> None:
+    def test_a_client_certificate_of_another_authority(self, broker: TlsKafka) -> None:
         words = refused(broker, "MUTUAL", broker.client(broker.other), SinkUnavailable)
         assert "The broker does not accept the client's certificate" in words
 
-    def test_a_client_whose_certificate_has_expired(self, broker: TlsKafka) -> None:
+    def test_a_client_certificate_that_has_expired(self, broker: TlsKafka) -> None:
         certificate, key = broker.authority.issue("late-client", expires=expired())
         files = {"ssl_certificate_location": str(certificate), "ssl_key_location": str(key)}
         words = refused(broker, "MUTUAL", broker.properties("MUTUAL", **files), SinkUnavailable)

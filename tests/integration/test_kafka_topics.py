@@ -155,8 +155,8 @@ class TestSettings:
         ):
             topics.check(TopicSpec(name, 1, compactable=False), settings)
 
-    def test_if_new_topics_are_compacted_topics_without_keys_are_not(self, own_kafka: Kafka, name: str) -> None:
-        """Otherwise, a new table without a key would get a compacted topic, which would refuse all its rows."""
+    def test_a_new_topic_without_keys_is_never_compacted(self, own_kafka: Kafka, name: str) -> None:
+        """The broker compacts new topics by default, but a compacted topic refuses rows without a key."""
         with closing(Topics(client_options(own_kafka), Event())) as topics:
             (broker,) = topics.brokers()
             configure(
@@ -251,7 +251,7 @@ class TestQuestions:
 
 class TestOutages:
     def test_offsets_are_requested_from_new_leaders(self, own_kafka: Kafka, name: str) -> None:
-        """librdkafka does not search for new leaders by itself in this case."""
+        """Without a search for new leaders, librdkafka would keep asking the former leaders."""
         topics = Topics(client_options(own_kafka), Event())
         topics.ensure(TopicSpec(name, 2))
         places = [(name, 0), (name, 1)]

@@ -1,12 +1,17 @@
-"""Tests faults of Kafka under load. pgsluice must wait until some of them end, and stop with a message for others."""
+"""Tests faults of Kafka under load. For some of them, pgsluice must wait. For others, it must stop with a message."""
 
+import asyncio
+import json
 import logging
 import re
 import resource
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import ElectionType
@@ -20,8 +25,11 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from pgsluice.registry.builtin import BuiltinRegistry
+from pgsluice.registry.client import RegistryOptions
 from sandbox.kafka import Kafka
-from tests.support.kafka import TIMEOUT_S, SecuredKafka, admin, configure
+from tests.support.command import running
+from tests.support.kafka import TIMEOUT_S, SecuredKafka, admin, allow, client_options, configure
 from tests.support.weather import Pipeline, Start, wait_until
 
 log = logging.getLogger(__name__)
@@ -41,14 +49,15 @@ def guarded_kafka() -> Iterator[SecuredKafka]:
     The user "reader" has the rights of a pipeline.
     """
     with SecuredKafka() as kafka:
-        allow(kafka, ResourceType.TOPIC, "w", AclOperation.ALL)
-        allow(kafka, ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL)
+        prefixed = ResourcePatternType.PREFIXED
+        allow(kafka, "reader", ResourceType.TOPIC, "w", AclOperation.ALL, pattern=prefixed)
+        allow(kafka, "reader", ResourceType.TRANSACTIONAL_ID, "pgsluice-w", AclOperation.ALL, pattern=prefixed)
         yield kafka
 
 
 @contextmanager
 def recovering(pipeline: Pipeline, what: str) -> Iterator[None]:
-    """After the block, wait until everything written so far is confirmed, and log how long that took."""
+    """After the block, wait until everything written so far is confirmed. Log how long that took."""
     yield
     began = time.monotonic()
     pipeline.wait_until_confirmed()
@@ -86,7 +95,7 @@ class TestThreeBrokers:
         pipeline.wait_until_confirmed()
         cluster.kill(1, 2)
         pipeline.write()
-        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
+        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "the daemon to be unready")
         with recovering(pipeline, "two of three gone"):
             cluster.start(1, 2)
         pipeline.daemon.wait_until_ready()
@@ -101,9 +110,9 @@ class TestThreeBrokers:
         configure(cluster, topic, "min.insync.replicas", "3")
         cluster.kill(3)
         pipeline.write()
-        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "it to be unready")
+        wait_until(lambda: pipeline.daemon.readiness() == HTTPStatus.SERVICE_UNAVAILABLE, "the daemon to be unready")
         assert pipeline.daemon.status()["state"] == "streaming"
-        wait_until(lambda: "[0]: 2 of 3 replicas in sync" in pipeline.daemon.log_text(), "it to say why")
+        wait_until(lambda: "[0]: 2 of 3 replicas in sync" in pipeline.daemon.log_text(), "the reason in the log")
         assert "Kafka takes no records where fewer replicas are in sync" in pipeline.daemon.log_text()
         with recovering(pipeline, "replicas enough again"):
             cluster.start(3)
@@ -188,11 +197,7 @@ class TestRights:
         pipeline = start({"kafka": {"client": credentials(guarded_kafka)}}, broker=guarded_kafka)
         pipeline.write()
         pipeline.wait_until_confirmed()
-        path = guarded_kafka._brokers[1]._properties
-        text = path.read_text()
-        guarded_kafka.stop()
-        path.write_text(text.replace('user_reader="right"', 'user_reader="new"'))
-        guarded_kafka.start()
+        change_password(guarded_kafka, "reader", "new")
         assert pipeline.daemon.wait() == 77
         assert "Check the credentials under kafka.client" in pipeline.daemon.log_text()
         pipeline.daemon.settings["kafka"]["client"]["sasl.password"] = "new"
@@ -200,32 +205,66 @@ class TestRights:
         pipeline.write()
         pipeline.assert_complete()
 
+    def test_the_registry_reads_a_changed_password_again(
+        self, guarded_kafka: SecuredKafka, tmp_path: Path, port: int
+    ) -> None:
+        prefix, password, settings = f"w{uuid4().hex[:8]}", tmp_path / "password", tmp_path / "config.toml"
+        subject = f"{prefix}.public.orders-value"
+        allow(guarded_kafka, "registry", ResourceType.TOPIC, f"{prefix}.schemas", AclOperation.READ)
+        password.touch(0o600)
+        password.write_text("right")
+        settings.write_text(
+            f'version = 1\nname = "shop"\nhttp.listen = "127.0.0.1:{port}"\n'
+            f'kafka.bootstrap_servers = "{guarded_kafka.bootstrap_servers}"\n'
+            f'kafka.topic_prefix = "{prefix}"\nkafka.password_file = "{password}"\n'
+            '[kafka.client]\n"security.protocol" = "SASL_PLAINTEXT"\n"sasl.mechanism" = "PLAIN"\n'
+            '"sasl.username" = "registry"\n'
+        )
+        with running(str(settings), "registry"):
+            change_password(guarded_kafka, "registry", "new")
+            password.write_text("new")
+            asyncio.run(register(guarded_kafka, f"{prefix}.schemas", subject))
+            wait_until(lambda: subjects(port) == [subject], "the registry to read the new schema")
+
+
+def change_password(kafka: SecuredKafka, user: str, password: str) -> None:
+    """Change the password of a user from "right" to ``password``. This restarts the broker."""
+    path = kafka._brokers[1]._properties
+    text = path.read_text()
+    kafka.stop()
+    path.write_text(text.replace(f'user_{user}="right"', f'user_{user}="{password}"'))
+    kafka.start()
+
+
+async def register(kafka: SecuredKafka, topic: str, subject: str) -> None:
+    registry = BuiltinRegistry(RegistryOptions(client_options(kafka)), topic)
+    try:
+        await registry.start()
+        await registry.register(subject, "long")
+    finally:
+        await registry.close()
+
+
+def subjects(port: int) -> list[str]:
+    """Return the subjects that the registry on ``port`` serves."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/subjects") as answer:
+        found: list[str] = json.load(answer)
+    return found
+
 
 def credentials(kafka: SecuredKafka) -> dict[str, str]:
     """Return the settings of kafka.client for the user "reader"."""
     return {name: value for name, value in kafka.properties("reader").items() if name != "bootstrap.servers"}
 
 
-def binding(kind: ResourceType, name: str, operation: AclOperation, *, allow: bool) -> AclBinding:
-    pattern = ResourcePatternType.PREFIXED if allow else ResourcePatternType.LITERAL
-    permission = AclPermissionType.ALLOW if allow else AclPermissionType.DENY
-    return AclBinding(kind, name, pattern, "User:reader", "*", operation, permission)
-
-
-def allow(kafka: SecuredKafka, kind: ResourceType, prefix: str, operation: AclOperation) -> None:
-    right, client = binding(kind, prefix, operation, allow=True), admin(kafka)
-    client.create_acls([right])[right].result(TIMEOUT_S)
-
-
 @contextmanager
 def denied(kafka: SecuredKafka, kind: ResourceType, name: str, operation: AclOperation) -> Iterator[None]:
     """Withdraw a right until the block ends."""
-    right, client = binding(kind, name, operation, allow=False), admin(kafka)
+    literal, deny = ResourcePatternType.LITERAL, AclPermissionType.DENY
+    right, client = AclBinding(kind, name, literal, "User:reader", "*", operation, deny), admin(kafka)
     client.create_acls([right])[right].result(TIMEOUT_S)
     try:
         yield
     finally:
-        pattern = AclBindingFilter(
-            kind, name, ResourcePatternType.LITERAL, "User:reader", "*", operation, AclPermissionType.DENY
-        )
+        pattern = AclBindingFilter(kind, name, literal, "User:reader", "*", operation, deny)
         client.delete_acls([pattern])[pattern].result(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Tests messages of pg_logical_emit_message on real servers. Each must arrive once, in its order among the rows.
+"""Tests messages of pg_logical_emit_message on real servers. Each message must arrive once, and in order with the rows.
 
 Every test writes rows (numbers) and messages (bytes), and compares them with the events that a consumer reads, cut by
 cut.
@@ -215,7 +215,7 @@ class TestOrder:
                 lsns.append(writer.alone(b"%d" % number))
         assert followed.read() == [one for number in range(1, 51) for one in (b"%d" % number, number)]
         assert [event["lsn"] for event in followed.messages] == lsns
-        # The commit record follows directly, so it has the same LSN. The message comes first.
+        # The commit record begins at the end of the message, so both have the same LSN. The message comes first.
         commits = [event["lsn"] for event in followed.events if event["seq"] >= 0]
         assert set(commits) & set(lsns)
 
@@ -379,7 +379,7 @@ class TestExactlyOnce:
 
     @pytest.mark.parametrize("version", VERSIONS)
     def test_a_message_that_is_flushed_late_arrives(self, follow: Follow, version: int) -> None:
-        """If the transaction around a message is rolled back, nothing flushes the message."""
+        """The WAL of a message is not flushed immediately if the surrounding transaction is rolled back."""
         followed = follow(version=version)
         writer = followed.writer()
         with writer.connection.transaction(force_rollback=True):

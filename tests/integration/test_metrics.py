@@ -29,7 +29,7 @@ def lag_seconds(daemon: Program) -> float:
     return found
 
 
-def is_looked_at(daemon: Program) -> bool:
+def is_sampled(daemon: Program) -> bool:
     return daemon.metric("pgsluice_slot_sampled_timestamp_seconds") is not None
 
 
@@ -44,7 +44,7 @@ def test_metrics_have_the_documented_names_labels_and_values(start: Start) -> No
     daemon = pipeline.daemon
     pipeline.write(7)
     pipeline.wait_until_confirmed()
-    wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be looked at")
+    wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be sampled")
     wait_until(lambda: daemon.metric("pgsluice_slot_decoded_bytes_total"), "statistics of the slot")
     assert daemon.metric("pgsluice_slot_xmin_age_transactions") is not None
     lines = [line for line in daemon.metrics().splitlines() if not line.startswith("#")]
@@ -94,7 +94,7 @@ def test_the_lag_grows_while_kafka_is_away(own_kafka: Kafka, start: Start) -> No
     assert_growing(daemon)
     daemon.stop()
     daemon.start(wait=False)
-    wait_until(lambda: is_looked_at(daemon), "the slot to be looked at by a process that has no session")
+    wait_until(lambda: is_sampled(daemon), "the slot to be sampled by a process that has no session")
     assert daemon.metric("pgsluice_slot_active") == 0
     assert (daemon.metric("pgsluice_slot_retained_bytes") or 0) > 0
     wait_until(lambda: daemon.metric("pgsluice_lag_bytes"), "the lag in bytes")
@@ -103,7 +103,7 @@ def test_the_lag_grows_while_kafka_is_away(own_kafka: Kafka, start: Start) -> No
     with pipeline.database.connect() as admin:
         admin.execute("SELECT pg_switch_wal()")
     pipeline.write_at_once(100)
-    wait_until(lambda: daemon.metric("pgsluice_slot_retained_bytes") != retained, "another look at the slot")
+    wait_until(lambda: daemon.metric("pgsluice_slot_retained_bytes") != retained, "another sample of the slot")
     own_kafka.start()
     wait_until(lambda: daemon.metric("pgsluice_active"), "a session")
     wait_until(lambda: lag_seconds(daemon) == 0, "everything to be delivered")
@@ -116,7 +116,7 @@ def test_the_lag_grows_while_postgresql_is_away(own_postgres: Postgres, start: S
     daemon = pipeline.daemon
     pipeline.write()
     pipeline.wait_until_confirmed()
-    wait_until(lambda: is_looked_at(daemon), "the slot to be looked at")
+    wait_until(lambda: is_sampled(daemon), "the slot to be sampled")
     own_postgres.stop()
     wait_until(lambda: daemon.metric("pgsluice_active") == 0, "the end of the session")
     wait_until(lambda: lag_seconds(daemon) > 30, "the lag to grow")
@@ -124,8 +124,8 @@ def test_the_lag_grows_while_postgresql_is_away(own_postgres: Postgres, start: S
     assert_growing(daemon)
     assert daemon.metric("pgsluice_slot_sampled_timestamp_seconds") == seen
     own_postgres.start()
-    wait_until(lambda: lag_seconds(daemon) == 0, "a server that has nothing for us")
-    wait_until(lambda: daemon.metric("pgsluice_slot_sampled_timestamp_seconds") != seen, "a look at the slot")
+    wait_until(lambda: lag_seconds(daemon) == 0, "the lag to end")
+    wait_until(lambda: daemon.metric("pgsluice_slot_sampled_timestamp_seconds") != seen, "a sample of the slot")
 
 
 def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
@@ -138,7 +138,7 @@ def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
         wait_for="any",
     ) as standby:
         wait_until(lambda: standby.metric("pgsluice_state", state="standby"), "the standby")
-        wait_until(lambda: is_looked_at(owner.daemon), "the slot to be looked at")
+        wait_until(lambda: is_sampled(owner.daemon), "the slot to be sampled")
         for name in ("pgsluice_lag_seconds", "pgsluice_lag_bytes", "pgsluice_slot_active"):
             assert owner.daemon.metric(name) is not None
             assert standby.metric(name) is None
@@ -146,7 +146,7 @@ def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
         assert (status["lag_seconds"], status["lag_bytes"], status["slot_status"]) == (None, None, None)
         owner.daemon.stop()
         standby.wait_until_ready("active")
-        wait_until(lambda: is_looked_at(standby), "the slot to be looked at by its new owner")
+        wait_until(lambda: is_sampled(standby), "the slot to be sampled by its new owner")
         wait_until(lambda: lag_seconds(standby) == 0, "no lag")
 
 
@@ -177,16 +177,16 @@ def _status_lag(pipeline: Pipeline) -> float:
 def test_a_slot_that_is_dropped_while_kafka_is_away_is_noticed(
     own_kafka: Kafka, own_postgres: Postgres, start: Start
 ) -> None:
-    """Only the metrics show this, because no session gets far enough to check the slot."""
+    """Only the metrics show that the slot is missing, because every session ends before it checks the slot."""
     own_postgres.create_database("shop")
     pipeline = start(broker=own_kafka, database=Database(own_postgres, "shop"))
     pipeline.daemon.stop()
     own_kafka.stop()
     pipeline.daemon.start(wait=False)
-    wait_until(lambda: pipeline.daemon.metric("pgsluice_slot_exists") == 1, "the slot to be looked at")
+    wait_until(lambda: pipeline.daemon.metric("pgsluice_slot_exists") == 1, "the slot to be sampled")
     with pipeline.database.connect() as admin:
         admin.execute("SELECT pg_drop_replication_slot(%s)", [pipeline.slot])
-    wait_until(lambda: pipeline.daemon.metric("pgsluice_slot_exists") == 0, "the slot to be missed")
+    wait_until(lambda: pipeline.daemon.metric("pgsluice_slot_exists") == 0, "the slot to be reported as missing")
     assert pipeline.daemon.metric("pgsluice_slot_active") is None
     pipeline.daemon.kill()
     own_kafka.start()

@@ -74,7 +74,7 @@ REVOKE ALL ON orders, customers FROM public;
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
-    """Provide a function that returns a server with the database of SECURITY.md, prepared with its statements."""
+    """Provide a function that returns a server. Its database was prepared with the statements of SECURITY.md."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:
@@ -99,7 +99,7 @@ def _prepare(server: Postgres) -> None:
 
 
 class Scene:
-    """One pipeline with its own name. ``grant`` gives it the rights of commands in SECURITY.md."""
+    """One pipeline with its own name. ``grant`` gives it the rights that commands of SECURITY.md grant."""
 
     def __init__(
         self,
@@ -178,8 +178,8 @@ class Scene:
     def consume(self, content: str) -> Message:
         """Wait for a message with this content, as a consumer with the rights in SECURITY.md. Return the message.
 
-        The message may also be an error of the consumer with this content. Other errors are ignored, because the topic
-        may not exist yet.
+        The message can also be an error of the consumer, if its text has this content. Other errors are ignored,
+        because the topic may not exist yet.
         """
         properties = {"group.id": "reports", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
 
@@ -203,7 +203,7 @@ class Scene:
                 connection.execute(re.sub(r"GRANT (.*) TO", r"REVOKE \1 FROM", READING).encode())
 
     def assert_delivered(self) -> None:
-        """Check that the consumer receives a row with a value of a type that only the type's owner may use."""
+        """Check that the consumer receives a row that has a value of a type whose use only the owner is allowed."""
         assert self.consume("closed").error() is None
 
 
@@ -238,7 +238,7 @@ class TestEnough:
             scene.insert(version)
             scene.assert_delivered()
             assert scene.problems() == (0, {})
-            wait_until(lambda: daemon.metric("pgsluice_slot_retained_bytes") is not None, "the slot to be looked at")
+            wait_until(lambda: daemon.metric("pgsluice_slot_retained_bytes") is not None, "the slot to be sampled")
             daemon.stop_well()
         assert scene.problems() == (0, {})
         assert scene.ends("slot", "drop")[0] == 0

@@ -24,7 +24,7 @@ def changes(pipeline: Pipeline, table: str) -> list[dict[str, Any]]:
 
 
 def test_arrays_whose_types_were_dropped_keep_their_fields(start: Start) -> None:
-    """The delimiter of a dropped array type is unknown. It is a semicolon for boxes, and a comma for other types."""
+    """The delimiter of a dropped array type is unknown. Arrays of boxes use a semicolon, and all others use a comma."""
     pipeline = start()
     with pipeline.database.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE \"my.hstore\" AS (a int, b text)")
@@ -62,4 +62,4 @@ def test_a_composite_may_gain_an_attribute_of_a_new_type(start: Start) -> None:
         connection.execute("BEGIN; INSERT INTO pairs VALUES (3, NULL), (4, (4, 'z', 'sad')); COMMIT")
     found = changes(pipeline, "pairs")
     assert [one["after"]["v"] for one in found] == ["(1,x)", "(2,y,sad)", None, "(4,z,sad)"]
-    assert "the type had no part of type" in pipeline.daemon.log_text()
+    assert "the composite had no attribute of type" in pipeline.daemon.log_text()

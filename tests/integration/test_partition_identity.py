@@ -126,7 +126,7 @@ def test_old_rows_are_complete_if_all_partitions_have_identity_full(version: int
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_partitions_with_different_keys_go_into_quarantine(version: int, follow: Follow) -> None:
-    """The key of a row in ``low`` may change, and PostgreSQL does not send the old key."""
+    """If the key of a row in ``low`` changes, PostgreSQL does not send the old key."""
     with follow(version, "ALTER TABLE low REPLICA IDENTITY USING INDEX code_of_low") as (connection, daemon):
         run(connection, "INSERT INTO parts VALUES (1, 1, 'x')", "UPDATE parts SET id = 3 WHERE id = 1")
         wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")

@@ -134,7 +134,7 @@ def test_open_and_prepared_transactions_can_end_during_a_pause(start: Start, *, 
         prepared.execute("BEGIN")
         pipeline.write_in(prepared, 1)
         prepared.execute(f"PREPARE TRANSACTION '{pipeline.slot}'")
-        wait_until(lambda: daemon.status()["waiting_transactions"] == 2, "both to be received")
+        wait_until(lambda: daemon.status()["waiting_transactions"] == 2, "both transactions to be received")
         assert give(daemon, "pause") == (0, PAUSED)
         large.execute("COMMIT")
         prepared.execute(f"COMMIT PREPARED '{pipeline.slot}'")

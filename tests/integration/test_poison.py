@@ -176,7 +176,7 @@ class TestARecordTooLarge:
         assert numbers(pipeline) == [2]
         assert [letter["op"] for letter in dead_letters(pipeline)] == ["c", "d"]
 
-    def test_small_records_refused_in_large_batches_are_a_wrong_setting(self, start: Start) -> None:
+    def test_small_records_that_kafka_refuses_in_large_batches_are_a_wrong_setting(self, start: Start) -> None:
         given = settings("exactly_once")
         given["kafka"] = {"topics": SMALL_TOPICS["topics"], "client": {"compression.type": "none"}}
         pipeline = with_texts(start(given))
@@ -196,7 +196,7 @@ class TestARecordTooLarge:
         assert len(dead_letters(pipeline)) == 10
 
 
-def test_a_record_that_brokers_would_disconnect_for_is_not_sent(start: Start) -> None:
+def test_a_record_larger_than_the_requests_that_a_broker_accepts_is_not_sent(start: Start) -> None:
     with Kafka(settings={"socket.request.max.bytes": "200000"}) as kafka:
         given = settings("exactly_once")
         given["kafka"] = {"topics": {"partitions": 1, "config": {"max.message.bytes": "10000000"}}}

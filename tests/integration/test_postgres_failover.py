@@ -44,7 +44,7 @@ def wait_until_replayed(primary: Postgres, standby: Standby) -> None:
     with primary.connect() as source, standby.connect() as target:
         ((lsn,),) = source.execute("SELECT pg_current_wal_lsn()")
         sql = "SELECT pg_last_wal_replay_lsn() >= %s"
-        wait_until(lambda: target.execute(sql, [lsn]).fetchone() == (True,), "the standby to be in step")
+        wait_until(lambda: target.execute(sql, [lsn]).fetchone() == (True,), "the standby to replay everything")
 
 
 def promote(standby: Standby) -> None:
@@ -223,6 +223,6 @@ def test_an_idle_standby_causes_no_lag(start: Start) -> None:
                 primary.execute(statement)
                 time.sleep(5)
                 wait_until(lambda: daemon.metric("pgsluice_lag_seconds") == 0, statement)
-        wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be looked at")
+        wait_until(lambda: daemon.metric("pgsluice_slot_active") == 1, "the slot to be sampled")
         assert daemon.metric("pgsluice_slot_retained_bytes") is not None
         assert daemon.metric("pgsluice_slot_wal_status", status="reserved") == 1

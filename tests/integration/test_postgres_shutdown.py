@@ -14,8 +14,8 @@ from tests.support.weather import Start
 MODES: Sequence[StopMode] = ("fast", "immediate")
 
 UNREAD = {10: [500] * 8, 18: [4000]}
-"""By server version: the number of rows in each transaction that waits when the server stops. On version 10, whole
-transactions have not been sent. On version 18, the rest of a large transaction has not been sent."""
+"""The number of rows in each transaction that is written before the server stops, by server version. On version 10,
+whole transactions are still unsent at the stop. On version 18, the rest of a large transaction is unsent."""
 
 TIGHT: dict[str, dict[str, Any]] = {"delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"}}
 """Small limits, so that pgsluice does not read the rest of the stream while Kafka accepts nothing."""

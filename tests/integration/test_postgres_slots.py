@@ -92,7 +92,7 @@ def test_a_slot_invalidated_because_it_was_idle_is_refused(start: Start) -> None
 
 
 @pytest.mark.parametrize("version", [10, *long(14), 18])
-class TestMadeAnew:
+class TestReplaced:
     """A new slot with the same name begins at the position of its creation. Earlier changes would be lost silently."""
 
     def test_a_slot_replaced_while_the_daemon_is_stopped_is_refused(self, version: int, start: Start) -> None:
@@ -112,12 +112,12 @@ class TestMadeAnew:
         pipeline.write()
         pipeline.wait_until_confirmed()
         with pipeline.database.connect() as admin:
-            make_anew(admin, pipeline)
+            replace_slot(admin, pipeline)
         assert pipeline.daemon.wait() == 65, pipeline.daemon.log_text()
         assert re.search("re-created the slot|does not exist on this server", pipeline.daemon.log_text())
 
 
-def make_anew(admin: Connection, pipeline: Pipeline) -> None:
+def replace_slot(admin: Connection, pipeline: Pipeline) -> None:
     """End the session, and replace the slot before the daemon reconnects, if possible."""
     admin.execute(
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [pipeline.slot]

@@ -123,27 +123,27 @@ async def assert_connected(scene: Scene, parameters: dict[str, str]) -> None:
 
 
 class TestRefused:
-    async def test_a_server_of_another_authority(self, scene: Scene) -> None:
+    async def test_a_server_certificate_of_another_authority(self, scene: Scene) -> None:
         parameters = scene.parameters(sslrootcert=str(scene.other.certificate))
         words = await refused(scene, parameters, ConfigError)
         assert "certificate verify failed" in words
         assert "correct sslrootcert if another authority signed" in words
 
-    async def test_a_server_of_another_name(self, scene: Scene) -> None:
+    async def test_a_server_certificate_for_another_name(self, scene: Scene) -> None:
         words = await refused(scene, scene.parameters(host="db.example.com"), ConfigError)
         assert 'server certificate for "localhost" does not match host name "db.example.com"' in words
         assert "set host to a name" in words
 
-    async def test_a_server_whose_certificate_has_expired(self, scene: Scene) -> None:
+    async def test_a_server_certificate_that_has_expired(self, scene: Scene) -> None:
         with scene.shown(*scene.authority.issue("late", ["localhost"], expires=expired())):
             words = await refused(scene, scene.parameters(), ConfigError)
         assert "renew a certificate that expired" in words
 
-    async def test_a_client_of_another_authority(self, scene: Scene) -> None:
+    async def test_a_client_certificate_of_another_authority(self, scene: Scene) -> None:
         words = await refused(scene, scene.client(scene.other), PermissionDenied)
         assert "the server does not accept the client's certificate" in words
 
-    async def test_a_client_whose_certificate_has_expired(self, scene: Scene) -> None:
+    async def test_a_client_certificate_that_has_expired(self, scene: Scene) -> None:
         words = await refused(scene, scene.client(scene.authority, is_expired=True), PermissionDenied)
         assert "expired" in words
         assert "renew the client's certificate" in words
@@ -152,7 +152,7 @@ class TestRefused:
         words = await refused(scene, scene.parameters(user="with_certificate"), PermissionDenied)
         assert "check sslcert and sslkey" in words
 
-    async def test_a_client_of_another_name(self, scene: Scene) -> None:
+    async def test_a_client_certificate_for_another_role(self, scene: Scene) -> None:
         parameters = scene.client(scene.authority, "somebody")
         words = await refused(scene, parameters, PermissionDenied)
         assert "client certificate whose CN is the role" in words
@@ -176,7 +176,7 @@ class TestRefused:
         assert "correct require_auth or channel_binding" in words
 
     async def test_direct_negotiation_with_a_server_that_is_too_old(self, scene: Scene) -> None:
-        """The server seems to have stopped, so pgsluice retries."""
+        """pgsluice retries, because it cannot distinguish this refusal from the end of a server."""
         with tls_postgres(16, *scene.authority.issue("old", ["localhost"])) as server:
             old = Scene(server, scene.authority, scene.other)
             words = await refused(old, old.parameters(sslnegotiation="direct"), SourceUnavailable)

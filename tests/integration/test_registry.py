@@ -138,6 +138,20 @@ async def test_clients_are_replaced_only_if_their_credentials_were_refused(kafka
         assert made["clients"] == 2 * clients
 
 
+async def test_clients_can_be_replaced_before_the_first_record_is_read(kafka: Kafka, topic: str) -> None:
+    async with open_registry(options(kafka), topic) as registry:
+        await registry.register(SUBJECT, record_schema(0))
+    follower = SchemaFollower(options(kafka), [topic], SchemaStore())
+    starting = asyncio.create_task(follower.start())
+    try:
+        for _ in range(20):
+            await follower.renew()
+        await starting
+        assert follower.store.subjects() == [SUBJECT]
+    finally:
+        await follower.close()
+
+
 class TestBuiltin:
     async def test_a_restart_finds_the_same_ids(self, kafka: Kafka, topic: str) -> None:
         schemas = [record_schema(n) for n in range(3)]

@@ -146,7 +146,7 @@ class TestIds:
             assert one.subjects() == [KEY, "shop.transactions-key"]
 
     async def test_a_server_that_was_emptied_is_noticed(self, kafka: Kafka, topic: str, server: RegistryServer) -> None:
-        """Messages contain the ids of the server. If an id stood for another schema, they would be read wrongly."""
+        """Messages contain ids of the server. If an id stood for another schema, consumers would read wrong values."""
         async with registry(kafka, topic, server.url) as one:
             assert await one.register(KEY, record("Key", "id")) == 1
         server.reset()
@@ -412,7 +412,7 @@ class TestDaemon:
         server.faults, server.requests = [Fault("versions", delay_s=1.0)], []
         grow(pipeline, "c")
         pipeline.write()
-        wait_until(lambda: any("versions" in request for request in server.requests), "a registration under way")
+        wait_until(lambda: any("versions" in request for request in server.requests), "a registration in progress")
         pipeline.daemon.kill()
         pipeline.daemon.start()
         server.authorization = None  # because the reader sends no credentials

@@ -1,4 +1,4 @@
-"""Checks that each message of the runbook is produced on real servers, or is in a list here with the reason why not."""
+"""Checks that each message of the runbook is produced on real servers. A list names the exceptions and their reasons."""
 # ruff: noqa: E501 - messages are not broken
 
 import ast
@@ -54,7 +54,8 @@ FOLLOWED: Mapping[str, str] = {
     "slot … does not exist": "cli::check_and_the_slot_commands_report_what_they_find",
     "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until …": "pause::a_pause_is_shown_and_survives_restarts_until_resume",
 }
-"""Other tests on real servers that produce a message and follow its advice: the file and the beginning of the name."""
+"""Other tests on real servers that produce a message and follow its advice, each with its file and the beginning of its
+name."""
 
 PRODUCED: Mapping[str, str] = {
     "raise max_wal_senders or max_connections, or end sessions that nobody needs": "postgres_network::a_server_that_is_full_is_waited_for",
@@ -108,8 +109,8 @@ NO_SERVER: Mapping[str, str] = {
     "libpq cannot parse the connection string of PostgreSQL": "the settings are refused before a server is asked",
     "libpq cannot parse the connection parameters of PostgreSQL": "the settings are refused before a server is asked",
     "schema_registry.url is not set": "the settings are refused before a server is asked",
-    "Lower delivery.transaction_timeout, or raise transaction.max.timeout.ms on the brokers": "pgsluice lowers the timeout by itself where it may read the limit of the brokers",
-    "PostgreSQL 10 is the first version with pgoutput": "no older version is at hand",
+    "Lower delivery.transaction_timeout, or raise transaction.max.timeout.ms on the brokers": "pgsluice lowers the timeout by itself if it has the right to read the limit of the brokers",
+    "PostgreSQL 10 is the first version with pgoutput": "the tests have no older version",
     "replication slot … does not exist. If somebody has dropped it, the changes since then are lost to this pipeline, "
     "because a new slot does not send them": "a race of some milliseconds between two requests of a start",
     "Slot … was dropped while it was being started": "a race of some milliseconds between two requests of a start",
@@ -119,11 +120,11 @@ NO_SERVER: Mapping[str, str] = {
         "the module is installed where the tests run"
     ),
     "…=require, but the compiled modules cannot be used": "the modules are installed where the tests run",
-    "… is …: write one of …": "no server has to do with a variable of the process",
+    "… is …: write one of …": "the environment variable has nothing to do with a server",
     "http.listen: … is not an address": "the settings are refused before a server starts to listen",
-    "http.tls_cert_file: … cannot be read: …": "it is a message of the client, which reads a file",
-    "Table … has had more than … columns": "a table needs 50,000 columns for it, over many ALTER TABLE",
-    "Position …, recorded as delivered, lies inside the commit record …": "no server at hand has such a position",
+    "http.tls_cert_file: … cannot be read: …": "the client that reads the file reports this, and not a server",
+    "Table … has had more than … columns": "the table must have had 50,000 columns, which takes many ALTER TABLE statements",
+    "Position …, recorded as delivered, lies inside the commit record …": "no server of these tests has such a position",
 }
 """Messages that no real server produces in these tests, with the reasons. Unit tests produce them."""
 

@@ -71,7 +71,10 @@ def refuse_a_dead_letter(scene: Scene) -> None:
 
 
 def raise_the_limit_of_dead_letters(scene: Scene) -> None:
-    """Raise the limit so that a dead letter replaces the row. Then raise the table topic's limit and load the row."""
+    """Raise the limit of the dead letters' topic, so that a dead letter replaces the row.
+
+    Then raise the limit of the table's topic, and load the row.
+    """
     limit(scene, "dead_letters", "max.message.bytes", "1048588")
     scene.daemon.start()
     scene.pipeline.wait_until_confirmed()

@@ -45,7 +45,7 @@ def create_slot(scene: Scene, plugin: str = "pgoutput") -> None:
 
 
 def lose_checkpoints_and_slot(scene: Scene) -> None:
-    """Leave only the announcement of the slot in Kafka, and replace the slot."""
+    """Leave only the first checkpoint in Kafka, which announces the slot, and replace the slot."""
     with scene.stopped():
         replace_checkpoints(scene, lambda found: found[0])
         drop_slot(scene)
@@ -66,7 +66,7 @@ def write_former_checkpoint(scene: Scene) -> None:
 
 
 def write_enormous_numbers(scene: Scene) -> None:
-    """Write a very large cut number, after the cut records that would contradict it have been deleted."""
+    """Write a checkpoint with a very large cut number, after deleting the cut records that would contradict it."""
     with scene.stopped():
         delete_records(scene.pipeline.kafka, scene.topic("transactions"))
         write_checkpoint(scene, json.dumps({**last_checkpoint(scene), "cut": CUT_MAX}).encode())

@@ -17,7 +17,7 @@ def delete_the_topic(scene: Scene) -> None:
         delete_topic(scene.pipeline.kafka, scene.topic("public.numbers"))
 
 
-def make_the_topic_anew(scene: Scene) -> None:
+def create_the_topic_again(scene: Scene) -> None:
     with scene.stopped():
         delete_topic(scene.pipeline.kafka, scene.topic("public.numbers"))
         create_topic(scene.pipeline.kafka, scene.topic("public.numbers"))
@@ -85,7 +85,7 @@ def then(*steps: Callable[[Scene], object]) -> Callable[[Scene], None]:
 
 SCENARIOS = (
     Scenario("Topic … was deleted. Consumers miss", 65, delete_the_topic, accept_and_load),
-    Scenario("Topic … was deleted and created again", 65, make_the_topic_anew, accept_and_load),
+    Scenario("Topic … was deleted and created again", 65, create_the_topic_again, accept_and_load),
     Scenario(
         "Topic …, which says how far changes were delivered, was deleted or changed",
         65,

@@ -87,7 +87,7 @@ def test_settings_override_defaults_from_the_next_start_on() -> None:
             assert one(connection, "SHOW wal_level") == "replica"
 
 
-def test_the_error_of_a_server_that_does_not_start_has_its_log_and_nothing_is_left() -> None:
+def test_a_server_that_does_not_start_reports_its_log_and_leaves_nothing() -> None:
     server = Postgres(settings={"no_such_setting": "1"})
     with pytest.raises(ServerError, match=r'(?s)ended while starting.*unrecognized.*"no_such_setting"'), server:
         pass
@@ -140,7 +140,7 @@ def test_a_standby_follows_and_takes_over_with_its_failover_slot() -> None:
             assert one(following, "SELECT pg_is_in_recovery()") is True
 
             def is_synchronised() -> bool:
-                # a slot that is not used may have a position that is older than the WAL that the standby still has
+                # Advance the slot, because the standby may no longer have the WAL at the position of an unused slot.
                 connection.execute("SELECT pg_log_standby_snapshot()")
                 connection.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
                 return one(following, "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary") == 1
@@ -401,7 +401,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a separate sandbox, because another one may be running. It shares the downloaded files of the usual cache."""
+    """Use a separate sandbox, because the usual one may be running. It has the downloaded files of the usual cache."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():

@@ -77,7 +77,7 @@ def tenant(name: str) -> list[str]:
     ]
 
 
-def test_a_hundred_tenants_created_while_it_runs(start: Start) -> None:
+def test_a_hundred_tenants_are_created_while_the_daemon_runs(start: Start) -> None:
     pipeline = start(RULES)
     execute(pipeline, *(line for number in range(TENANTS) for line in tenant(f"tenant_{number}")))
     execute(pipeline, "TRUNCATE tenant_7.orders", "INSERT INTO tenant_7.orders VALUES (2, 20)")

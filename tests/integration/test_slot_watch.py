@@ -28,7 +28,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def poor_role() -> Iterator[Callable[[Database], ConnectionOptions]]:
-    """Provide a function that creates a role with only LOGIN and REPLICATION, and returns options to connect as it."""
+    """Provide a function that creates a role with only LOGIN and REPLICATION, and returns its connection options."""
     made: list[tuple[Database, str]] = []
 
     def make(database: Database) -> ConnectionOptions:

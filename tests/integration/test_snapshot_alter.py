@@ -138,7 +138,7 @@ def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
 
 
 def column_of(field: str) -> str:
-    """Return the name of the column of a field. If a column has several fields, their names end with a number."""
+    """Return the name of a field's column. The names of a column's later fields have a suffix."""
     return re.sub(r"__\d+$", "", field)
 
 
@@ -206,7 +206,9 @@ def test_a_mirror_contains_the_rows_that_ddl_changed(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_columns_are_those_when_the_table_is_locked(version: int, new_database: Callable[..., Database]) -> None:
+async def test_the_columns_are_those_at_the_time_of_the_lock(
+    version: int, new_database: Callable[..., Database]
+) -> None:
     """Check that a column added before the load is read, and that a column added between two chunks is noticed."""
     database = new_database(version)
     with database.connect() as connection:
@@ -285,7 +287,7 @@ def test_a_new_column_with_a_former_name_causes_a_load(follow: Follow, kafka: Ka
     wait_until_loaded(daemon)
     with items.connect() as connection:
         connection.execute("ALTER TABLE items DROP COLUMN v")
-        wait_until(lambda: '"former": [["v", 4]]' in snapshots(daemon, kafka), "the record to be written anew")
+        wait_until(lambda: '"former": [["v", 4]]' in snapshots(daemon, kafka), "the record to be written again")
         connection.execute("ALTER TABLE items ADD COLUMN v varchar(20)")
         wait_until_loaded(daemon, 2)
         cuts = read(daemon, kafka, items)
@@ -387,14 +389,14 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
         with items.connect() as connection:
             connection.execute("ALTER TABLE items ADD COLUMN w int DEFAULT 1")
             wait_for(daemon, "pgsluice snapshot start public.items")
-            wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to say so")
+            wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to report the table")
             daemon.restart()
-            wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to say so after a restart")
+            wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to report the table after a restart")
             wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="stale") == 1, "the metric")
             assert re.search(r"^public.items +stale ", command(daemon, "status"), re.MULTILINE)
             assert "public.items: loaded, 60 rows" in command(daemon, "start", "public.items")
             assert re.search(r"^public.items +loaded ", command(daemon, "status"), re.MULTILINE)
-            wait_until(lambda: stale_in(daemon) == [], "the status to be good again")
+            wait_until(lambda: stale_in(daemon) == [], "the status to report no stale table")
             cuts = read(daemon, kafka, items)
             assert [mark["state"] for mark in marks(cuts, "items") if mark["state"] != "rows"] == [
                 *("begin", "end", "stale", "begin", "end")

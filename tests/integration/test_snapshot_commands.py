@@ -190,7 +190,7 @@ def test_a_load_is_cancelled_and_not_begun_again(follow: Follow) -> None:
     wait_until(lambda: scene.daemon.log_text().count('"event": "loaded"') == 2, "the tables to be loaded")
     assert scene.snapshot("pause") == (0, "done\n")
     loading = scene.beginning("start", "public.*")
-    wait_until(lambda: "waiting" in scene.snapshot("status")[1], "the load to be asked for")
+    wait_until(lambda: "waiting" in scene.snapshot("status")[1], "the load to be requested")
     assert scene.snapshot("start", "public.others")[0] == 65
     assert scene.snapshot("cancel", "public.items") == (0, "1 cancelled\n")
     assert scene.snapshot("cancel", "public.items") == (65, "pgsluice: None of these tables is being loaded.\n")

@@ -79,7 +79,7 @@ def test_tables_are_read_only_if_their_owners_are_trusted(
 def test_a_table_is_untrusted_if_another_user_owns_a_partition_or_the_schema(
     new_database: Callable[..., Database],
 ) -> None:
-    """Check that owners of partitions and of the schema count, except for tables that the publication names."""
+    """Check that owners of partitions and of the schema matter, except for tables that the publication names."""
     role = f"tenant{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:

@@ -81,7 +81,7 @@ def test_progress_is_reported_everywhere(
     assert "public.large" in [table["table"] for table in now["not_loaded"]]
 
     wait_until(lambda: snapshot(daemon)["tables"].get("loaded") == 2, "the tables that may be read")
-    wait_until(lambda: snapshot(daemon)["tables"]["blocked"] == 1, "the one that may not be read")
+    wait_until(lambda: snapshot(daemon)["tables"]["blocked"] == 1, "the table that may not be read")
     (blocked,) = snapshot(daemon)["not_loaded"]
     assert (blocked["table"], blocked["state"]) == ("public.forbidden", "blocked")
     assert "permission denied" in blocked["reason"]

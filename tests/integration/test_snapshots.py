@@ -45,7 +45,7 @@ class Mirror:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self._moving: dict[str, Any] = {}
-        """The row that was deleted last, for an event that changes a key. It is empty if the row was unknown."""
+        """The row that was deleted last. A change of a key needs it. It is empty if the row was unknown."""
 
     def apply(self, event: Event) -> None:
         """Apply an event. Events must be applied in the order of their positions."""
@@ -89,7 +89,8 @@ class Writers:
                 self._transaction(connection, dice, new, number)
 
     def _transaction(self, connection: psycopg.Connection, dice: random.Random, new: int, number: int) -> None:
-        # Each writer uses only rows whose keys have its own remainder, so that no writer waits for another.
+        # The keys of a writer's rows leave its number as the remainder of a division by WRITERS. So no writer changes
+        # the rows of another writer, and none waits for another.
         own = dice.randrange(ROWS // WRITERS) * WRITERS + number
         kind = dice.choice(("insert", "update", "update", "delete", "key", "move", "savepoint", "prepare"))
         with connection.transaction():
@@ -101,7 +102,7 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # to a key that the load has already read; a large value is not sent again
+            elif kind == "move":  # to a key that the load has already passed; PostgreSQL sends no unchanged large value
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])

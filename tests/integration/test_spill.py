@@ -115,7 +115,7 @@ def test_files_of_a_killed_daemon_are_removed_by_the_next_one(begin: Callable[..
         pipeline.daemon.kill()
         (left,) = {path.parent for path in tmp_path.rglob("*") if path.is_file() and path.parent != tmp_path}
         pipeline.daemon.start()
-        wait_until(lambda: not left.exists(), "the directory of the dead to be removed")
+        wait_until(lambda: not left.exists(), "the directory of the killed daemon to be removed")
         connection.execute("COMMIT")
     pipeline.assert_complete()
 

@@ -137,7 +137,7 @@ def test_a_hanging_write_is_reported_and_then_stops_the_daemon(
     with spilled(pipeline) as connection:
         disk.freeze()
         write_mebibytes(pipeline, connection, 4)
-        wait_until(lambda: pipeline.daemon.readiness() == 503, "not to be ready")
+        wait_until(lambda: pipeline.daemon.readiness() == 503, "the daemon to be unready")
         assert "the disk under buffer.spill_dir has not finished" in pipeline.daemon._get("/readyz")[1]
         assert liveness(pipeline.daemon) == 200
         wait_until(lambda: "nothing moves" in pipeline.daemon.log_text(), "a warning")
@@ -168,7 +168,7 @@ def test_a_hanging_removal_delays_nothing(begin: Callable[..., Pipeline], disk: 
 
 
 def test_a_commit_does_not_wait_for_the_removal(begin: Callable[..., Pipeline], disk: FileSystem) -> None:
-    """Check this while the file system is frozen. Its files can still be read."""
+    """The file system is frozen, so its files can be read, but not removed."""
     pipeline = begin()
     with spilled(pipeline) as connection:
         disk.freeze()
@@ -188,7 +188,8 @@ def test_an_orderly_stop_does_not_wait_for_the_disk(begin: Callable[..., Pipelin
         time.sleep(1)
         pipeline.daemon.send(signal.SIGTERM)
         wait_until_the_slot_is_free(pipeline)
-        wait_until(lambda: "could not be delivered within shutdown.drain_timeout" in pipeline.daemon.log_text(), "75")
+        late = "could not be delivered within shutdown.drain_timeout"
+        wait_until(lambda: late in pipeline.daemon.log_text(), "the end of the drain")
         disk.thaw()
         assert pipeline.daemon.wait() == 75
         pipeline.daemon.start()
@@ -203,7 +204,7 @@ def test_a_start_on_a_hanging_disk_is_alive_and_can_be_stopped(
     pipeline.daemon.stop_well()
     disk.freeze()
     pipeline.daemon.start(wait=False)
-    wait_until(lambda: liveness(pipeline.daemon) == 200, "signs of life")
+    wait_until(lambda: liveness(pipeline.daemon) == 200, "/livez to answer")
     assert pipeline.daemon.readiness() == 503
     pipeline.daemon.send(signal.SIGTERM)
     wait_until(lambda: liveness(pipeline.daemon) == 0, "the end")
@@ -225,7 +226,7 @@ def test_a_start_on_a_hanging_disk_is_given_up(begin: Callable[..., Pipeline], d
 def test_a_start_does_not_wait_for_a_stopped_process(
     begin: Callable[..., Pipeline], disk: FileSystem, kafka: Kafka
 ) -> None:
-    """Check this while the stopped process locks its own directory, and a lock beside the directories is also held."""
+    """Check this while the stopped process locks its own directory, and the test locks the file ``lock`` beside it."""
     pipeline = begin()
     with (disk.directory / "spill" / "lock").open("ab") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)

@@ -127,7 +127,7 @@ class TestStartRules:
         pipeline.write()
         pipeline.wait_until_confirmed()
         in_new_epoch = [one["after"]["n"] for one in pipeline.changes(120) if one["epoch"] == 2]
-        assert in_new_epoch == pipeline.committed(), "what the server has committed since the backup"
+        assert in_new_epoch == pipeline.committed(), "not all changes that the server has committed since the backup"
 
     def test_a_server_promoted_from_after_delivered_changes_continues(
         self, own_postgres: Postgres, start: Start

@@ -95,7 +95,7 @@ class TestAStandby:
         pair.assert_complete()
 
     def test_a_suspended_owner_is_replaced(self, pair: Pair) -> None:
-        """Check also that the process, when it continues later, becomes the standby."""
+        """Check also that the former owner becomes the standby when it continues."""
         with pair.owner.busy():
             for former, other in ((pair.owner, pair.standby), (pair.standby, pair.owner)):
                 with taken_over(former, by=other):
@@ -111,7 +111,7 @@ class TestAStandby:
         with pair.owner.busy():
             with taken_over(pair.owner, by=pair.standby):
                 pair.proxy.drop(direction)
-            wait_until(lambda: pair.owner.daemon.readiness() != HTTPStatus.OK, "the former owner to notice")
+            wait_until(lambda: pair.owner.daemon.readiness() != HTTPStatus.OK, "the former owner to be unready")
             pair.proxy.resume()
             pair.proxy.cut()
             pair.owner.wait_for(state="standby")

@@ -1,4 +1,4 @@
-"""Tests a slot that is switched to prepared transactions after its creation, and keeps this option."""
+"""Tests ``postgres.two_phase`` if it is switched on after the slot was created, and later off. The slot keeps it."""
 
 from contextlib import closing
 

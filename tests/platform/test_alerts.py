@@ -57,7 +57,7 @@ def test_each_alert_fires_when_it_should_and_not_when_it_should_not() -> None:
 
 
 def changed(directory: Path, name: str, change: Callable[[str], str]) -> list[str]:
-    """Write the rules with the rule ``name`` changed, and the tests of this rule. Return the paths of the tests."""
+    """Change the rule ``name``. Write all rules, and the tests of this rule. Return the paths of the tests."""
     rules = [change(rule) if known == name else rule for known, rule in BY_NAME.items()]
     (directory / ALERTS.name).write_text(HEAD + "".join(rules))
     written = []
@@ -126,7 +126,7 @@ def test_each_alert_says_how_its_commands_differ_in_a_container(name: str) -> No
 
 
 def test_the_command_that_silences_an_alert_names_its_pipeline(tmp_path: Path) -> None:
-    """Let promtool compare the annotations with others, because then its output has the annotations."""
+    """Let promtool expect that no alert fires. It then fails, and prints the annotations of the alerts that fired."""
     shutil.copy(ALERTS, tmp_path)
     (tmp_path / "silence.yaml").write_text(SILENCE)
     with pytest.raises(ServerError) as failed:

@@ -40,7 +40,7 @@ def test_a_missing_configuration_is_reported(pipeline: Pipeline) -> None:
 
 @pytest.mark.long
 def test_a_directory_in_place_of_the_configuration_is_reported(pipeline: Pipeline) -> None:
-    """If the file does not exist, for example because of a typing error, Docker creates a directory."""
+    """Docker creates a directory if the file that is to be mounted does not exist, for example because of a typo."""
     daemon = container(pipeline)
     daemon.mount = f"./confg.toml:{CONFIG}:ro"
     code, reason = daemon.fail()

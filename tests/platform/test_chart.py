@@ -121,11 +121,11 @@ def test_pgsluice_accepts_the_configuration(case: str, tmp_path: Path) -> None:
 
 
 FROM_ELSEWHERE = "content of a Secret"
-"""The value of every variable that is not in the manifest."""
+"""The value of each variable whose value is not in the manifest, but comes from a Secret."""
 
 
 class Pod:
-    """A simulated pod. The files of its volumes are in a directory, and the commands of its containers use them."""
+    """A simulated pod. A directory has the files of its volumes, and the commands of its containers use these files."""
 
     def __init__(self, deployment: Manifest, found: list[Manifest], directory: Path) -> None:
         self._deployment = deployment
@@ -387,7 +387,7 @@ def test_without_its_own_secrets_for_kafka_the_registry_shares_those_of_the_pipe
 
 
 def test_underscores_in_the_name_of_a_property_are_dots() -> None:
-    """The password is then a file that pgsluice reads again, as with dots."""
+    """Whether the name has underscores or dots, pgsluice must get the password as a file, which it reads again."""
     setting = {"setting": "kafka.client.sasl_password", "secretName": "shop-kafka", "key": "password"}
     level = {"setting": "kafka.client.log_level", "secretName": "shop-kafka", "key": "level"}
     options = [*values_of("standby"), "--set-json", f"secretSettings={json.dumps([setting, level])}"]
@@ -431,7 +431,7 @@ def test_the_last_of_several_variables_with_one_name_applies() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_server_is_verified_only_with_an_authority(case: str) -> None:
-    """Without one, libpq looks for a file that no pod has, and does not connect."""
+    """Without sslrootcert, libpq looks for a file of authorities that no pod has, and does not connect."""
     found = manifests(*values_of(case))
     for item in found:
         settings = tomllib.loads(item.get("data", {}).get("config.toml", "")) if item["kind"] == "ConfigMap" else {}

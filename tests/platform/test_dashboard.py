@@ -31,13 +31,13 @@ LABELS: list[dict[str, str]] = [
     {"namespace": "other"},
     {"namespace": "other", "job": "copy"},
 ]
-"""One Prometheus scrapes each process once with each of these sets of labels, like three pipelines of the same name.
+"""One Prometheus scrapes each process once with each of these sets of labels, so it shows three pipelines of one name.
 
-Another Prometheus adds no namespace. Grafana's variable is empty then.
+Another Prometheus adds no namespace, so Grafana's variable for the namespace is empty.
 """
 
 WINDOW = "10m"
-"""The window of rates. It is so long that events before the first test are still included in the last test."""
+"""The window of rates. It is so long that it includes events before the first test even in the last test."""
 
 
 class Watched:
@@ -111,7 +111,7 @@ def _fail_once(pipeline: Pipeline, server: Postgres) -> None:
 
 
 def _make_old_rows(database: Database) -> None:
-    """Create a table that the pipeline loads. Prometheus must have scraped the pipeline before, without this table."""
+    """Create a table that the pipeline loads. Call this only after Prometheus has scraped the pipeline once."""
     with database.connect() as admin:
         admin.execute("CREATE TABLE old AS SELECT generate_series(1, 1000) AS n")
 

@@ -10,7 +10,7 @@ from tests.support.container import IMAGE, Container
 from tests.support.weather import Pipeline, wait_until
 
 OWN_LAYERS_MAX = 90_000_000
-"""The maximum size of the layers on top of python:3.13-slim in bytes. With it, the image stays below 200 MB."""
+"""The maximum size in bytes of the layers on top of python:3.13-slim. This keeps the image below 200 MB."""
 
 _NOT_COMPILED = """
 import os, sys

@@ -68,7 +68,7 @@ def test_during_an_update_a_pod_is_always_ready(
         pod.end()
     with capsys.disabled():
         times = f"nobody delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
-        times += f", no answer was yes for {observer.unanswered_s:.1f} s"
+        times += f", for {observer.unanswered_s:.1f} s no daemon reported that it was ready"
         print(f"\n{replicas} replicas: {times}")  # noqa: T201 - only for information; the bench measures it
     assert observer.without_ready_s == 0
     assert [pod.restarts for pod in made] == [0] * 2 * replicas
@@ -81,7 +81,7 @@ def shown(seconds: list[float]) -> str:
 
 
 def test_one_late_answer_does_not_make_a_pod_unready() -> None:
-    """While a standby takes over, it is not ready for a short time."""
+    """A standby that takes over is not ready for a short time. Its pod must stay ready."""
     (pod,) = one(manifests(*values_of("minimal")), "Deployment")["spec"]["template"]["spec"]["containers"]
     readiness = pod["readinessProbe"]
     assert readiness["periodSeconds"] * (readiness["failureThreshold"] - 1) >= 5

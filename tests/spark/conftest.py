@@ -19,7 +19,7 @@ LONGEST = ("query", "audit", "mirror", "ledger", "docs", "latest", "maintenance"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files. Accept warnings about sockets that PySpark does not close. Other warnings stay errors."""
+    """Sort the files. Ignore warnings about sockets that PySpark does not close. Other warnings remain errors."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
@@ -37,7 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def make(spark: SparkSession, kafka: Kafka) -> Callable[..., Handmade]:
-    """Provide a function that creates a handmade pipeline with some tables."""
+    """Provide a function that creates a pipeline with some tables, whose topics the test writes itself."""
     return lambda *tables, **options: Handmade(spark, kafka, *tables, **options)
 
 

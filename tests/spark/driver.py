@@ -1,6 +1,6 @@
-"""A driver that mirrors a pipeline and is killed at a step: ``python -m tests.spark.driver <life as JSON>``.
+"""A driver that mirrors a pipeline and is killed at a step: ``python -m tests.spark.driver <a Life as JSON>``.
 
-The product has no failpoints. The script wraps the commits of Delta tables in the process that dies.
+The product has no failpoints. So this script wraps the commits of Delta tables in its own process.
 """
 
 import json
@@ -22,7 +22,8 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""The seconds to wait for the other table's commit, which may never come: some batches change only one table."""
+"""The seconds to wait for the commit of ``Step.other``. It may never come, because some batches change only one
+table."""
 
 CONTROL: Final = "_pgsluice_cuts"
 
@@ -34,7 +35,7 @@ class Step:
     table: str
     when: str
     other: str = ""
-    """A table that has to be committed first. If this does not happen in time, the driver does not die."""
+    """A table that has to be committed first. If it is not committed in time, the driver does not die."""
 
 
 STEPS: Final[Mapping[str, Step]] = {

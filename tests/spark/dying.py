@@ -1,4 +1,4 @@
-"""Wraps a target, because the product has no failpoints. The driver dies when it commits to one of the tables."""
+"""Wraps a target, so that the driver dies when it commits to one of the tables. The product has no failpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class DyingTable:
     table: TargetTable
     made: bool
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a table
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a table
         found = getattr(self.table, name)
         return partial(self._die, found) if name in ("append", "extend", "overwrite", "merge", "delete") else found
 
@@ -40,7 +40,7 @@ class Dying:
     victim: str
     made: bool
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of a target
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a target
         return getattr(self.target, name)
 
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> Any:  # noqa: ANN401 - as above

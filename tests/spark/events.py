@@ -43,7 +43,7 @@ def key_schema(columns: dict[str, str | Json]) -> Json:
     return {**key, "fields": [{"name": name, "type": kind} for name, kind in columns.items()]}
 
 
-def change(op: str, lsn: int, seq: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of an event
+def change(op: str, lsn: int, seq: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - any field of an event
     """Return an event with defaults for everything that a test does not specify."""
     event: Json = {
         "op": op,

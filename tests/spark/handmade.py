@@ -37,7 +37,7 @@ class Handmade:
         self.registry = Registered({f"{self.transactions}-value": {CUT_ID: CUT}})
         self.topics = {table: f"{self.prefix}.{topic or f'public.{table}'}" for table in tables}
         self.number = 0
-        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}  # the client outlives the broker
+        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}  # it outlives the broker
         self._producer = Producer(client)
         self._admin = AdminClient(client)
         self._ids: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Handmade:
             self._ids[f"{table}-{part}"] = identifier = 10 + sum(map(len, self.registry.schemas.values()))
             known[identifier] = schema_of(table, schema)
 
-    def event(self, table: str, op: str, lsn: int, seq: int, key: Json, **fields: Any) -> tuple[str, Json, Json]:  # noqa: ANN401 - anything of an event
+    def event(self, table: str, op: str, lsn: int, seq: int, key: Json, **fields: Any) -> tuple[str, Json, Json]:  # noqa: ANN401 - any field of an event
         after = fields.pop("after", {})
         row = {**key, **after} if op in ("c", "u", "r") else None
         return table, key, change(op, lsn, seq, table=table, after=row, **fields)
@@ -83,7 +83,7 @@ class Handmade:
             assert self._producer.flush(30) == 0  # so that events of several topics are written in order
         return places
 
-    def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - anything of a cut record
+    def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - any field of a cut record
         """Write events, and the cut record that lists them. ``counts`` replaces the counts of the first topic."""
         entries = self.entries(self.write(*events), [event for _, _, event in events])
         if counts is not None:

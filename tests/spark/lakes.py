@@ -26,7 +26,7 @@ class Lake(ABC):
 
     target: Target
     foreign: ClassVar[str]
-    """A part of the message about a delete by another program."""
+    """A pattern that the message about a delete by another program matches."""
 
     @abstractmethod
     def __init__(self, spark: SparkSession, directory: Path) -> None: ...
@@ -58,8 +58,8 @@ class DeltaLake(Lake):
     def _read(self, table: str, version: int) -> pa.Table:
         found = DeltaTable(str(self._directory / table), version=version)
         if "typeWidening" in (found.protocol().reader_features or ()):
-            # The query engine of deltalake refuses tables with widened types, but deltalake can read their log. So take
-            # the files of this version from the log, and give each column the widest of its types.
+            # The query engine of deltalake refuses tables with widened types, but deltalake can read their log. So read
+            # the files that the log lists for this version, and give each column the widest of its types.
             files = [pq.read_table(file) for file in found.file_uris()]
             return pa.concat_tables(files, promote_options="permissive") if files else pa.table({})
         return pa.table(QueryBuilder().register("t", found).execute("SELECT * FROM t").read_all())
@@ -73,7 +73,7 @@ class IcebergLake(Lake):
     """A namespace of the Iceberg catalog."""
 
     foreign = (
-        r"is of the operation delete\..*CALL iceberg\.system\.rollback_to_snapshot\('lake_\w+\.public\.orders', \d+\)"
+        r"has the operation delete\..*CALL iceberg\.system\.rollback_to_snapshot\('lake_\w+\.public\.orders', \d+\)"
     )
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """A ledger in two tables. Drivers mirror the tables and are killed. The mirror is then compared with the source.
 
-At every entry of the control table, all tables have to equal the tables of the witness (``tests/faults/witness.py``) at
-the entry's position. ``deltalake`` reads the Delta tables, without Spark.
+At every entry of the control table, all tables have to equal the source's tables at the entry's position. PostgreSQL
+itself decodes their content (``tests/faults/witness.py``), and ``deltalake`` reads the Delta tables, without Spark.
 """
 
 import random
@@ -59,8 +59,9 @@ LOAD_S: Final = 300
 class Tally:
     """The counts of a run.
 
-    ``compared`` is the number of comparisons of a table at an entry, and ``torn`` the number of entries at which the
-    sums of the two tables differ. ``unfinished`` is the number of tables that are not loaded at the last entry.
+    ``compared`` is the number of comparisons, each of one table at one entry. ``torn`` is the number of entries at
+    which the sums of the two tables differ. ``unfinished`` is the number of tables that are not loaded at the last
+    entry.
     """
 
     kills: int = 0
@@ -79,7 +80,7 @@ class Tally:
 
 
 class Ledger:
-    """Changes both tables so that the sums of their amounts stay equal."""
+    """Writes to both tables, so that the sums of their amounts stay equal."""
 
     def __init__(self, shop: Shop, rng: random.Random) -> None:
         self._shop, self._rng, self._next = shop, rng, 1000
@@ -150,7 +151,7 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 
 @contextmanager
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
-    """Alter a table or begin an epoch after lost changes before a driver runs, or load tables while it runs."""
+    """Alter a table, or lose changes and begin an epoch, before a driver runs. Or load the tables while it runs."""
     later = number - len(SCHEMA_CHANGES)
     if later < 0:
         shop.run(SCHEMA_CHANGES[number])
@@ -176,7 +177,7 @@ def _begin_epoch(shop: Shop, ledger: Ledger) -> None:
 
 @contextmanager
 def _load(shop: Shop) -> Iterator[None]:
-    """Load both tables in the background. Wait for the loads at the end of the block."""
+    """Load both tables while the block runs. Wait for the loads at the end of the block."""
     names = [f"public.{name}" for name in TABLES]
     line = [sys.executable, "-m", "pgsluice", "snapshot", "start", "-c", str(shop.daemon.config_file), *names]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as load:
@@ -201,7 +202,7 @@ def _life(shop: Shop, directory: Path, step: str, max_events: int) -> Life:
 
 
 def compare(shop: Shop, lake: Path, said_by: Iterable[Row], tally: Tally, say: Callable[[str], object]) -> None:
-    """Compare the tables with the witness at every entry of the control table."""
+    """Compare the mirror's tables with the source's tables at every entry of the control table."""
     truth, tables = Truth(committed(shop.connection)), DeltaLake(shop.spark, lake)
     for entry in said_by:
         truth.advance(entry["epoch"], entry["end_lsn"])
@@ -226,7 +227,7 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return the entries with the version of ``table`` from the entry before, as if its last commit were missing."""
+    """Return the entries, each with the previous entry's version of ``table``, as if its last commit were missing."""
     found = []
     before: int | None = None
     for row in rows:

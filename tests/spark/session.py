@@ -19,14 +19,14 @@ INTERPRETED: Final[Mapping[str, str]] = {
 
 JAVA_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",  # a session takes only minutes, so compiling to better code would not pay off
-    "-XX:ReservedCodeCacheSize=256m",  # with this compiler, Java reserves 48 MB, and ends if they are full
+    "-XX:ReservedCodeCacheSize=256m",  # by default, this compiler has only 48 MB, and Java ends when they are full
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",
 )
 
 
 def new_session(directory: Path, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Provide a session that keeps its files in ``directory``. ``more`` contains additional settings."""
+    """Return a session that keeps its files in ``directory``. ``more`` contains additional settings."""
     settings = {
         "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
         "spark.jars": ",".join(map(str, jars(pyspark.__version__))),

@@ -28,7 +28,7 @@ SYSTEM = "_pgsluice"
 
 
 class Model:
-    """Copies of all tables. ``at[cut]`` has their rows at the end of a cut."""
+    """Copies of all tables. ``at[n]`` has their rows at the end of cut ``n``."""
 
     def __init__(self) -> None:
         self.at: dict[int, dict[str, Rows]] = {}

@@ -263,14 +263,14 @@ def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path
         audited(shop, Delta(str(tmp_path / "lake")), database)
     target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
     shop.run("ALTER TABLE parted ADD COLUMN price int DEFAULT 7", "UPDATE parted SET note = 'later' WHERE id = 1")
-    # Both partitions are loaded again. When they are loaded, the cut records have already reported them as stale.
+    # Both partitions are loaded again. The cut records report them as stale before they are loaded.
     shop.wait_until_loaded(LOADED + 2)
     with database.connect() as connection, connection.transaction(force_rollback=True):
         # The audit does not wait for a transaction that is idle.
         connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")
         assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
     shop.run("CREATE ROLE stranger LOGIN")
-    with pytest.raises(PipelineError, match=r"refused what the audit needs: ERROR: permission denied for table"):
+    with pytest.raises(PipelineError, match=r"refused a statement of the audit: ERROR: permission denied for table"):
         shop.pipeline.audit(target, postgres=f"{database.conninfo()} user=stranger")
     shop.run("DROP ROLE stranger")
     with pytest.raises(PipelineError, match=r"cannot be reached"):
@@ -300,7 +300,7 @@ def test_connection_strings() -> None:
 
 
 def test_transactions_that_a_snapshot_sees(spark: SparkSession) -> None:
-    """Compare snapshots, whose ids have 64 bits, with ids of the stream, which have 32 bits and may have wrapped."""
+    """Compare ids in snapshots, which have 64 bits, with ids in the stream, which have 32 bits and may wrap around."""
     epoch = 1 << 32
     cases = {
         (f"{epoch}:{epoch + 5}:{epoch + 2}", 1): True,

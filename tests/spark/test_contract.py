@@ -22,7 +22,7 @@ from tests.spark.topics import Registered, create
 GOLDEN: dict[str, list[Json]] = json.loads((CONTRACT / "golden.json").read_text())
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(CONTRACT.glob("*.avsc"))}
 TABLES = {"envelope": "key", "types": None, "keys": "keys_key"}
-"""The schema of each table's values, with the schema of its keys."""
+"""Each table's schema of values and its schema of keys."""
 
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
@@ -63,7 +63,7 @@ def from_spark(schema: Json, text: str, *, beyond: bool = False) -> Json:
     return json_of(schema, walk(physical(schema), value, leaf)) if beyond else walk(schema, value, leaf)
 
 
-def leaf(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - whatever JSON has
+def leaf(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - any JSON value
     match schema.get("logicalType"):
         case "decimal":
             return decimal_text(Decimal(value))

@@ -95,7 +95,7 @@ CHANGED = (
     "DELETE FROM tags WHERE id = 1",
     "UPDATE tags SET id = 1000 WHERE id = 2",
 )
-MADE_AGAIN = (  # no event says that the earlier rows do not exist any more
+MADE_AGAIN = (  # there is no event for the rows that are dropped with the table
     "DROP TABLE notes",
     "CREATE TABLE notes (id int PRIMARY KEY, value text)",
     "INSERT INTO notes SELECT n, 'new note ' || n FROM generate_series(90, 110) AS n",

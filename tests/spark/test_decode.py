@@ -44,7 +44,8 @@ EVENT = change("c", 1, after={"id": 1})
 _TEMPORAL = {"date", "timestamp", "timestamp_ntz"}
 
 TYPES: list[tuple[str, Any, Any, str, Any]] = [
-    # Name, Avro type, value for fastavro, Spark type, value as Spark returns it as text (``...``: the same value).
+    # Name, Avro type, value for fastavro, Spark type, value that Spark returns. Dates and times are returned as text.
+    # ``...`` stands for the same value as for fastavro.
     ("flag", "boolean", True, "boolean", True),
     ("i", "int", -(2**31), "int", -(2**31)),
     ("l", "long", 2**63 - 1, "bigint", 2**63 - 1),

@@ -63,8 +63,8 @@ def orders(spark: SparkSession) -> Orders:
 
 
 @pytest.mark.parametrize("condition", ["id = 0", "id = 1"])
-def test_a_delete_carries_what_the_commit_has(orders: Orders, condition: str) -> None:
-    """Check the properties of the commit, for a delete that removes a whole file and for one that removes nothing."""
+def test_a_delete_has_the_properties_of_its_commit(orders: Orders, condition: str) -> None:
+    """Check a delete that removes a whole file, and a delete that removes nothing."""
     commit = orders.commit()
     number = orders.table.delete(condition, commit)
     assert orders.table.last() == Committed(number, commit)
@@ -123,7 +123,7 @@ def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
             self.spark.sql(f"INSERT INTO {self.sql} VALUES (7)")
             IcebergTable._publish(self, branch)
 
-    with pytest.raises(ForeignWrite, match=r"is of the operation append\."):
+    with pytest.raises(ForeignWrite, match=r"has the operation append\."):
         Meddling(table.spark, table.name, table.since).append(orders.rows(100), orders.commit())
     assert table.read().count() == 2
     orders.call(f"rollback_to_snapshot('TABLE', {before})")
@@ -131,7 +131,7 @@ def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
     assert (table.read().count(), orders.branches()) == (2, ["main"])
 
 
-def test_another_query_and_a_table_that_went_back(orders: Orders) -> None:
+def test_another_query_and_a_rollback(orders: Orders) -> None:
     table, before = orders.table, orders.snapshots()[-1]
     orders.append()
     with pytest.raises(PipelineError, match="Two queries write to it"):

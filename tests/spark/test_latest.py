@@ -38,7 +38,7 @@ def changes(spark: SparkSession, records: list[Json]) -> DataFrame:
     return spark.createDataFrame(records, CHANGES)
 
 
-def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
+def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - any field of a mark
     """Return a mark with defaults for everything that a test does not specify."""
     found = {"topic": "t", "schema": "public", "table": "orders", "id": "one", "epoch": 1, "replaces": True}
     return found | {"state": state, "lsn": lsn, "seq": seq, "rows": rows} | fields
@@ -101,7 +101,7 @@ class Table:
             if key in self.rows and key not in self.gone:
                 self._put("r", key, self._values())
             self.run(1)
-        # Read all rows again, because some got their key during the load, in a change without all values.
+        # Read all rows again, because changes during the load gave some rows a new key without sending all values.
         for key in sorted(self.rows.keys() - self.gone):
             self._put("r", key, self._values())
         rows = sum(one["op"] == "r" for one in self.records[began:]) + (case == "a row is missing")
@@ -112,7 +112,7 @@ class Table:
                 del self.rows[key]
             self.gone.clear()
 
-    def _mark(self, state: str, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
+    def _mark(self, state: str, rows: int = 0, **fields: Any) -> Json:  # noqa: ANN401 - any field of a mark
         return mark(state, self.lsn, self._next(), rows, epoch=self.epoch, table=self.name, **fields)
 
     def truncate(self) -> None:
@@ -213,7 +213,7 @@ CASES = ("complete", "begin is not known", "a row is missing", "does not replace
 
 @pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
 def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
-    """Let the changes of each table end with an incomplete load, because a complete load hides everything before it."""
+    """End the changes of each table with an incomplete load, because a complete load hides all earlier changes."""
     tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]
     for table, last_case in zip(tables, last, strict=True):
         table.run(60)
@@ -259,7 +259,7 @@ def test_a_key_is_needed(spark: SparkSession) -> None:
 
 
 def test_a_column_that_was_dropped_and_added_again(spark: SparkSession) -> None:
-    """Use a column whose field stays the same. Only the mark shows that an unchanged value is not the former value."""
+    """The column has the same field as before. Only the mark says that an unchanged value is not the former value."""
     told = [
         record(change("c", 1, after={"id": 1, "note": "old", "photo": "p"}), 1),
         record(change("c", 2, after={"id": 2, "note": "old", "photo": "p"}), 2),

@@ -82,7 +82,7 @@ def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) ->
     return made
 
 
-def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - it may die
+def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - it may be Dying
     """Run a mirror up to the current end of the topics."""
     query = shop.pipeline.mirror(
         target,
@@ -134,7 +134,7 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
-    """Let the driver die between the commits of two tables, then before the control table's. Continue each time.
+    """Let the driver die between the commits of two tables, then before that of the control table. Continue each time.
 
     The drivers in ``test_ledger.py`` write to Delta. So the drivers of this test write to Iceberg if it is installed.
     """

@@ -63,11 +63,11 @@ def rows(made: Handmade, directory: Path, table: str = "orders", at: int | None 
     view = consistent_view(made.pipeline.spark, Delta(str(directory / "lake")), at=at)
     found = view[f"public.{table}"].collect()
     rows = {row["id"]: (row["note"], row["count"], *row["_pgsluice"]["unchanged"]) for row in found}
-    assert len(rows) == len(found), "no row is doubled"
+    assert len(rows) == len(found), "no row occurs twice"
     return rows
 
 
-def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401 - anything of a mark
+def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401 - any field of a mark
     return {**BEGIN, "id": "load", "state": state, "lsn": lsn, "seq": seq, **fields}
 
 
@@ -153,7 +153,7 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     target = Delta(str(tmp_path / "lake"))
     status = [consistent_view(made.pipeline.spark, target, at=cut).status["public.orders"] for cut in range(1, 8)]
     assert status == ["unloaded", "loading", "loading", "loading", "loaded", "partial", "partial"]
-    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("a", 5), 3: ("a", None)}  # cuts 4 and 5 are one entry
+    assert rows(made, tmp_path, at=4) == {1: ("r", None), 2: ("a", 5), 3: ("a", None)}  # cuts 4 and 5 share an entry
     assert rows(made, tmp_path) == {1: ("r", None), 2: ("r", 5)}
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
@@ -208,7 +208,7 @@ def test_keys_of_any_type(make: Callable[..., Handmade], tmp_path: Path, keys: K
 
 
 def test_a_first_load_reads_no_rows_that_it_has_loaded(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """So the time of a piece does not grow with the number of rows that were loaded before."""
+    """The time for a piece must not grow with the number of rows that were loaded before."""
     made = make("orders")
 
     def load(*keys: int, **fields: Any) -> None:  # noqa: ANN401 - as in Handmade
@@ -243,7 +243,7 @@ def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Pa
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
-    """An infinite value is null in a row, and the limit of its type in a key. Years before 1 are the same in both."""
+    """An infinite value is null in a row, and the limit of its type in a key. A time before year 1 is equal in both."""
     made = make("orders")
     spark = made.pipeline.spark
     target = kind(spark, tmp_path / "lake").target
@@ -273,7 +273,7 @@ def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type
 
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
-def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
+def test_added_and_widened_columns(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
     made = make("orders")
     spark = made.pipeline.spark
     target, log = kind(spark, tmp_path / "lake").target, kind(spark, tmp_path / "log").target
@@ -292,8 +292,8 @@ def test_columns_that_come_and_widen(make: Callable[..., Handmade], tmp_path: Pa
     assert [row["after"]["count"] for row in changes.orderBy("lsn").collect()] == [1, 2**40]
 
 
-def test_cuts_that_come_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """In at-least-once mode, records may belong to no cut, and a cut that is repeated may have more changes."""
+def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """In at-least-once mode, some records may belong to no cut, and a repeated cut may have more changes."""
     made = make("orders")
     event = made.event
     first = event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"})
@@ -353,7 +353,7 @@ def test_a_cut_record_in_parts(make: Callable[..., Handmade], tmp_path: Path) ->
     assert made.pipeline.changes("public.orders").isStreaming
 
 
-def test_another_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
+def test_a_wrong_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     made.pipeline = replace(made.pipeline, prefix="nobody")
     refused(made, tmp_path, TopicMissing, r"does not exist: nobody\.transactions.*Check the prefix")
@@ -361,7 +361,7 @@ def test_another_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
         made.pipeline.cuts(streaming=False)
 
 
-def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> None:
+def test_topics_that_lack_records(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders", "lines")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
@@ -372,9 +372,7 @@ def test_what_a_topic_lacks(make: Callable[..., Handmade], tmp_path: Path) -> No
         event("orders", "u", 21, 0, {"id": 1}),
         counts={"c": 2},
     )
-    refused(
-        made, tmp_path, CountMismatch, r"lines: the cut records declare 2 c of the cuts 2 to 2, and the topic has 1 c"
-    )
+    refused(made, tmp_path, CountMismatch, r"lines: the cut records declare 2 c in cuts 2 to 2, and the topic has 1 c")
     assert rows(made, tmp_path) == {1: ("a", None)}
     made.recreate(made.transactions)
     made.cut()

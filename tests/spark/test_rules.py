@@ -1,7 +1,7 @@
 """Tests that every rule of a mirror is needed. If a rule is switched off, a test of ``test_query.py`` must fail.
 
-The rule that changes are not applied twice is missing here. In the tests of ``test_query.py``, the rows of a mirror are
-right even without this rule. Only change logs need it (``test_parquet.py``).
+One rule is missing here: no change is applied twice. In the tests of ``test_query.py``, the rows of a mirror are right
+even without this rule. Only change logs need it (``test_parquet.py``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,15 +48,15 @@ def records_between_cuts_are_not_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job, "ranges", from_the_first_to_the_last)
 
 
-def of_a_cut_that_comes_again_the_last_record_counts(patch: pytest.MonkeyPatch) -> None:
+def the_last_record_of_a_repeated_cut_is_used(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(query, "last_of_each_number", list)
 
 
-def records_that_came_twice_count_once(patch: pytest.MonkeyPatch) -> None:
+def duplicate_records_count_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Work, "events", property(lambda work: work.reading.changes(work.records())))
 
 
-def the_parts_of_a_cut_belong_together(patch: pytest.MonkeyPatch) -> None:
+def the_parts_of_a_cut_record_are_joined(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(query, "joined", list)
 
 
@@ -76,7 +76,7 @@ def a_truncate_in_every_partition_counts_once(patch: pytest.MonkeyPatch) -> None
     patch.setattr(mirror, "_truncates", all_of_them)
 
 
-def a_truncate_ends_what_was_before_it(patch: pytest.MonkeyPatch) -> None:
+def a_truncate_removes_all_earlier_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mirror, "placed", lambda events, _floor: fold.placed(events, None))
 
 
@@ -86,16 +86,16 @@ def values_that_were_not_sent_are_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Work, "events", all_sent)
 
 
-def a_row_takes_its_values_along_to_another_key(patch: pytest.MonkeyPatch) -> None:
+def a_row_keeps_its_values_when_its_key_changes(patch: pytest.MonkeyPatch) -> None:
     net = mirror._net
     patch.setattr(mirror, "_net", lambda *arguments, has_gaps: net(*arguments, has_gaps=has_gaps and False))
 
 
-def infinite_keys_are_found_by_their_limits(patch: pytest.MonkeyPatch) -> None:
+def rows_with_infinite_keys_are_found(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mirror, "_with_keys", lambda events: events)
 
 
-def changes_of_a_key_that_repeats_are_folded(patch: pytest.MonkeyPatch) -> None:
+def changes_with_the_same_key_are_combined(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mirror, "_has_repeated_key", lambda _events: False)
 
 
@@ -103,7 +103,7 @@ def only_keys_of_the_same_type_limit_a_merge(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mirror, "bounded_columns", lambda key, *_: key)
 
 
-def another_key_is_refused(patch: pytest.MonkeyPatch) -> None:
+def changes_of_the_key_columns_are_refused(patch: pytest.MonkeyPatch) -> None:
     facts = mirror._facts
     others = F.lit(0).alias("others")
     patch.setattr(mirror, "_facts", lambda *arguments: [*facts(*arguments)[:-1], F.max(others).alias("others")])
@@ -114,27 +114,26 @@ def the_end_of_a_load_removes_rows_that_were_not_read(patch: pytest.MonkeyPatch)
     patch.setattr(copies, "advanced", lambda *arguments: (loads.advanced(*arguments)[0], None))
 
 
-def a_load_that_lacks_rows_is_not_whole(patch: pytest.MonkeyPatch) -> None:
+def a_load_that_lacks_rows_is_incomplete(patch: pytest.MonkeyPatch) -> None:
     def trusting(state: TableState, *_: object) -> TableState:
         return replace(state, status=LOADED, load=None)
 
     patch.setattr(loads, "_ended", trusting)
 
 
-def dead_letters_are_missing_changes(patch: pytest.MonkeyPatch) -> None:
+def dead_letters_count_as_missing_changes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Origin, "tables_with_dead_letters", lambda *_: [])
 
 
-def a_table_reads_its_own_records(patch: pytest.MonkeyPatch) -> None:
-    """A topic may contain records of other tables."""
+def records_of_other_tables_in_the_topic_are_left_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "_is_of_another_table", lambda _others: F.lit(False))  # noqa: FBT003 - a literal
 
 
-def a_topic_that_was_recreated_is_another_one(patch: pytest.MonkeyPatch) -> None:
+def a_recreated_topic_is_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicJob, "_is_of_a_former_topic", lambda *_: False)
 
 
-def a_target_belongs_to_one_topic_of_cuts(patch: pytest.MonkeyPatch) -> None:
+def a_target_belongs_to_one_topic_of_cut_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Copies, "_check_app", lambda *_: None)
 
 
@@ -154,21 +153,21 @@ def _of_delta(test: Callable[..., None]) -> Test:
 
 NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
     values_that_were_not_sent_are_kept: (tests.test_values_that_were_not_sent, WRONG),
-    a_truncate_ends_what_was_before_it: (tests.test_tables_that_share_a_topic, WRONG),
+    a_truncate_removes_all_earlier_rows: (tests.test_tables_that_share_a_topic, WRONG),
     the_end_of_a_load_removes_rows_that_were_not_read: (tests.test_rows_that_are_read_again, WRONG),
-    a_row_takes_its_values_along_to_another_key: (tests.test_values_that_were_not_sent, WRONG),
-    infinite_keys_are_found_by_their_limits: (_of_delta(tests.test_infinite_keys), WRONG),
-    a_load_that_lacks_rows_is_not_whole: (tests.test_rows_that_are_read_again, WRONG),
-    dead_letters_are_missing_changes: (tests.test_rows_that_are_read_again, WRONG),
-    the_parts_of_a_cut_belong_together: (tests.test_a_cut_record_in_parts, KeyError),
-    records_between_cuts_are_not_read: (tests.test_cuts_that_come_again, WRONG),
-    of_a_cut_that_comes_again_the_last_record_counts: (tests.test_cuts_that_come_again, CountMismatch),
-    records_that_came_twice_count_once: (tests.test_cuts_that_come_again, CountMismatch),
+    a_row_keeps_its_values_when_its_key_changes: (tests.test_values_that_were_not_sent, WRONG),
+    rows_with_infinite_keys_are_found: (_of_delta(tests.test_infinite_keys), WRONG),
+    a_load_that_lacks_rows_is_incomplete: (tests.test_rows_that_are_read_again, WRONG),
+    dead_letters_count_as_missing_changes: (tests.test_rows_that_are_read_again, WRONG),
+    the_parts_of_a_cut_record_are_joined: (tests.test_a_cut_record_in_parts, KeyError),
+    records_between_cuts_are_not_read: (tests.test_repeated_cuts, WRONG),
+    the_last_record_of_a_repeated_cut_is_used: (tests.test_repeated_cuts, CountMismatch),
+    duplicate_records_count_once: (tests.test_repeated_cuts, CountMismatch),
     a_truncate_in_every_partition_counts_once: (tests.test_a_truncate_in_every_partition, CountMismatch),
-    a_table_reads_its_own_records: (tests.test_tables_that_share_a_topic, UNTYPED),
-    events_are_counted: (tests.test_what_a_topic_lacks, ACCEPTED),
+    records_of_other_tables_in_the_topic_are_left_out: (tests.test_tables_that_share_a_topic, UNTYPED),
+    events_are_counted: (tests.test_topics_that_lack_records, ACCEPTED),
     missing_cut_records_are_noticed: (tests.test_a_cut_record_that_is_missing, ACCEPTED),
-    changes_of_a_key_that_repeats_are_folded: (
+    changes_with_the_same_key_are_combined: (
         tests.test_a_row_that_is_inserted_and_loaded_in_the_same_piece,
         WRONG,
     ),
@@ -176,15 +175,15 @@ NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
         partial(tests.test_keys_of_any_type, keys=tests.NUMERIC, kind=DeltaLake),
         ValueError,
     ),
-    another_key_is_refused: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
+    changes_of_the_key_columns_are_refused: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
     foreign_writes_are_noticed: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
-    a_target_belongs_to_one_topic_of_cuts: (tests.test_what_a_topic_lacks, UNTYPED),
-    a_topic_that_was_recreated_is_another_one: (partial(tests.test_records_that_are_lost, is_recreated=True), UNTYPED),
+    a_target_belongs_to_one_topic_of_cut_records: (tests.test_topics_that_lack_records, UNTYPED),
+    a_recreated_topic_is_noticed: (partial(tests.test_records_that_are_lost, is_recreated=True), UNTYPED),
 }
 
 
 @pytest.mark.parametrize("rule", NEEDED, ids=lambda rule: str(rule.__name__))
-def test_without_it_the_mirror_is_wrong(
+def test_a_mirror_without_the_rule_is_wrong(
     rule: Rule, make: Callable[..., Handmade], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     test, expected = NEEDED[rule]

@@ -1,4 +1,4 @@
-"""Functions for tests that write topics themselves, and a registry for their schemas."""
+"""A function that creates topics for tests that write topics themselves, and a registry for their schemas."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

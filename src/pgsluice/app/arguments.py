@@ -87,7 +87,7 @@ def parser(commands: Mapping[str, Run]) -> Parser:
         nargs="?",
         choices=["serve", "export"],
         default="serve",
-        help="serve: serve the schemas of topic prefixes; no pipeline runs. export: copy them, with their ids, to a "
+        help="serve: serve the schemas of topic prefixes, without a pipeline. export: copy them, with their ids, to a "
         "registry server",
     )
     registry.add_argument(

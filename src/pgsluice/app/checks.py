@@ -74,7 +74,7 @@ async def _check(settings: Settings) -> list[Finding]:
 
 
 async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
-    """Check whether the published tables can be published with these settings."""
+    """Check whether these settings allow the tables of the publications to be delivered."""
     tables = tables_of(settings)
     try:
         async with Catalog(connection_options(settings)) as catalog:
@@ -113,7 +113,10 @@ def _is_published(tables: Tables, schema: str, table: str) -> bool:
 
 
 async def _check_snapshots(settings: Settings) -> list[Finding]:
-    """Check whether the existing rows of the published tables can be read, unless the settings exclude loads."""
+    """Check whether the existing rows of the published tables can be read.
+
+    If the settings exclude loads, check nothing.
+    """
     if settings.snapshot.mode == "never":
         return []
     tables = tables_of(settings)
@@ -171,7 +174,7 @@ async def _check_registry(settings: Settings) -> list[Finding]:
     if settings.schema_registry.type == "builtin":
         return []  # the registry is a topic, which the findings on Kafka cover
     with client_installed():
-        from pgsluice.registry import checks  # noqa: PLC0415 - as in schema_registry
+        from pgsluice.registry import checks  # noqa: PLC0415 - as in wiring.schema_registry
     chosen, prefix = settings.schema_registry, settings.kafka.topic_prefix
     schema = cut_schema(prefix)
     subject = subject_name(chosen.subject_name_strategy, f"{prefix}.transactions-value", schema)

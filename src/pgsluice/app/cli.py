@@ -90,7 +90,7 @@ def _log_bug() -> None:
 def _logger() -> "FilteringBoundLogger":
     """Return the logger of the command line.
 
-    It works even if the settings are wrong, because errors have to be logged.
+    It works even if the settings cannot be used, because that error has to be logged as well.
     """
     import structlog  # noqa: PLC0415 - only where something is logged
 
@@ -372,7 +372,7 @@ def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python writes the rest of the buffer when it ends, which must not fail again.
+        # When Python ends, it writes the rest of its buffer. With /dev/null in place of the pipe, this succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_EXIT_BROKEN_PIPE)
 

@@ -14,8 +14,8 @@ from pgsluice.pipeline.pipeline import State
 from pgsluice.pipeline.session_status import age_s
 
 USUAL_ERRORS: Final = ("_ALL_BROKERS_DOWN", "_TRANSPORT")
-"""Errors of Kafka clients whose counters start at 0. Prometheus sees an increase only if it has seen an earlier
-value."""
+"""Errors of Kafka clients that are counted from the start, as 0. Prometheus sees an increase only if it has seen an
+earlier value."""
 
 GAUGES_S: Final = 1.0
 """How often the gauges are copied."""
@@ -25,7 +25,7 @@ CERTIFICATES_S: Final = 60.0
 
 
 class Gauges:
-    """Keeps the metrics that show a state up to date."""
+    """Updates the metrics that show the present state."""
 
     def __init__(self, settings: Settings, metrics: Metrics, status: Status, errors: ClientErrors) -> None:
         self._metrics = metrics
@@ -119,8 +119,8 @@ def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
     """Return how many bytes of WAL each stage is behind the previous stage.
 
     ``positions`` has the session's positions, by their names in the metric ``pgsluice_lsn``. ``wal_end`` is the end of
-    the server's WAL according to the slot watch, or 0 if it is not known. A new session has received nothing yet, but
-    everything before ``confirmed`` was received by earlier sessions.
+    the server's WAL according to the slot watch, or 0 if it is not known. Earlier sessions have
+    received and delivered everything before ``confirmed``, so lower positions of a new session are raised to it.
     """
     confirmed = positions["confirmed"]
     delivered = max(positions["delivered"], confirmed)

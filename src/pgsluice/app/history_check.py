@@ -27,7 +27,7 @@ _NAME: Final = "history"
 
 
 async def check_history(settings: Settings, client: ClientOptions) -> list[Finding]:
-    """Return whether slot, server, checkpoints and topics match. If PostgreSQL cannot be used, return no findings."""
+    """Check whether slot, server, checkpoints and topics match. If PostgreSQL cannot be used, return no findings."""
     try:
         source = await PostgresSource.open(source_options(settings))
     except PgsluiceError:

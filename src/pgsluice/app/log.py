@@ -1,4 +1,4 @@
-"""The log: structured events on standard error. By default, they are text on a terminal, and otherwise JSON.
+"""The log: structured events on standard error. By default, they are text on a terminal, and JSON elsewhere.
 
 The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
 ``logging``, whose events go to the same stream. :func:`only_plain_values` keeps row data out of the log.
@@ -122,7 +122,7 @@ class _LineWriter:
 
 
 class _ToStructlog(logging.Handler):
-    """Passes what libraries log through ``logging`` to structlog."""
+    """Sends the log records of libraries, which use ``logging``, to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
@@ -145,7 +145,7 @@ class _Seen:
 
 
 class RepeatLimiter:
-    """Passes an event once per ``interval_s``, with the number of its repeats that were dropped before.
+    """Lets each event through once per ``interval_s``, and drops its repeats. The next one has their number.
 
     Two events are the same if they have the same level and text, and the same texts in their fields. Counts, positions
     and times may differ.
@@ -200,7 +200,7 @@ class RecentWarnings:
         self._kept: deque[Warned] = deque(maxlen=WARNINGS_KEPT_MAX)
 
     def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
-        """Keep ``event`` if it warns, and pass it on."""
+        """Keep ``event`` if it is a warning or an error. Return it unchanged in any case."""
         if method in {"warning", "error", "critical"}:
             more = "; ".join(f"{name}: {value}" for name, value in event.items() if name not in self._OWN)
             text = f"{event.get('event', '')}{more and f' ({more})'}"[:WARNING_MAX_CHARACTERS]
@@ -236,7 +236,7 @@ def only_printable_text(_logger: object, _method: str, event: EventDict) -> Even
 def only_plain_values(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Replace every value that could contain a row (bytes, messages, objects) by its type.
 
-    Keep only the first line of an error. Remove users, passwords and queries of URLs from texts.
+    Keep only the first line of an error. In texts, remove users, passwords and queries from URLs.
     """
     return {name: value if name == "exc_info" else _plain(value) for name, value in event.items()}
 

@@ -250,7 +250,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_cuts_total",
-                "Cuts, which are transactions of Kafka: `data`, or `heartbeat` without events.",
+                "Cuts, which are transactions of Kafka, by `kind`: `data`, or `heartbeat` (a cut without events).",
                 "Normally, there is at least one cut per minute. If no cut is committed, Kafka accepts no records, "
                 "or pgsluice is writing a large transaction.",
             ),
@@ -266,10 +266,12 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_snapshot_tables",
-                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last attempt to "
-                "read the table failed, or transactions that are changing it have not ended), `left_out` (it cannot "
-                "be loaded as it is), `stale` (it was altered after it was loaded, and is not loaded again "
-                "automatically), `skipped` (the settings say that it is not loaded), `assumed` (it counts as loaded, "
+                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last attempt to read "
+                "the table failed, or transactions that are changing it have not ended), `left_out` (the table or one "
+                "of its rows cannot be published with these settings), `stale` (since the load, an `ALTER TABLE` gave "
+                "existing rows values that were not sent, an `ALTER PUBLICATION` added columns or changed the row "
+                "filter, or the table was not published for a time; the settings prevent a new load), `skipped` (the "
+                "settings exclude it from loads, or a command has cancelled its load), `assumed` (treated as loaded, "
                 "because an earlier version of pgsluice has delivered its changes), `loaded`.",
                 "PgsluiceTablesNotLoaded (`blocked`): `pgsluice status` names tables and reasons. PgsluiceTablesStale "
                 "(`stale`): `pgsluice snapshot start` loads the tables again. See "
@@ -282,7 +284,7 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_snapshot_estimated_rows",
-                "The value that `pgsluice_snapshot_rows` will reach, by PostgreSQL's estimates.",
+                "The value that `pgsluice_snapshot_rows` will reach, by PostgreSQL's estimates at the last `ANALYZE`.",
                 "",
             ),
             Entry(
@@ -307,7 +309,7 @@ SECTIONS: Final = (
             ),
         ),
         'The gauges are present while the process streams. With `snapshot.mode = "never"`, they are absent if no table '
-        "was ever loaded. Numbers of rows are PostgreSQL's estimates, from the last `ANALYZE`.",
+        "was ever loaded.",
     ),
     Section(
         "Memory and disk",
@@ -375,16 +377,8 @@ SECTIONS: Final = (
                 "When the process was started, as Unix time.",
                 "PgsluiceRestarting: the process keeps restarting. The last line of the log says why.",
             ),
-            Entry(
-                "process_open_fds",
-                "Open file descriptors.",
-                "",
-            ),
-            Entry(
-                "process_max_fds",
-                "The limit of open file descriptors.",
-                "",
-            ),
+            Entry("process_open_fds", "Open file descriptors.", ""),
+            Entry("process_max_fds", "The limit of open file descriptors.", ""),
         ),
     ),
     Section(

@@ -5,7 +5,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -16,7 +16,8 @@ from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.wiring import access_files, client_installed, registry_options, rest_options
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError, SinkUnavailable
-from pgsluice.kafka.client import ClientErrors
+from pgsluice.kafka.client import ClientErrors, ClientOptions
+from pgsluice.kafka.files import ClientFiles
 from pgsluice.metrics import registry_metrics
 from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.store import SchemaStore
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pgsluice.registry.export import Exported
 
 log = structlog.get_logger(__name__)
+
+_RENEW_S: Final = 5.0
+"""The interval at which the served registry checks whether it needs new Kafka clients."""
 
 
 def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
@@ -39,7 +43,7 @@ def export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, E
 
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
-    options = registry_options(settings, ClientErrors())
+    options = registry_options(settings)
     follower = SchemaFollower(options, [prefix + SCHEMAS for prefix in prefixes], store)
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
@@ -53,7 +57,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     log.info("listening", address=str(settings.http.listen), version=__version__)
     try:
         async with stop_on_signals(stop.set):
-            await first_of(_follow(follower, caught_up), stop.wait())
+            await first_of(_follow(follower, caught_up), _keep_current(follower, options.client), stop.wait())
     finally:
         await follower.close()
         await http.stop()
@@ -87,3 +91,22 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
         except SinkUnavailable as error:
             log.warning("waiting for Kafka", reason=str(error))
     await follower.follow()
+
+
+async def _keep_current(follower: SchemaFollower, client: ClientOptions) -> None:
+    """Replace the Kafka clients when certificates have changed, or when Kafka refuses a password that may be old.
+
+    The new clients read the files of certificates, and the file or the command of the password.
+    """
+    files = ClientFiles(client.properties)
+    while True:
+        await asyncio.sleep(_RENEW_S)
+        if files.changed or (client.errors.credentials_change and client.errors.refused):
+            files, client.errors.refused = ClientFiles(client.properties), False
+            try:
+                await follower.renew()
+                log.info("new Kafka clients have read the certificates and the password")
+            except SinkUnavailable as error:
+                client.errors.refused = True
+                log.warning("waiting for Kafka's password", reason=str(error))
+            client.errors.forget()

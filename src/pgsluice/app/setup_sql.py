@@ -1,6 +1,6 @@
-"""``pgsluice setup-sql``: prints the SQL that prepares PostgreSQL for a pipeline, with no more rights than it needs.
+"""``pgsluice setup-sql``: prints the SQL that prepares PostgreSQL for a pipeline, without executing it.
 
-It does not execute the SQL.
+The SQL grants only the rights that the pipeline needs.
 
 ``tests/integration/test_setup_sql.py`` covers this module.
 """
@@ -118,7 +118,10 @@ def _role(present: _Present) -> list[str]:
 
 
 def _reading(present: _Present, names: Names) -> list[str]:
-    """Return the GRANT statements for reading existing rows. They name the tables under whose names rows are sent."""
+    """Return the GRANT statements for reading existing rows.
+
+    Rows are read from the table under whose name they are published: a partition, or the root of the partitions.
+    """
     role = sql_identifier(present.role)
     if present.version:
         via_root = present.publication is not None and present.publication.via_root

@@ -33,7 +33,7 @@ def create_slot(settings: Settings) -> int:
 
 
 def slot_status(settings: Settings) -> dict[str, object] | None:
-    """Return the slot's state by the names under which it is printed, or None if there is no slot."""
+    """Return the state of the slot, as names and values to print, or None if there is no slot."""
 
     async def look(connection: ReplicationConnection) -> dict[str, object] | None:
         found = await connection.slot(settings.slot_name)

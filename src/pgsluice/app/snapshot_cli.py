@@ -1,6 +1,7 @@
-"""``pgsluice snapshot``, ``pause`` and ``resume``: they send commands to a running pipeline and show their progress.
+"""``pgsluice snapshot``, ``pause`` and ``resume``: they send a command to a running pipeline, and show its results.
 
-``cli`` uses this module. The checkpoint has the progress of loads. The answers to the command say how the loads ended.
+``cli`` uses this module. While tables are loaded, the progress is read from the checkpoint. The pipeline's answers to
+the command say how each load ended.
 """
 
 import time
@@ -14,10 +15,11 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""A pipeline ignores a command that is older than this, because the user may no longer expect it to be carried out."""
+"""A pipeline refuses a command that is older than this, because the user may no longer expect it to be carried out."""
 
 LATE_S: Final = 30.0
-"""How long to wait for an answer after the command has expired, because an answer is sent only with the next cut."""
+"""How long to wait for an answer after the command has expired. An answer is sent only with the next cut, so the answer
+to a command that has just been carried out may still come."""
 
 PROGRESS_S: Final = 5.0
 """How often the progress of loads is shown."""
@@ -89,7 +91,7 @@ def _follow_loads(client: CommandClient, command: Command, accepted: Answer, say
         answer = client.answer(command.id, POLL_S)
         if answer is None:
             progress.show(left)
-        elif answer.outcome != "accepted":  # in at-least-once mode, this answer may come again after a crash
+        elif answer.outcome != "accepted":  # in at-least-once mode, the answer "accepted" may come twice after a crash
             say(_sentence(answer))
             if answer.outcome == "ended":
                 failed += answer.tables
@@ -118,7 +120,7 @@ class _Progress:
         self._at = time.monotonic()
 
     def show(self, tables: set[str]) -> None:
-        """Show the progress of these tables, if it is time."""
+        """Show the progress of these tables, unless it was shown less than ``PROGRESS_S`` seconds ago."""
         now = time.monotonic()
         if now - self._at < PROGRESS_S:
             return

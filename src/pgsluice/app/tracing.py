@@ -1,4 +1,4 @@
-"""Sends spans by OpenTelemetry: of sessions, cuts, rounds of loads, and requests to the schema registry server.
+"""Sends OpenTelemetry spans for sessions, cuts, rounds of loads, and requests to the schema registry server.
 
 The variables ``OTEL_...`` configure it, and the extra ``otel`` installs OpenTelemetry. Without the variables or the
 extra, nothing is imported. A span is created after the work, so it costs nothing while the work is in progress.

@@ -50,7 +50,7 @@ def access_files(settings: Settings) -> AccessFiles:
 
 
 def client_options(settings: Settings, purpose: str = "", errors: ClientErrors | None = None) -> ClientOptions:
-    """Return the options of the cluster's clients. Their client id has the pipeline's name and their ``purpose``."""
+    """Return the options of Kafka clients. Their client id has the pipeline's name and their ``purpose``."""
     kafka = settings.kafka
     changing = kafka.password_file is not None or kafka.password_command is not None
     if errors is None:
@@ -92,7 +92,10 @@ def connection_options(settings: Settings) -> ConnectionOptions:
 
 
 def primary_options(settings: Settings) -> ConnectionOptions | None:
-    """Return the connection options of the server from which rows are read. None means the server of the stream."""
+    """Return the connection options of ``snapshot.primary``, from which rows are read.
+
+    Return None if it is not set. Rows are then read from the server of the stream.
+    """
     parameters = settings.primary_parameters()
     if parameters is None:
         return None
@@ -130,7 +133,7 @@ def source_options(settings: Settings) -> SourceOptions:
     )
 
 
-def registry_options(settings: Settings, errors: ClientErrors) -> RegistryOptions:
+def registry_options(settings: Settings, errors: ClientErrors | None = None) -> RegistryOptions:
     """Return the options of the topic of schemas: how to reach it, and how to create it if it does not exist."""
     return RegistryOptions(
         client_options(settings, "schemas", errors),
@@ -144,7 +147,7 @@ def schema_registry(
 ) -> "BuiltinRegistry | ConfluentRegistry":
     """Return the registry that assigns ids to schemas: the builtin registry, or a registry server.
 
-    The builtin registry records the ids of a server.
+    With a registry server, the builtin registry is used as well. It records the ids that the server assigns.
     """
     chosen = settings.schema_registry
     if chosen.type == "builtin":

@@ -1,7 +1,7 @@
 """Turns values in binary format directly into Avro, without converting them to text, for the most common types.
 
-``encoder`` gets the writer of each column from here, once per version of a relation. If a type has no short cut, or if
-a value does not fit its Avro type, the value is converted to text first.
+``encoder`` gets the writer of each column from here, once per version of a relation. If there is no such shortcut for a
+type, or if a value does not fit its Avro type, the value is converted to text first.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -88,7 +88,7 @@ def _number(number: float) -> float:
 
 
 _GROUPS_MAX: Final = 12
-"""The maximum number of base-10000 digits for which there is a short cut."""
+"""The maximum number of base-10000 digits for which there is a shortcut."""
 _NUMERICS: Final = {8 + 2 * groups: fixed(f"HhHH{groups}H") for groups in range(1, _GROUPS_MAX + 1)}
 _NEGATIVE: Final = 0x4000
 _GROUP_DIGITS: Final = 4
@@ -208,8 +208,9 @@ def _vector() -> Writer:
     return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
 
 
-# The short cuts, by opcode and by the function that reads the value. Each makes a writer from the type's parameters.
-# The compiled twin, ``native.rows``, has short cuts for the scalars in this list, and for other common types.
+# The shortcuts, by opcode and by the function that converts the value to text. Each makes a writer from the type's
+# parameters. The compiled twin, ``native.rows``, has shortcuts for the scalars in this list, and for other common
+# types.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
     (Opcode.INTEGER, numbers.int2): _integer("h"),

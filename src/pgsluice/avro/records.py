@@ -115,7 +115,8 @@ def _primitive(wanted: str, written: Any) -> str:  # noqa: ANN401 - a name, or a
 def _fields_of(wanted: list[dict[str, Any]], written: list[Any]) -> list[dict[str, Any]]:
     """Return the written fields, in their order.
 
-    Raise _Other if a field without a default is missing. So a record always takes some bytes.
+    Raise _Other if a field without a default is missing. All our records have such a field, so no record is encoded in
+    zero bytes.
     """
     known = {field["name"]: field for field in wanted}
     found = [_field(place, field, known) for place, field in enumerate(written)]

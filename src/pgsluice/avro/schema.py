@@ -32,7 +32,7 @@ from pgsluice.relation import Column, Relation
 
 # --- names
 
-# The characters to escape: those that Avro does not allow in a name, and underscores that look like an escape.
+# The characters to escape: those that Avro does not allow in a name, and underscores that look like part of an escape.
 _ESCAPE: Final = re.compile(r"\A[0-9]|[^A-Za-z0-9_]|_(?=x[0-9A-F]{4})")
 _ESCAPED: Final = re.compile(r"_x([0-9A-F]{4,6})_")
 
@@ -300,7 +300,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key. It has only names and types, because anything else would change the id in all keys."""
+    """Return the record Key. It has only names and types, because a new schema id changes the bytes of every key."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 

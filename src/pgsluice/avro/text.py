@@ -71,8 +71,8 @@ def _is_integer(text: bytes) -> bool:
 def decimal(precision: int, scale: int) -> Writer:
     """Return the writer of ``decimal(precision, scale)``. It writes the unscaled value, and never rounds."""
     limit = 10**precision
-    # A sign, a zero before the point, and the digits. A longer text is not passed to int(), which refuses thousands of
-    # digits.
+    # The longest text has a sign, a zero before the point, and the digits. A longer one is not passed to int(), which
+    # refuses thousands of digits.
     longest = precision + 2
 
     def write(text: bytes) -> bytes:
@@ -167,10 +167,7 @@ exponent, such a short text cannot express a number that is too small for a doub
 
 
 def numeric_as_double(text: bytes) -> bytes:
-    """Return a number as a double.
-
-    The number does not fit if ``repr`` of the double has another value than the text.
-    """
+    """Return a number as a double. Raise Misfit if ``repr`` of the double has another value than the text."""
     number = _double(text)
     if len(text) > _ALWAYS_EXACT and number - number == 0 and Decimal(repr(number)) != Decimal(text.decode()):
         raise Misfit
@@ -196,7 +193,7 @@ def uuid(text: bytes) -> bytes:
 def checked_string(text: bytes) -> bytes:
     """Return a ``"char"``, or a text that may contain such values, as a UTF-8 string.
 
-    The result is the same for all versions of PostgreSQL. Before 16, they send the byte itself.
+    The result is the same for all versions of PostgreSQL. Versions before 16 send the byte itself, which is not UTF-8.
     """
     if text.isascii():
         return encode_bytes(text)

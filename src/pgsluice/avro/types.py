@@ -300,7 +300,8 @@ _ALTERNATIVES: Final = {
     "numeric": {"long": _LONG, "double": ColumnType("double", Opcode.NUMERIC_AS_DOUBLE)},
     "interval": {"interval-micros": ColumnType(_logical("long", "interval-micros"), Opcode.INTERVAL_MICROS)},
 }
-# The base type and the unit of each choice. A timestamp has no time zone. If timestamp-* is chosen, it is taken as UTC.
+# The base type and the unit of each choice. PostgreSQL's timestamp has no time zone. If timestamp-millis or
+# timestamp-micros is chosen for it, its time is taken to be in UTC.
 _TEMPORAL_ALTERNATIVES: Final = {
     "time": {"time-millis": ("int", _MILLISECOND_US)},
     "timestamp": {

@@ -1,6 +1,6 @@
 """Settings: read from file, secret files, environment and flags, and checked as a whole before anything starts.
 
-The daemon maps them to the options of the shell packages, and the commands use them.
+``app.wiring`` maps them to the options of all other packages.
 """
 
 from pgsluice.config import reference

@@ -1,6 +1,7 @@
 """The expiry times of the certificates in the settings, so that an alert can warn before connections fail.
 
-Python's ssl module reads only the dates of authorities. So this module parses certificates itself, up to the date.
+Python's ssl module gives the dates of an authority's certificate only. So this module parses certificates itself, as
+far as the expiry date.
 
 https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
 """
@@ -24,7 +25,11 @@ _LONG_FORM = 0x80
 
 
 def check(settings: Settings) -> list[Finding]:
-    """Return warnings of certificates that have expired or expire soon, and nothing if the settings name no files."""
+    """Return a warning for each setting whose certificates have expired or expire soon.
+
+    If there is none, return one finding that names the first certificate to expire. Return nothing if the settings name
+    no files of certificates.
+    """
     expire = {name: datetime.fromtimestamp(time, UTC) for name, time in expiries(settings).items()}
     now = datetime.now(UTC)
     warnings = [_warning(name, at, now) for name, at in expire.items() if at - now < SOON]

@@ -43,7 +43,7 @@ def _readable(settings: Settings, sources: Sources) -> list[Finding]:
 
 
 def _writable(sources: Sources) -> Iterator[Finding]:
-    """Return a warning if other users can change the settings, because they could send our changes elsewhere."""
+    """Return a warning if other users can change the settings, because they could make pgsluice connect elsewhere."""
     read = [*sources.file.origins.values(), *sources.secrets.origins.values()]
     files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", origin)) for origin in read)
     around = dict.fromkeys(file.absolute().parent for file in files)
@@ -62,10 +62,11 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 
 
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
-    """Return a warning if the file or a flag opens the port to others, or if a variable does, contrary to the file.
+    """Return a warning if the settings open the port to other machines.
 
-    A variable alone gives no warning, because our image sets one: a container has to listen on all addresses, and its
-    network decides who can reach them.
+    A variable that sets the address gives no warning by itself, because our image sets one: a container has to listen
+    on all addresses, and its network decides who can reach them. But there is a warning if the file sets another
+    address, which then has no effect.
     """
     http, path = settings.http, ("http", "listen")
     if is_loopback(http.listen.host):

@@ -60,7 +60,7 @@ class Key:
 
     @property
     def kind(self) -> Kind:
-        """The kind of its values. Our own types and choices are written as texts."""
+        """The kind of its values. Values of our own types, such as durations, are written as texts."""
         if get_origin(self.type) is Literal:
             return _KINDS.get(type(get_args(self.type)[0]), Kind.TEXT)
         return _KINDS.get(get_origin(self.type) or self.type, Kind.TEXT)

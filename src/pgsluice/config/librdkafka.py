@@ -9,7 +9,7 @@ https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 _ALL_REPLICAS = "nothing is confirmed to PostgreSQL before all in-sync replicas have it"
 _IDEMPOTENCE = "retries must neither double nor reorder records"
 _QUEUE = "the producer's queue is sized from delivery.inflight_max: set that instead"
-_READER = "pgsluice reads its own topics by partition and offset, in no group"
+_READER = "pgsluice reads its own topics by partition and offset, without a consumer group"
 _TIMEOUT = "a Kafka transaction and its records share one deadline: set delivery.transaction_timeout instead"
 _SERVERS = "set kafka.bootstrap_servers instead"
 
@@ -89,9 +89,10 @@ def may_be_shown(name: str) -> bool:
 
 
 def with_dots(name: str) -> str:
-    """Return the property that ``name`` means, which may have underscores in place of dots.
+    """Return the property that ``name`` means.
 
-    Names of environment variables cannot contain dots. Only a few properties have an underscore of their own.
+    ``name`` may have underscores in place of dots, because names of environment variables cannot contain dots. Only a
+    few properties really have an underscore in their name.
     """
     return name if name == "log_level" or _takes_function(name) else name.replace("_", ".")
 

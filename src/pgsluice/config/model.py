@@ -1,8 +1,8 @@
 """The settings as a whole: all TOML tables of the file, and the checks that involve more than one of them.
 
 Each table has a module in this package, with the type, default, limits and meaning of every key. The documentation is
-generated from these modules. The daemon maps settings to the options of the shell packages, and ``sources`` reads the
-values. If two keys have to agree, the check belongs to the key that comes later in the file.
+generated from these modules. ``sources`` reads the values, and ``app.wiring`` maps them to the options of all other
+packages. If two keys have to agree, the check belongs to the key that comes later in the file.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/
 """

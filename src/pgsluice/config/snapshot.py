@@ -17,9 +17,9 @@ class Snapshot(Section):
         default="initial",
         description='"initial": the rows of every published table are read once, even if the table is published '
         'later. "when_needed": they are read again in each new epoch, because changes before the epoch may be '
-        'missing. "never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, a table '
-        "counts as loaded if an older version of pgsluice has delivered changes of it, because the default of that "
-        "version was different.",
+        'missing. "never": only the tables that `pgsluice snapshot start` names are read. If mode is not set, tables '
+        "whose changes an older version of pgsluice has delivered count as loaded, because the default of that version "
+        "was different.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",

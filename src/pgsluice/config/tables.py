@@ -32,8 +32,8 @@ class Rule(Section):
     )
     topic: Template | None = Field(
         default=None,
-        description="Name of the topic. It replaces kafka.topics.name for these tables. Tables that get the same name "
-        "share the topic.",
+        description="Name of the topic. It replaces kafka.topics.name for these tables. If it gives several tables the "
+        "same name, they share the topic.",
         examples=["{prefix}.orders"],
     )
     partitions: Count | None = Field(

@@ -1,4 +1,4 @@
-"""The account of topics: their ids, and the end offsets of their partitions. No I/O.
+"""The account of topics: the id of each topic, and the end offsets of its partitions. No I/O.
 
 A session keeps an account of the topics it writes to. Cut records carry the account to the next session
 (:class:`LastCuts`). The comparison with the cluster shows whether somebody else has changed a topic.
@@ -43,7 +43,7 @@ class Account:
 
 
 class LastCuts:
-    """The account of topics in the last cut records. The records are added in order, from the last full cut on."""
+    """The account of topics according to the last cut records. Add these in order, beginning with the last full cut."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable
@@ -87,8 +87,8 @@ class LastCuts:
     def account(self) -> Account:
         """The topics as the last cuts left them.
 
-        The first cut of a session that writes to a topic lists all partitions of the topic. So the partitions can be
-        counted if a full cut was read.
+        In each session, the first cut that writes to a topic lists all partitions of the topic. So the partitions can
+        be counted if a full cut was read.
         """
         counts = dict.fromkeys(self._ids, 0)
         if self.is_complete:

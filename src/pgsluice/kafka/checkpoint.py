@@ -28,24 +28,25 @@ def checkpoint_key(pipeline: str) -> bytes:
 def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[Checkpoint]:
     """Return the last committed checkpoints of ``pipeline``, or an empty sequence if there are none.
 
-    A session normally continues from the last of them. The caller may have to fall back to an earlier cut, so the
+    A session normally continues from the last checkpoint. The caller may have to fall back to an earlier cut, so the
     result has checkpoints of at least two cuts if the topic still has them. Raise HistoryError, with the offset, if a
     record is not a checkpoint.
 
     Use only records with the pipeline's own key. Ignore all others, and log a warning. If the pipeline has no
-    checkpoint yet, return another pipeline's checkpoint, if there is one. It shows the caller that the topics belong to
-    that pipeline, so the caller does not write to them.
+    checkpoint yet, return another pipeline's checkpoint, if there is one. That checkpoint shows the caller that the
+    topics belong to the other pipeline, so the caller does not write to them.
 
     With transactions (``is_atomic``), the checkpoints are in the order in which they were written, which is the order
     of the history. The reason is that a session reads them after it has fenced the former sessions, so Kafka accepts
-    nothing more from those. A late transaction marker can make the checkpoint of an aborted cut visible. That
-    checkpoint comes before everything that later sessions write. But its cut number can be higher than the numbers of
-    later checkpoints, if it belongs to an epoch that never began.
+    nothing more from the former sessions. A late transaction marker can make the checkpoint of an aborted cut visible.
+    That checkpoint comes before everything that later sessions write. But its cut number can be higher than the numbers
+    of later checkpoints, if it belongs to an epoch that never began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
-    sorted by epoch and cut. A checkpoint with a refusal says that a session has refused the server. It ends its epoch,
-    so it is sorted after all other checkpoints of the epoch. Otherwise, the late checkpoint of a former owner could
-    come after it, because the former owner's cut can be higher than the cut of the session that refused the server.
+    sorted by epoch and cut. There is one exception. A checkpoint with a refusal says that a session has refused the
+    server. Such a checkpoint ends its epoch, so it is sorted after all other checkpoints of the epoch. Otherwise, the
+    late checkpoint of a former owner could come after it, because the former owner's cut number can be higher than that
+    of the session that refused the server.
     """
     ours: list[Checkpoint] = []
     others = _Others()

@@ -1,4 +1,4 @@
-"""The checks of ``pgsluice check`` for Kafka: connection, rights and the state of topics. They change nothing."""
+"""The checks of ``pgsluice check`` for Kafka: the connection, the rights and the topics. They change nothing."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,5 +177,5 @@ def _batches(topics: Topics, options: SinkOptions) -> Finding:
     topic, limit = next(iter(small.items()))
     others = f", and {len(small) - 1} more," if len(small) > 1 else ""
     remedy = f"Raise max.message.bytes, or set batch.size under kafka.client to {min(small.values())} or less."
-    detail = f"topic {topic}{others} takes {limit} bytes (max.message.bytes), a batch may have {size} (batch.size)"
+    detail = f"topic {topic}{others} takes {limit} bytes (max.message.bytes), but a batch may have {size} (batch.size)"
     return Finding(name, Verdict.FAIL, detail, remedy)

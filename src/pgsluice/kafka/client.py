@@ -30,8 +30,8 @@ MAX_RECORD_BYTES: Final = 1_000_000_000
 apply."""
 
 STALE_S: Final = 5.0
-"""For this time after an answer from Kafka, the log does not say that Kafka cannot be reached. A client reports an
-error only when it is polled, so the error may be older than the answer."""
+"""For this long after an answer from Kafka, we do not log that Kafka cannot be reached. A client reports an error only
+when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
 """We ignore this many reports without a reason, because idle connections may have caused them. librdkafka reports a
@@ -41,7 +41,7 @@ has no more clients than this."""
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
 FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - as above
-"""The error that a producer gives to every call after a fatal error."""
+"""The error with which every call of a producer fails after a fatal error."""
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
 PURGED: Final = frozenset(
     (
@@ -49,14 +49,14 @@ PURGED: Final = frozenset(
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
     )
 )
-"""The errors that librdkafka gives to records that it drops because their transaction failed."""
+"""The errors that librdkafka reports for records that it drops because their transaction failed."""
 _UNEXPLAINED: Final = PURGED | frozenset(
     (
         KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
         KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
     )
 )
-"""Errors that do not say their cause. librdkafka has reported the cause to the error callback."""
+"""Errors that do not name their cause. librdkafka has reported the cause to the error callback."""
 
 UNKNOWN_TOPIC: Final = frozenset(
     (
@@ -175,9 +175,9 @@ def _without_secret(error: KafkaError) -> KafkaError:
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
-    """Lower a log line of librdkafka to level debug.
+    """Lower a log line of librdkafka to level debug, because ClientErrors logs the important errors.
 
-    Return whether it is logged. ClientErrors reports important errors.
+    Return whether the line is logged.
     """
     record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return _chatter.isEnabledFor(logging.DEBUG)
@@ -199,9 +199,9 @@ class ClientErrors:
     """Whether new clients may get other credentials. If so, refused credentials end only the session, and not the
     process."""
     refused: bool = False
-    """Whether a broker has refused the credentials of a client. Whoever replaces the clients sets this to False."""
+    """Whether a broker has refused the credentials of a client. The code that replaces the clients resets this."""
     last: KafkaError | None = None
-    """The last report since Kafka answered."""
+    """The last report since Kafka's last answer."""
     counts: Counter[str] = field(default_factory=Counter)
     """The reports since the start, by the name of the error."""
     is_away: bool = False
@@ -210,7 +210,7 @@ class ClientErrors:
     """The advice that was logged last. Different advice is logged again, for example if a broker comes back with
     another certificate."""
     _reports: int = 0
-    """The number of reports since Kafka answered."""
+    """The number of reports since Kafka's last answer."""
     _all_down: bool = False
     _answered_at: float = float("-inf")
     clock: Callable[[], float] = monotonic
@@ -251,7 +251,7 @@ class ClientErrors:
     def raise_if_denied(self, doing: str) -> None:
         """Raise PermissionDenied if a broker refused the credentials or a right, because waiting would not help.
 
-        Raise SinkUnavailable if new clients have new credentials.
+        If it refused the credentials, but new clients may get other ones, raise SinkUnavailable instead.
         """
         last = self.last
         if last is not None and last.code() in _DENIED:
@@ -266,7 +266,7 @@ class ClientErrors:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What every client needs. ``properties`` has ``bootstrap.servers`` and everything under kafka.client."""
+    """The options of every client. ``properties`` has ``bootstrap.servers`` and everything under kafka.client."""
 
     properties: Mapping[str, str]
     client_id: str
@@ -293,13 +293,13 @@ class ClientOptions:
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
     """Connect ``client`` before it is used. This takes at most twice ``timeout_s``.
 
-    This raises nothing if the client cannot connect, because later calls will show that. Without a connection, a
+    If the client cannot connect, raise no error, because later calls will show the problem. Without a connection, a
     producer would try again only after half a second, and a consumer after a second. ``topic`` has to exist, and we
     need the right to describe it.
     """
     with suppress(KafkaException):
-        client.list_topics(topic, timeout_s)  # uses an address of bootstrap.servers, and a temporary connection
-        client.list_topics(topic, timeout_s)  # uses the connection to the broker itself
+        client.list_topics(topic, timeout_s)  # connects to an address of bootstrap.servers
+        client.list_topics(topic, timeout_s)  # connects to the broker itself
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:

@@ -73,7 +73,7 @@ class TopicCommandReader:
         return await self._run(self._read)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close the consumer, and end the thread."""
         self._given_up.set()
         await self._run(self._close)
         self._thread.shutdown(wait=False)
@@ -89,8 +89,8 @@ class TopicCommandReader:
             low, high = topics.bounds(self._topic, 0)
         is_known = found.id == state.topic_id != ""
         if is_known and state.offset > high:
-            # Perhaps only this broker lacks the last records. So do not read from an earlier offset, because that could
-            # read commands twice.
+            # Perhaps only this broker lacks the last records. If we read from an earlier offset, we could read commands
+            # twice.
             log.warning(
                 "the topic of commands ends before the last one that was read: new commands are ignored until it has "
                 "grown to that offset. If Kafka lost its records, delete the topic",

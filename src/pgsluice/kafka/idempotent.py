@@ -1,7 +1,7 @@
-"""The producer of ``delivery.mode = "at_least_once"``: idempotent, without transactions. Used by ``sink``.
+"""Writes cuts without transactions. ``sink`` uses this producer if ``delivery.mode`` is ``at_least_once``.
 
-If a cut fails, some of its records may stay in Kafka. In each partition, these are the records that were sent first.
-The next session sends the whole cut again.
+The producer is idempotent. If a cut fails, some of its records may stay in Kafka. In each partition, these are the
+records that were sent first. The next session sends the whole cut again.
 
 https://kafka.apache.org/documentation/#semantics and KIP-679.
 """
@@ -27,13 +27,13 @@ not waiting in between."""
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
 
-    Former owners are not fenced. The only deadline limits the time in which Kafka accepts no record.
+    Former owners are not fenced. The only time limit is for a wait in which Kafka accepts no record.
     """
 
     is_atomic = False
 
     _former: TransactionalProducer | None = None
-    """The transactional producer that ended a former owner's transaction. It is kept until it writes the probe."""
+    """The transactional producer that :meth:`fence` has used. It is kept until it has written the probe."""
     _transactions_work = False
     _left = 0
     _left_since = 0.0
@@ -42,8 +42,8 @@ class IdempotentProducer(CutProducer):
     def _properties(self) -> dict[str, object]:
         return {
             "enable.idempotence": True,
-            # If a record is dropped or refused, the records after it must not be written, because this record is sent
-            # again later and would then come after them.
+            # If a record is dropped or refused, it is sent again later. The records after it must not be written now,
+            # because they would then come before it.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
         }
@@ -87,7 +87,7 @@ class IdempotentProducer(CutProducer):
         try:
             yield
         except (PermissionDenied, ConfigError) as error:
-            # A pipeline that may not use transactions has left none open.
+            # A pipeline that may not use transactions has left no transaction open.
             log.info("transactions cannot be used, and are not needed", reason=str(error))
         except SinkUnavailable as error:
             if self._given_up.is_set():

@@ -1,6 +1,6 @@
 """A session's account of the topics it writes to, and the comparison of this account with the cluster.
 
-The sink uses it in its worker thread: at the start of the session, at every cut, and when writes make no progress.
+The sink uses the ledger in its worker thread, at the start of a session, at every cut, and if writes make no progress.
 Kafka's clients do not report that a topic has changed. A producer continues to write to a topic that was deleted and
 created again, and it waits for a deleted topic to come back.
 """
@@ -99,6 +99,7 @@ class Ledger:
         their schemas may not be registered yet, and the next start would report the schemas as missing."""
         self._full_at = float("-inf")
         self._memory = ""
+        """The topic of checkpoints."""
         self._missing: list[str] = []
         """The partitions with missing replicas that were logged last."""
 
@@ -152,8 +153,8 @@ class Ledger:
         happened to the topic of cut records itself, or is None. ``others`` are topics that may have been written to
         without a cut record.
 
-        The schemas of ``described`` topics are registered. A topic without a schema is treated as changed. If this is
-        accepted, the topic stays out of the account until its next row arrives.
+        The schemas of ``described`` topics are registered. A topic without a registered schema is treated as changed.
+        If the settings accept that change, the topic stays out of the account until its next row arrives.
         """
         known = last.account
         forgotten = known.topics.keys() - described
@@ -253,7 +254,8 @@ class Ledger:
 
     def committed(self, cut: Cut, following: Mapping[Partition, int], *, full: bool) -> None:
         """Record that ``cut`` is in Kafka, and that partitions end at ``following``."""
-        # In a partition that has grown, the old marker has been written. In the others, it may still arrive.
+        # In a partition that has grown, the marker of the previous transaction has been written. In the others, it may
+        # still arrive.
         self._marked -= {partition for partition, end in following.items() if end > self._known.ends[partition]}
         if self._is_atomic:
             self._marked |= cut.produced().keys()
@@ -283,8 +285,11 @@ class Ledger:
         return [partition for partition in self._known.ends if partition[0] not in unwritten]
 
     def _listed(self, cut: Cut, produced: Mapping[Partition, int]) -> set[Partition]:
-        """Return the partitions that ``cut`` has to list if it is not a full one."""
-        new = self._unlisted & cut.topics.keys()  # all their partitions, so that readers can count them
+        """Return the partitions that ``cut`` has to list if it is not a full cut.
+
+        It lists all partitions of a new topic, so that readers can count them.
+        """
+        new = self._unlisted & cut.topics.keys()
         return {(topic, number) for topic in new for number in range(self.partitions(topic))} | produced.keys()
 
     def _agreed(self, known: Account) -> Account:
@@ -317,7 +322,7 @@ class Ledger:
 def compare(topics: Topics, known: Account, given_up: threading.Event) -> tuple[Account, dict[str, str]]:
     """Return the cluster's account of the known topics, and a sentence for each topic that has changed.
 
-    A change is real only if every answer within CONFIRM_S shows it. One answer that agrees with ``known`` is enough to
+    We believe in a change only if every answer within CONFIRM_S shows it. If one answer agrees with ``known``, we
     dismiss the change, because the other answers must be outdated.
     """
     found = topics.account(known)
@@ -339,8 +344,8 @@ def read_last_cuts(
 ) -> LastCuts:
     """Return the last full cut and the cuts after it, but at least two cuts.
 
-    Leave out the cuts after cut ``committed``. If a record is not a cut record, return only the reason, with the offset
-    of that record. If retention has deleted all records, which is not an error, return an empty account.
+    Leave out the cuts after cut ``committed``. If a record is not a cut record, the result has only the reason, with
+    the offset of that record. It is not an error if retention has deleted all records. Then the result is empty.
     """
     last = LastCuts()
     for values in tail.windows():

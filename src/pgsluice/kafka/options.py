@@ -17,14 +17,14 @@ Mode = Literal["exactly_once", "at_least_once"]
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of a sink: the producer, the service topics, and the mode of delivery.
+    """The options of a sink.
 
     The sink writes and reads the checkpoints of ``pipeline``. ``snapshots_topic`` is None if no tables are loaded, and
     ``commands_topic`` is None if no commands are accepted. If ``accept_changed_topics`` is set, a session continues
     with topics that have changed since the last session. All sessions of the process share ``prediction``.
 
-    No topic of a table is created if there are already ``topics_max`` topics besides the service topics. This number
-    includes all ``reserved_topics``, even before they are created.
+    If there are already ``topics_max`` topics besides the service topics, no further topic of a table is created. All
+    ``reserved_topics`` are counted, even before they are created.
     """
 
     producer: ProducerOptions

@@ -25,7 +25,7 @@ PATIENCE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PastInKafka:
-    """The records of earlier sessions. ``changes`` describes how their topics have changed since, or is None."""
+    """The records of earlier sessions. ``changes`` says how the topics have changed since then, or is None."""
 
     checkpoints: Sequence[Checkpoint]
     recorded: Recorded

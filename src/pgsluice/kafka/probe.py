@@ -31,8 +31,8 @@ default, and new clients find that leader soon."""
 
 LOOK_S = 1.0
 """How long the first attempt may take, including the time to connect. Each further attempt may take twice as long as
-the one before it. One second is enough for a follower that serves reads, which gets the probe a moment after the
-leader, and for a distant cluster, which needs a dozen round trips before its first answer."""
+the one before it. One second is enough if a follower serves reads, because it gets the probe a moment after the leader.
+It is also enough for a distant cluster, where the first answer takes a dozen round trips."""
 
 PAUSE_S = 0.2
 """The pause between two attempts. Each attempt has a new client, which looks up the leader again."""
@@ -61,7 +61,7 @@ def is_probe(value: bytes) -> bool:
 
 
 class Probe:
-    """The offsets of the probe, in the topics that have one. Call :meth:`find` before you read these topics."""
+    """The offsets of the probe in the topics that have one. Call :meth:`find` before you read these topics."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options
@@ -98,7 +98,7 @@ class Probe:
     def offset_after(self, value: bytes, topic: str, admin: Topics) -> int | None:
         """Return the offset after a record that this session has just written to ``topic``.
 
-        Return None if the broker does not have the record. The record counts even if it is not committed yet.
+        Return None if the broker does not have the record. The record need not be committed yet.
         """
         return self._look(value, [topic], admin, LOOK_S).get(topic)
 

@@ -1,4 +1,4 @@
-"""The common part of all producers of cuts, from fencing to the end of the producer.
+"""The base class of all producers that write cuts.
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
 ended, and a second commit could commit half of the next transaction. So an error of the producer ends the session. The
@@ -45,7 +45,7 @@ RECORD_OVERHEAD_BYTES = 512
 queue, because librdkafka's own limit in bytes counts only values."""
 
 REQUEST_OVERHEAD_BYTES = 1024
-"""The bytes of a produce request in addition to its records: names, ids and the header of the batch."""
+"""The bytes that a produce request needs in addition to its records, for names, ids and the header of the batch."""
 
 GATHER_S = 0.2
 """How long we wait for further reports after a failed delivery. Usually, Kafka answers the batches in flight within
@@ -57,11 +57,12 @@ GATHERED_MAX = 1000
 LINGER_MS = 1000
 """How long librdkafka waits for more records before it sends a batch that is not full. It sends one request for each
 batch, so small batches are expensive if a cut has many partitions. Every cut ends with a flush, which does not wait.
-The linger is at most half of the transaction timeout, because librdkafka requires a longer message timeout."""
+The linger is at most half of the transaction timeout, because librdkafka requires a message timeout that is longer than
+the linger."""
 
 STALL_S = 5.0
-"""If nothing reaches Kafka for this time, we look for the reason. If this continues, we look again after the same
-time."""
+"""If nothing reaches Kafka for this time, we look for the reason. While this continues, we look again at this
+interval."""
 
 INFLIGHT_SHARE = 2
 """When librdkafka's queue is half full, we send its records before we add more. The other half leaves room for one more
@@ -83,7 +84,7 @@ class ProducerOptions:
     request_bytes: int | None = None
 
     def value_limit(self) -> tuple[int, str]:
-        """Return the size of the largest value that can be sent, and a text about the limit, with a remedy."""
+        """Return the size of the largest value that can be sent, and a text that explains the limit and the remedy."""
         limits = [
             (self.queue_bytes, "the {limit} bytes that the producer may hold: raise delivery.inflight_max"),
             (MAX_RECORD_BYTES, "the {limit} bytes that a client can send at all"),
@@ -284,7 +285,7 @@ class CutProducer(ABC):
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep refused records, and the first failure of another kind. The transaction's own error gives no reason."""
+        """Keep refused records, and the first failure of another kind. The transaction's error gives no reason."""
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)
@@ -348,7 +349,7 @@ class _Probe(Exception):
 def _pending() -> BaseException | None:
     """Return and clear the exception that the calling librdkafka function is about to raise.
 
-    Return None if there is none.
+    Return None if no exception is pending.
 
     While librdkafka flushes, it may call a callback although it is about to raise a fatal error. Python would fail at
     the first statement of the callback that checks for exceptions. Raising an exception is such a statement, so we

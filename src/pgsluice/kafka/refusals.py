@@ -1,6 +1,6 @@
-"""Explains why Kafka refused records for their content: which change, which limit, and what to do.
+"""Explains why Kafka refused records for their content. The error names the change, the limit, and what to do.
 
-The producers use this module, because Kafka reports refusals to them. The sink passes them the inspector. If a batch is
+The producers use this module, because Kafka reports refusals to them. The sink gives them the inspector. If a batch is
 too large, Kafka refuses all its records, so only the topic's limit shows which of them are too large.
 
 https://kafka.apache.org/documentation/#messageformat
@@ -20,10 +20,10 @@ from pgsluice.kafka.client import failure
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 
 FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
-"""Errors that occur again each time the record is sent."""
+"""Errors that occur every time the record is sent."""
 
 REFUSALS_MAX: Final = 1000
-"""At most this many refused records are kept. Kafka will refuse all others again in the next session."""
+"""At most this many refused records are kept. Kafka will refuse the other records again in the next session."""
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
@@ -36,8 +36,8 @@ _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 class RecordInspector:
     """Looks up the change in a refused record, and the limit of its topic.
 
-    ``origin_of`` takes a record's key and value and returns the change that they come from. ``limit_of`` takes a topic
-    and returns its max.message.bytes. Both return None if that cannot be known.
+    ``origin_of`` takes a record's key and value, and returns the change that they come from. ``limit_of`` takes a
+    topic, and returns its max.message.bytes. Both return None if they cannot find this out.
     """
 
     origin_of: Callable[[bytes | None, bytes], SourceChange | None]
@@ -125,7 +125,7 @@ class Refusals:
     def _culprits(self) -> tuple[list[_Record], dict[str, int | None]]:
         """Return the records that caused the refusal, and the limits of topics whose records were too large.
 
-        The records that are too large come first, the largest of them before all others.
+        The records that are too large come first, sorted by size, with the largest first.
         """
         large = sorted(filter(_is_too_large, self._found), key=lambda record: record.size, reverse=True)
         limits = {topic: self.inspector.limit_of(topic) for topic in {record.topic for record in large}}

@@ -1,6 +1,6 @@
 """Runs of records. Nearly every record gets into librdkafka's queue in a run.
 
-The sink passes a list of records and an index to start from. The run queues and counts records as long as they are
+The sink passes a list of records and the index of the first one. The run queues and counts records as long as they are
 simple and there is room. The sink itself sends the record that ended the run, and then starts a new run.
 ``native.runs`` is the compiled twin of this module. ``speedups`` chooses between them.
 """

@@ -1,4 +1,4 @@
-"""Delivers changes in one session, by writing cuts in Kafka transactions, with the cut record and the checkpoint.
+"""Delivers the changes of one session. It writes each cut with its cut record and the checkpoint.
 
 ``KafkaSink`` implements the protocol ``pipeline.ends.Sink``. Only the records in Kafka outlive the session. State in
 memory does not.
@@ -67,7 +67,7 @@ class KafkaSink:
         self._tables: TableTopics | None = None
         self._last_cuts = LastCuts()
         self._cuts_begin = 0
-        """The first offset that the topic of cut records had when they were read."""
+        """The first offset of the topic of cut records, at the time when the cut records were read."""
 
     async def prepare(self) -> None:
         """Create the service topics if they do not exist.
@@ -77,7 +77,7 @@ class KafkaSink:
         await self._run(self._prepare)
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint that can be read without waiting. This does not disturb other processes."""
+        """Return the last checkpoint, but do not wait for open transactions. This does not disturb other processes."""
         return await self._run(self._present_checkpoint)
 
     @property
@@ -115,7 +115,7 @@ class KafkaSink:
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Add the topics of earlier sessions to the account, and those of ``topics`` that exist.
+        """Add the topics of earlier sessions to the account of this session, and those of ``topics`` that exist.
 
         Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the last committed cut.
         ``described`` are the topics whose schemas are registered. Raise HistoryError if somebody else has changed a
@@ -265,7 +265,7 @@ class KafkaSink:
         return producer
 
     def _write_probe(self) -> None:
-        """Write the probe after all other records, and wait until the brokers that answer us have it."""
+        """Write the probe after all records of former sessions, and wait until the brokers show it."""
         topics = [self._options.checkpoint_topic.name]
         if self.is_atomic:
             # Without transactions, consumers may read uncommitted records of cuts, so they would see the probe.
@@ -365,7 +365,7 @@ class KafkaSink:
         """Commit the transaction with the cut record and the checkpoint.
 
         The cut record lists the offsets at which partitions end after the cut. Kafka knows them only when it has all
-        records, so the cut record would need another round trip. We therefore predict the offsets, send everything
+        records, so asking Kafka first would cost another round trip. We therefore predict the offsets, send everything
         together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
         its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
         we ask Kafka before we send it. We do the same for full cuts, which are compared with the cluster anyway.
@@ -373,7 +373,6 @@ class KafkaSink:
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
         if following is not None:
-            # The records, the cut record and the checkpoint are sent together. This saves one round trip.
             self._send_cut(cut, checkpoint, following, full=False)
             self._send_checkpoint(checkpoint)
             self._live.flush()
@@ -410,12 +409,12 @@ class KafkaSink:
     def _is_shown(self, checkpoint: Checkpoint) -> bool:
         """Return whether a late marker has made ``checkpoint``, which was just sent, visible to readers.
 
-        A late copy of the commit marker of the former transaction ends our transaction in a partition, and makes our
-        records in this partition visible. If that has happened to the checkpoint, the next session continues after this
-        cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit it,
-        even though its offsets may be slightly too low.
+        A late copy of the previous transaction's commit marker ends our transaction in one partition, and makes our
+        records in this partition visible. If the copy has made the checkpoint visible, the next session continues after
+        this cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit
+        it, even though its offsets may be slightly too low.
 
-        A broker without the checkpoint cannot answer this, so we ask again with new clients for up to CONFIRM_S.
+        A broker that lacks the checkpoint cannot show this, so we ask again with new clients for up to CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S

@@ -1,6 +1,6 @@
-"""The topics of tables, which are created when the first row of the table arrives. Used by ``sink``.
+"""Creates the topic of a table when the table's first row arrives. ``sink`` uses this module.
 
-A topic that cannot be used is an error of its table (TableRefused), so that all other tables can continue.
+If a topic cannot be used, only its table is refused (TableRefused), so all other tables can continue.
 
 ``tests/integration/test_kafka_sink.py`` covers this module.
 """
@@ -30,7 +30,7 @@ class TableTopics:
         """The settings that :meth:`prepare` has read and :meth:`open` has not checked yet, by topic."""
 
     def prepare(self, specs: Sequence[TopicSpec]) -> None:
-        """Create the topics for later calls of :meth:`open` together, because this is faster than one by one.
+        """Create the topics of later calls of :meth:`open` all at once, because this is faster than one by one.
 
         If a topic cannot be created, :meth:`open` tries again, and raises the reason.
         """
@@ -48,7 +48,7 @@ class TableTopics:
     def _ensure(self, spec: TopicSpec) -> TopicState:
         """Create a topic if it does not exist.
 
-        Raise TableRefused if it is the topic of a table, and must not be created or written to.
+        Raise TableRefused if it is the topic of a table, and we must not create it or write to it.
         """
         is_ours = spec.name in self._services()
         if not is_ours:

@@ -45,8 +45,8 @@ _POLL_S = 0.2
 class Tail:
     """One read of a topic's last records, which takes ``patience_s`` at most. Every method blocks.
 
-    A ``complete`` read waits for an open transaction to end. Any other read leaves out the records after the start of
-    the open transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.
+    A ``complete`` read waits for an open transaction to end. Any other read ends before the first record of the open
+    transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.
     """
 
     def __init__(  # noqa: PLR0913 - the clients of a session, and the options of this read
@@ -97,10 +97,11 @@ class Tail:
         )
 
     def windows(self) -> Iterator[Iterator[bytes]]:
-        """Yield iterators over the values of the last records. Each iterator begins further back, and reads to the end.
+        """Yield iterators over the values of the last records of the topic.
 
-        The last iterator has all records of the topic. Raise SinkUnavailable if Kafka does not answer, and
-        UnavailableError if a transaction of another producer stays open.
+        Each iterator begins further back than the one before it, and ends at the end of the topic. The last iterator
+        has all records. Raise SinkUnavailable if Kafka does not answer, and UnavailableError if a transaction of
+        another producer stays open.
         """
         window = FIRST_WINDOW
         while True:
@@ -124,8 +125,8 @@ class Tail:
                     yield value
                 continue
             if error is not None and error.code() == PARTITION_EOF:
-                # A read_committed reader gets this at the end, after all commit markers, or at the first open
-                # transaction.
+                # A read_committed reader gets this event at the end of the partition, after all commit markers, or at
+                # the first open transaction.
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return
@@ -143,7 +144,10 @@ class Tail:
         self._renew_at = time.monotonic() + RENEW_S
 
     def _check_patience(self, position: int, *, hidden: bool) -> None:
-        """Raise an error if the read has taken too long. If records are ``hidden``, they exist but cannot be read."""
+        """Raise an error if the read has taken too long.
+
+        ``hidden`` means that the broker shows no records beyond ``position``, although the topic has some.
+        """
         if self._given_up.is_set():
             raise SinkUnavailable(f"Reading {self.topic} was abandoned because the session ends.")
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Descriptions of the topics that we need, and of the settings that Kafka reports for topics. No I/O.
+"""Describes the topics that we need, and the settings that Kafka reports for topics. No I/O.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -28,7 +28,7 @@ class TopicSpec:
 
     @classmethod
     def of(cls, policy: TablePolicy, *, keyed: bool) -> "TopicSpec":
-        """Return the topic of a table, which is ``keyed`` if its rows have keys."""
+        """Return the topic of a table. ``keyed`` says whether the table's rows have keys."""
         compactable = keyed and not policy.truncate
         return cls(policy.topic, policy.partitions, policy.replication_factor, policy.config, compactable)
 
@@ -42,7 +42,7 @@ class TopicSettings:
 
 
 def other_service(topic: str) -> str:
-    """Return the name of a second service topic, which exists if ``topic`` is a pipeline's service topic."""
+    """Return the name of another topic that has to exist if ``topic`` is a service topic of a pipeline."""
     prefix, _, ending = topic.rpartition(".")
     return f"{prefix}.{'transactions' if ending == 'checkpoint' else 'checkpoint'}"
 
@@ -58,16 +58,16 @@ def check_compacted(topic: str, settings: TopicSettings) -> None:
 
 
 def new_topic(spec: TopicSpec) -> NewTopic:
-    """Return the topic to create.
+    """Return ``spec`` in the form that the admin client needs to create the topic.
 
-    A topic with records without key is never compacted, even if compaction is the brokers' default.
+    A topic for records without a key gets ``cleanup.policy=delete``, because the brokers' default may be compaction.
     """
     config = dict(spec.config) if spec.compactable else {"cleanup.policy": "delete", **spec.config}
     return NewTopic(spec.name, spec.partitions, spec.replication_factor, config=config)
 
 
 def portions(specs: Sequence[TopicSpec]) -> Iterator[list[TopicSpec]]:
-    """Divide topics among requests, and yield those of each request. PARTITIONS_MAX limits the size of a request."""
+    """Divide topics among requests of limited size (PARTITIONS_MAX). Yield the topics of each request."""
     portion, room = list[TopicSpec](), PARTITIONS_MAX
     for spec in specs:
         if portion and spec.partitions > room:

@@ -48,8 +48,8 @@ _LOOKS_MAX = 5
 """The most topics whose metadata we request one by one. For more topics, one request for all topics is faster."""
 
 _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
-"""A broker that comes back reports no controller at first. librdkafka asks again only with its next refresh of
-metadata, which comes after 5 minutes by default. Until then, every request would time out. So we make librdkafka
+"""When a broker comes back, it does not know the controller at first. librdkafka asks again only when it refreshes its
+metadata, which it does every 5 minutes by default. Until then, every request would time out. So we make librdkafka
 refresh its metadata every second."""
 
 _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
@@ -78,7 +78,7 @@ class Topics:
         """The largest size of a batch before compression."""
 
     def another(self) -> "Topics":
-        """Return a copy with a new client, because the broker of this client may be outdated. Close the copy."""
+        """Return a copy with a new client, because this client's broker may be outdated. The caller has to close it."""
         return Topics(self._options, self._given_up)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Topics:
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
         """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
 
-        A topic that Kafka refuses to show or to create is left out. To get the reason as an error, call :meth:`ensure`.
+        Leave out a topic that Kafka refuses to describe or to create. :meth:`ensure` raises the reason as an error.
         """
         states = self.describe([spec.name for spec in specs], lenient=True)
         missing = [spec for spec in specs if spec.name not in states]
@@ -132,7 +132,7 @@ class Topics:
     def check_owner(self, topic: str) -> None:
         """Raise TableRefused if this is a service topic of another pipeline.
 
-        We recognise such a topic by a second service topic that has the same prefix.
+        Such a topic can be recognised, because a second service topic with the same prefix exists.
         """
         prefix, _, ending = topic.rpartition(".")
         other = other_service(topic)
@@ -159,7 +159,10 @@ class Topics:
             )
 
     def small_topics(self, prefix: str) -> dict[str, int]:
-        """Return the max.message.bytes of each topic that begins with ``prefix`` and would refuse our batches."""
+        """Return the topics that could refuse our batches, with their max.message.bytes.
+
+        Consider only topics whose names begin with ``prefix``.
+        """
         doing = "Listing topics"
         try:
             found = self._admin.list_topics(timeout=REQUEST_S).topics
@@ -362,7 +365,7 @@ class Topics:
         return {topic: topic_settings(values) for topic, values in found.items()}
 
     def _configs(self, resources: Collection[ConfigResource]) -> dict[str, dict[str, str]]:
-        """Return the settings of each resource that exists. Without the right to read them, return no settings."""
+        """Return the settings of each resource that exists. They are empty if we may not read them."""
         futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_S)
         configs = {}
         for resource, future in futures.items():

@@ -1,4 +1,4 @@
-"""The producer of ``delivery.mode = "exactly_once"``: a Kafka transaction for each cut. Used by ``sink``.
+"""Writes each cut in a Kafka transaction. ``sink`` uses this producer if ``delivery.mode`` is ``exactly_once``.
 
 ``tests/integration/test_kafka_sink.py`` covers this module.
 
@@ -31,12 +31,12 @@ INIT_S = 30.0
 """How long a session waits for the transaction coordinator, and then for Kafka to accept the probe."""
 
 DEADLINE_SHARE = 0.9
-"""Our deadline is this part of the transaction timeout, so it comes before the broker's. The broker measures the
-timeout from the moment at which the first partition is added to the transaction."""
+"""Our deadline is this fraction of the transaction timeout, so it passes before the broker's timeout. The broker starts
+to measure the timeout when the first partition is added to the transaction."""
 
 TOPICS_NAMED = 10
-"""If a right is missing, the message names the topics that were to be written to, but at most this many. Kafka does not
-say for which of them the right is missing."""
+"""If a right is missing, the message names at most this many of the topics that we were writing to. Kafka does not say
+for which of them the right is missing."""
 
 _ABORT_S = 5.0
 
@@ -44,7 +44,7 @@ TRY_S = 15.0
 """How long ``pgsluice check`` waits for the transaction coordinator."""
 
 REFUSED_TIMEOUT_MS: Final = 2**31 - 1
-"""The longest transaction timeout that a client can ask for. Most brokers refuse it, so a request with it fences
+"""The longest transaction timeout that a client can ask for. Most brokers refuse it, and then the request fences
 nobody."""
 
 
@@ -109,7 +109,8 @@ class TransactionalProducer(CutProducer):
         try:
             super().check(wait_s)
         except SinkUnavailable as error:
-            # When the deadline passes, librdkafka drops records that it could not write. So the deadline is the reason.
+            # librdkafka drops records that it could not write in time (message.timeout.ms). If our deadline has passed
+            # as well, it is the reason to report.
             raise self._too_late() if self._failed is not None and self._is_late else error from None
         if self._is_late:
             raise self._too_late()
@@ -117,7 +118,7 @@ class TransactionalProducer(CutProducer):
     def _why_purged(self) -> PgsluiceError:
         """Return why the transaction failed.
 
-        Only the refusal of an invalid call contains the reason, so we make such a call.
+        librdkafka states the reason only when it refuses to begin another transaction, so we try to begin one.
         """
         try:
             with self._judging("Writing to Kafka"):
@@ -132,7 +133,7 @@ class TransactionalProducer(CutProducer):
     def commit(self) -> None:
         """Commit the transaction. If this raises an error, Kafka may have committed it nevertheless."""
         if self._open:
-            self.flush()  # commit_transaction would flush as well, but this flush finds the reason if it stalls
+            self.flush()  # commit_transaction would flush as well, but our flush finds the reason if it stalls
         with self._judging("Committing a Kafka transaction"):
             try:
                 self._until("commit_transaction", self._deadline)
@@ -192,7 +193,7 @@ class TransactionalProducer(CutProducer):
 
     def _broken(self, error: KafkaException, doing: str) -> PgsluiceError:
         found = super()._broken(error, doing)
-        # Kafka gives the same error for a transaction that it has aborted because of its timeout.
+        # If Kafka has aborted our transaction because of its timeout, it gives the same error as if we had been fenced.
         return self._too_late() if isinstance(found, Fenced) and self._is_late and self._deadline else found
 
     @property
@@ -207,10 +208,10 @@ class TransactionalProducer(CutProducer):
 
 
 def try_transactional_id(options: ProducerOptions) -> None:
-    """Raise PermissionDenied if a right to the transactional id is missing. Register nothing.
+    """Raise PermissionDenied if a right to the transactional id is missing. This does not register a producer.
 
     Call this only if the brokers refuse ``REFUSED_TIMEOUT_MS``. They check the rights first and then the timeout, so
-    they refuse this request before they fence anybody. Raise the pgsluice error for any other error of Kafka.
+    they refuse this request before they fence anybody. For any other error of Kafka, raise its pgsluice error.
     """
     properties = {"transactional.id": options.transactional_id, "transaction.timeout.ms": REFUSED_TIMEOUT_MS}
     producer = options.client.make(Producer, properties)

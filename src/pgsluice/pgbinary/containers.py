@@ -204,7 +204,7 @@ def record(types: Mapping[int, ToText], others: Mapping[int, ToText]) -> ToText:
             return b""
         to_text = others.get(oid) or types.get(oid)
         if to_text is None:
-            raise NewPart(f"the type had no part of type {oid} when the catalog was read")
+            raise NewPart(f"the composite had no attribute of type {oid} when the catalog was read")
         return _doubled(to_text(part), _QUOTED_FIELD)
 
     def to_text(value: bytes) -> bytes:

@@ -75,7 +75,7 @@ timestamptz: Final = _timestamp(b"+00")
 
 
 def _date_parts(days: int) -> tuple[bytes, bytes]:
-    """Return the date ``days`` after 2000-01-01, and `` BC`` for years before 1. A timestamp has the time between."""
+    """Return the date ``days`` after 2000-01-01, and `` BC`` for years before 1, which comes after a time of day."""
     cycles, ordinal = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
     day = calendar_date.fromordinal(ordinal + 1)
     year = day.year + 400 * cycles

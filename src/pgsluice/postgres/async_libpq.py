@@ -1,6 +1,6 @@
 """Uses libpq without blocking: waits for libpq's socket under asyncio, and runs queries of the simple protocol.
 
-The replication connection, its stream and the reader of chunks use this module. No other code uses their ``PGconn``.
+The replication connection, its stream and the reader of chunks use :class:`Wire`. The catalog uses only the functions.
 
 https://www.postgresql.org/docs/current/libpq-async.html
 """

@@ -1,4 +1,4 @@
-"""Queries the system catalog for facts about the slot, publications and tables that the protocol does not send.
+"""Queries the system catalog for facts that the protocol does not send, about the slot, publications and tables.
 
 Sessions and checks use this module. It has its own ordinary connection, besides the replication connection. It only
 reads pg_catalog, which every role may read, so LOGIN and REPLICATION are enough for the role.
@@ -31,14 +31,14 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The time limit for an answer. A slow server ends the query earlier, so a missing answer means a broken network."""
+"""The time limit for an answer. statement_timeout ends slow queries earlier, so the network is broken if none comes."""
 
 TYPES_AT_ONCE = 50
 """The maximum number of types in one query. There is a limit because a composite type can have 1,600 attributes."""
 
 PARTS_MAX = 100_000
-"""The maximum number of parts of the types of one table, including parts of parts. There is a limit because every user
-may create types with many parts."""
+"""The maximum number of parts in the types of one table's columns, including parts of parts. There is a limit because
+every user may create types with many parts."""
 
 STATISTICS_SINCE = 14_00_00
 """The first version with pg_stat_replication_slots."""
@@ -87,9 +87,9 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A published table with its own rows.
+    """A published table that holds rows.
 
-    It is published under its own name, or under the name of its partition root.
+    Its rows are published under its own name, or under the name of its partition root.
     """
 
     schema: str
@@ -244,7 +244,7 @@ class Catalog:
         return parse_lsn(lsn)
 
     async def wal_end(self) -> int | None:
-        """Return the end of the server's WAL. On a standby, this is the end of received WAL, or None without any."""
+        """Return the end of the server's WAL. If a standby has neither received nor replayed any, return None."""
         ((lsn,),) = await self._rows(queries.WAL_END)
         return None if lsn is None else parse_lsn(lsn)
 

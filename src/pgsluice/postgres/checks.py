@@ -1,6 +1,6 @@
-"""The checks of ``pgsluice check`` in PostgreSQL, for everything that would stop ``run`` or cause problems later.
+"""The checks of ``pgsluice check`` for PostgreSQL. They find what would stop ``run`` or cause problems later.
 
-They change nothing at the server, and need only the rights that ``run`` needs: LOGIN and REPLICATION.
+The checks change nothing at the server, and need only the rights that ``run`` needs: LOGIN and REPLICATION.
 
 https://www.postgresql.org/docs/current/logical-replication-config.html
 """
@@ -243,8 +243,8 @@ async def _partitions(around: _Surroundings) -> list[Finding]:
         return []
     names = [f"{quoted(one.schema, one.table)} (of {quoted(root.schema, root.table)})" for root, one in differing]
     detail = (
-        "they are published as their root, but their replica identity differs from that of the root. It decides which "
-        f"columns of old rows PostgreSQL sends: {listed(names)}"
+        "these partitions are published as their root, but have another replica identity, which decides which columns "
+        f"of old rows PostgreSQL sends: {listed(names)}"
     )
     remedy = (
         "ALTER TABLE ... REPLICA IDENTITY for the root and for each partition, with the same kind. Partitions do not "

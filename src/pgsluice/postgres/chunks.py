@@ -49,7 +49,7 @@ STATEMENT_TIMEOUT_MS: Final = 30_000
 """The time limit for one chunk, which usually takes about ten milliseconds."""
 
 LOCK_TIMEOUT_MS: Final = 2_000
-"""The time limit for waiting for a table's lock. While we wait, sessions that want the lock wait behind us."""
+"""The time limit for locking a table. While we wait, sessions that request a conflicting lock wait behind us."""
 
 IDLE_TIMEOUT_MS: Final = 30_000
 """The time after which the server ends our transaction if it is idle. An open transaction delays VACUUM and ALTER
@@ -72,7 +72,7 @@ _SESSION_SETTINGS: Final = {
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""There is no size limit for rows that are read again by their keys, because such rows are few."""
+"""The size limit for rows that are read again by their keys. They need no limit, because there are only a few."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
@@ -181,7 +181,7 @@ class ChunkReader:
             raise TableUnreadable(f"Table {shape.relation} was altered, so its rows are read again from the beginning.")
 
     async def confirm(self) -> None:
-        """Check that the primary has not crashed, been promoted or stopped since we connected to it.
+        """Check that we still read from the primary of the stream, and that it has not restarted since we connected.
 
         In a crash, the primary can lose a transaction that the snapshot saw, and then write other transactions in its
         place. A crash ends all connections, so we would lose the connection with the snapshot.
@@ -413,7 +413,7 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends its comments.
+    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends a comment.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
@@ -430,7 +430,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as SQL. A root includes its partitions. For other tables, ONLY excludes those that inherit."""
+    """Return the table as SQL. A root includes its partitions. Otherwise, ONLY excludes tables that inherit from it."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 

@@ -69,9 +69,9 @@ class ReplicationConnection:
     async def open(cls, options: ConnectionOptions) -> Self:
         """Connect, and set the session's settings.
 
-        psycopg connects, because it resolves host names outside the event loop, and does not block while it waits for
-        libpq's socket. It tries every host and address, each for at most connect_timeout. After that, only the PGconn
-        is used.
+        Let psycopg connect, because it resolves host names outside the event loop, and does not block while it waits
+        for libpq's socket. It tries every host and address, each for at most connect_timeout. After that, only the
+        PGconn is used.
         """
         conninfo = await options.current_conninfo(replication="database")
         try:
@@ -202,7 +202,7 @@ class ReplicationConnection:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
             found: Sequence[str] = []
             if blockers is not None:
-                with suppress(PgsluiceError):  # if the query fails, the log only lacks the transactions
+                with suppress(PgsluiceError):  # then the log does not name the transactions
                     found = await blockers(self._connection.pgconn.backend_pid)
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
@@ -251,7 +251,7 @@ class ReplicationConnection:
         return self._stream
 
     async def _timing(self) -> Timing:
-        # The query is used because SHOW would add the unit to the number.
+        # SHOW is not used, because it would add the unit to the number.
         sql = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"
         ((milliseconds,),) = await self.query(sql)
         return Timing.of(int(milliseconds or 0) / 1000, self._options.status_interval_s)

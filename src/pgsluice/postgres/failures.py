@@ -1,7 +1,7 @@
 """Decides what the daemon does after an error of PostgreSQL: try again, wait as a standby, or stop with a message.
 
 Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. If the server sends an
-SQLSTATE or a routine name, this decides, because the text of a message depends on the server's language.
+SQLSTATE or a routine name, only these decide, because the text of a message depends on the server's language.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
@@ -175,7 +175,7 @@ _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
 
 
 _FATAL = "FATAL: "
-"""The text that shows that a message comes from a server, so the server was reached."""
+"""The beginning of a message from the server. If an error contains it, the server was reached."""
 
 # If psycopg has tried several addresses, it lists their failures in this form.
 _ATTEMPT = re.compile(r"^- (host: .*?, port: .*?), hostaddr: ", re.MULTILINE)
@@ -207,7 +207,7 @@ def cannot_connect(error: Error) -> PgsluiceError:
 
 
 def _by_host(text: str) -> list[str]:
-    """Return the failures of each host as one text. If ``text`` names no hosts, return it unchanged."""
+    """Return one text for each host, with all its failures. If ``text`` names no hosts, return only ``text``."""
     _, *listed = _ATTEMPT.split(text)
     found: dict[str, str] = {}
     for host, failure in zip(listed[::2], listed[1::2], strict=True):
@@ -216,7 +216,7 @@ def _by_host(text: str) -> list[str]:
 
 
 def _connecting(text: str) -> tuple[type[PgsluiceError], str] | None:
-    """Return the kind of error and the advice for this message, or None if it is not known."""
+    """Return the kind of error and the advice for this message, or None if the message is not known."""
     return next(((kind, advice) for pattern, kind, advice in _CONNECTING if re.search(pattern, text)), None)
 
 

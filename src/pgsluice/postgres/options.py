@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pgsluice.errors import ConfigError
 
 # A value's text must depend only on the value, and never on ALTER ROLE ... SET or ALTER DATABASE ... SET, which also
-# apply to walsenders. And a time-out that is meant for interactive users must not end the session. All these settings
-# exist in PostgreSQL 10 and later.
+# apply to walsenders. Besides, a time-out that is meant for interactive users must not end the session. All these
+# settings exist in PostgreSQL 10 and later.
 SESSION_SETTINGS = {
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
@@ -174,8 +174,9 @@ class ConnectionOptions:
 def _with_system_authorities(parameters: dict[str, Any]) -> dict[str, Any]:
     """Name the file of the system's authorities, if ``sslrootcert`` is "system".
 
-    libpq itself would not find this file, because the OpenSSL in psycopg's wheels looks for it in a directory of its
-    own. Like libpq, demand verify-full in this case.
+    libpq itself would not find this file, because the OpenSSL in psycopg's wheels looks for it in another directory.
+    Like libpq, use verify-full by default. If the user has set a weaker ``sslmode``, change nothing, so that libpq
+    refuses the combination.
     """
     file = ssl.get_default_verify_paths().cafile
     authorities = parameters.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")

@@ -26,8 +26,9 @@ ORDER BY 1"""
 # partitions of these tables. The query reads only the tables of the catalog. Views and functions that examine a table,
 # such as pg_publication_tables, wait for the table's locks, and a prepared ALTER TABLE may hold such a lock for days.
 #
-# If a publication publishes via the root, rows are sent under the names of those carried tables that are not partitions
-# of another carried table. Otherwise rows are sent under the names of the carried tables that hold them.
+# If a publication publishes via the root (publish_via_partition_root), rows are sent under the names of those carried
+# tables that are not partitions of another carried table. Otherwise rows are sent under the names of the carried tables
+# that hold them.
 _CARRIED = """
 WITH RECURSIVE member AS (
     SELECT p.oid AS publication, coalesce((to_jsonb(p) ->> 'pubviaroot')::boolean, false) AS via_root,
@@ -48,7 +49,7 @@ WITH RECURSIVE member AS (
 )"""
 
 # A condition that restricts the query to the publications that carry one table. A publication carries a table if it
-# lists the table itself, or one of the roots above it.
+# includes the table itself, or one of the roots above it.
 _ANCESTRY = """AND c.oid IN (
         WITH RECURSIVE whole AS (
             SELECT {oid}::oid AS oid UNION SELECT i.inhparent FROM whole JOIN pg_inherits i ON i.inhrelid = whole.oid
@@ -155,8 +156,8 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
 ORDER BY 2, 3"""
 
-# The columns as Relation and Type messages describe them. For a domain, they give its own OID, but the name of its base
-# type.
+# The columns as Relation and Type messages describe them. For a domain, these messages give the domain's own OID, but
+# the name of its base type.
 _DESCRIBED = """, described AS (
     SELECT DISTINCT c.oid, c.nspname::text AS namespace, c.relname::text AS name, c.relreplident::text AS identity,
            c.attname::text AS "column", c.atttypid, base.namespace AS type_namespace, base.name AS type_name,
@@ -237,14 +238,14 @@ _IDENTITY = """ARRAY(
                   ELSE false
               END)"""
 
-# The key by which the rows of a table can be read. It is the key of a unique index that identifies all rows, and sorts
-# them with the operators that a query uses by default. So the index must be neither partial nor deferrable, its columns
-# must be NOT NULL, and it must have their collations and default operator classes.
+# The key by which the rows of a table can be read. It is the key of a unique index. The index has to identify every
+# row, and to sort the rows with the operators that a query uses by default. So it must be neither partial nor
+# deferrable, its columns must be NOT NULL, and it must have their collations and default operator classes.
 #
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
-# would use the operators of another type, which sort differently. A quoted value cannot be compared with a composite
-# type (category C), nor with a domain over an enum (E) or a range (R), because a domain has the category of its base
-# type.
+# would therefore use the operators of another type, which sort differently. A quoted value cannot be compared with a
+# composite type (category C), or with a domain over an enum or a range. A domain has the category of its base type, so
+# these domains have category E or R.
 #
 # If there is a replica identity, it has to include the columns of the key, because the stream sends only the identity's
 # columns of an old row.
@@ -350,7 +351,7 @@ _FILTER_SINCE_15 = """CASE WHEN EXISTS (
 def loadable_tables(server_version: int) -> str:
     """Return the query for the facts that decide whether the rows of the published tables can be read.
 
-    The query has two parameters, which are both the list of publications.
+    Both parameters of the query are the list of publications.
     """
     found = _LOADABLE_TABLES.format(trusted=_TRUSTED.format(publications="%s"), key=_KEY.format(columns="sent.columns"))
     return _carried(server_version) + _sent(server_version) + found
@@ -374,7 +375,7 @@ def carried_names(server_version: int) -> str:
 def published_names(server_version: int) -> str:
     """Return the query for the tables under whose names rows are published.
 
-    The query has two parameters, which are both the list of publications.
+    Both parameters of the query are the list of publications.
     """
     found = _PUBLISHED_NAMES.format(trusted=_TRUSTED.format(publications="%s"))
     return _carried(server_version) + _sent(server_version) + found

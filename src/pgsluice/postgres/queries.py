@@ -1,4 +1,6 @@
-"""Queries of the catalog. A query works on every supported version, unless its name gives the first version.
+"""Queries of the system catalog.
+
+A query works on every supported version, unless its name or its comment gives the first version.
 
 ``catalog`` and ``chunks`` run these queries with an empty search_path, so names without a schema refer to pg_catalog.
 ``published_queries`` has the queries about published tables.
@@ -46,8 +48,8 @@ WAL_END = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
              ELSE pg_current_wal_lsn() END)::text"""
 
-# A walsender that is about to end waits with ClientWrite until its client has read its last messages. A walsender that
-# streams normally waits for its client with another event, WalSenderWriteData.
+# A walsender that is about to end waits until the client has read its last messages. Its wait event is then
+# ClientWrite. A walsender that streams normally waits for the client with another wait event, WalSenderWriteData.
 BLOCKED_BY_CLIENT = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
 
 PROCESS = "SELECT FROM pg_stat_activity WHERE pid = %s"
@@ -165,8 +167,8 @@ TYPES_SINCE_14 = _TYPES.format(
     multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
 )
 
-# What a walsender that creates a slot waits for now. It waits for the running transactions one after the other, by
-# waiting for the lock of each. A prepared transaction has no process, so its pid is null.
+# The transaction that a walsender is waiting for while it creates a slot. It waits for the running transactions one
+# after the other, each time for the lock of the transaction. A prepared transaction has no process, so its pid is null.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
 FROM pg_locks waiter
@@ -181,7 +183,7 @@ SELECT gid, owner::text, database::text, prepared::text FROM pg_prepared_xacts O
 
 # The unfinished transactions that may have changed a table, or one of its partitions. A transaction that changes rows
 # holds a lock on the table until its commit is visible to others. This is also true for prepared transactions. A
-# virtualtransaction identifies the transaction, because a backend never uses one twice.
+# virtual transaction id identifies the transaction, because a backend never uses an id twice.
 WRITERS = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid
@@ -194,8 +196,8 @@ WHERE locktype = 'relation' AND relation IN (SELECT oid FROM part) AND granted
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND mode IN ('RowExclusiveLock', 'AccessExclusiveLock')"""
 
-# The position is read after the snapshot, so all commits that the snapshot sees are before it. It is the insert
-# position, because asynchronous commits are visible before they are flushed.
+# The position is read after the snapshot, so all commits that the snapshot sees are before this position. The insert
+# position is used, because asynchronous commits are visible before they are flushed.
 SNAPSHOT = """
 SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
        ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size')),

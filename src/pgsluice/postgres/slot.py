@@ -66,7 +66,10 @@ class SlotStatistics:
 
 
 def slot_query(server_version: int, condition: str) -> str:
-    """Return the query whose rows :func:`parse_slot` reads. Columns are text, so each protocol returns the same."""
+    """Return the query whose rows :func:`parse_slot` reads.
+
+    All columns are text, so the simple and the extended query protocol return the same values.
+    """
     columns = ", ".join(
         f"{name}::text" if server_version >= since else f"{substitute}::text"
         for name, (since, substitute) in _COLUMNS.items()

@@ -30,7 +30,7 @@ DEADLINE_S = 20.0
 ``catalog``), but the resolution of a host name may have no limit."""
 
 BREAK_S = 0.1
-"""How long to wait for a task to notice that its connection was broken, before breaking it again."""
+"""How long to wait until a task notices that we have broken its connection. After that, we break it again."""
 
 LOOK_S = 0.5
 """How often to check whether the slot's state has to be read."""
@@ -59,7 +59,7 @@ class SlotSample:
     def retained_bytes(self) -> int | None:
         """Return how much WAL the server keeps for the slot.
 
-        None means that it keeps none, or that this is not known.
+        None means that it keeps no WAL for it, or that this is not known.
         """
         if self.slot is None or self.slot.restart_lsn == INVALID_LSN or self.wal_end is None:
             return None

@@ -27,7 +27,7 @@ from pgsluice.tables import TablePolicy
 ROWS_PER_S: Final = 40_000
 BYTES_PER_S: Final = 15_000_000
 TABLE_S: Final = 0.25
-"""Cautious estimates of the rows and bytes that are read per second, and of the seconds that each table adds. In a
+"""Cautious estimates of how many rows and bytes are read per second, and how many seconds each table adds. In a
 measurement on two cores, shared with PostgreSQL and Kafka, pgsluice read 52,000 rows of ten columns per second, 22 MB
 of large rows per second, or four small tables per second."""
 

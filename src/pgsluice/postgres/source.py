@@ -136,9 +136,10 @@ class PostgresSource:
         return self._options.primary is not None or not await self.is_standby()
 
     async def flushed_lsn(self) -> int:
-        """Return the end of the server's WAL. Raise SourceUnavailable if the server waits for the end of the stream.
+        """Return the end of the server's WAL.
 
-        While nobody reads the stream, only this error shows that the stream has to end.
+        Raise SourceUnavailable if the server has ended the stream, and waits until we have read it to its end. While
+        nobody reads the stream, nothing else shows that it has ended.
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
@@ -172,8 +173,8 @@ class PostgresSource:
         """Raise SourceUnavailable if a standby is on a new timeline, before changes of that timeline are processed.
 
         A walsender survives the promotion of its server, and of the server that its server follows. After that, it
-        sends data of a timeline that we have not checked: we do not know at which position this timeline left the old
-        one.
+        sends data of a timeline that we have not checked, so we do not know at which position this timeline left the
+        old one.
         """
         found = (await witness.identify_system()).timeline
         if found != self._timeline:

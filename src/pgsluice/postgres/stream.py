@@ -36,8 +36,8 @@ BATCH_MESSAGES = 1024
 the event loop have to wait."""
 
 BATCH_BYTES = 1024 * 1024
-"""The size at which a batch ends. The frame that reaches it is the last one. Without this limit, a batch could contain
-a thousand large rows."""
+"""The size at which a batch ends. The frame that reaches this size is the last one. Without this limit, a batch could
+contain a thousand large rows."""
 
 BUSY_MESSAGES = 32
 """A stream counts as busy if a read returns at least this many frames, which means tens of thousands of frames per
@@ -75,7 +75,7 @@ is no answer."""
 class Timing:
     """The times after which a stream reports, requests a reply from a silent server, and gives up waiting.
 
-    After ``alone_after_s``, it gives up if the server does not answer on another connection either. After
+    After ``alone_after_s``, the stream gives up if the server does not answer on another connection either. After
     ``give_up_after_s``, it gives up in any case.
     """
 
@@ -124,9 +124,9 @@ class ReplicationStream:
         self._reporter.add_done_callback(self._on_reporter_done)
 
     async def read(self) -> list[XLogData | Keepalive]:
-        """Return the next frames, which are at least one and at most BATCH_MESSAGES.
+        """Return the next frames, at least one and at most BATCH_MESSAGES.
 
-        The frame that reaches BATCH_BYTES is the last one.
+        The frame with which the batch reaches BATCH_BYTES is the last one.
 
         Wait only if there is no frame. If the wait is cancelled, no frame is lost. When all frames before the end of
         the stream have been returned, raise the error that ended it.
@@ -175,7 +175,7 @@ class ReplicationStream:
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
             if self.failure is not None:
-                return  # a notice before this frame has ended the stream, because changes may be missing
+                return  # a notice that came before this frame has ended the stream, because changes may be missing
             if size > 0:
                 frame = bytes(data)  # a copy, because libpq frees its buffer after the next read
                 if size >= MESSAGE_AT and frame[0] == XLOG_DATA:
@@ -232,7 +232,7 @@ class ReplicationStream:
         raise self.failure
 
     def report(self, received: int, flushed: int) -> None:
-        """Set the positions for all status updates from now on. A position never goes back.
+        """Set the positions that status updates report from now on. A position never decreases.
 
         Everything before ``flushed`` is durable in Kafka, so the slot need not keep it.
         """

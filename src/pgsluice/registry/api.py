@@ -102,7 +102,7 @@ class _Request:
 
 
 _Handler: TypeAlias = Callable[[_Request], object]
-"""Returns the body of the answer. If the search for the body is slow, returns a callable that does the search."""
+"""Returns the body of the answer or, if the search for it is slow, a callable that does the search."""
 
 
 class _ApiError(Exception):
@@ -267,8 +267,8 @@ def _uses(request: _Request) -> list[Registered]:
 def _schema_meant(request: _Request) -> str:
     """Return the schema of an id.
 
-    If there are several schemas, the subject decides. Without a subject, refuse the request, because messages would be
-    misread after a wrong guess.
+    If the id stands for several schemas, the subject in the request decides. If the request names no subject with this
+    id, refuse it, because messages would be misread after a wrong guess.
     """
     uses, subject = _uses(request), request.query.get("subject")
     if uses[0].subject != subject and len({use.schema for use in uses}) > 1:
@@ -303,7 +303,7 @@ def _described(entry: Registered) -> object:
 
 
 def _page(request: _Request, items: Sequence[object]) -> Sequence[object]:
-    """Return the items of a list from ``offset`` on, but not more than ``limit``.
+    """Return the items from the request's ``offset`` on, but not more than its ``limit``.
 
     Nothing is ever deleted, so ``deletedOnly`` returns nothing.
     """

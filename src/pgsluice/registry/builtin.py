@@ -56,9 +56,9 @@ class BuiltinRegistry:
     async def start(self) -> None:
         """Read all schemas registered so far, after creating the topic if it is missing. May be called again.
 
-        If certificates have changed, or a broker has refused credentials that may have changed since then, new clients
-        use the new ones. Raise ConfigError if the topic cannot keep schemas, and SinkUnavailable if Kafka does not
-        answer in time.
+        If certificates have changed, or a broker has refused credentials that may have changed since then, create new
+        clients, which use the new ones. Raise ConfigError if the topic cannot keep schemas, and SinkUnavailable if
+        Kafka does not answer in time.
         """
         errors = self._options.client.errors
         if self._files.changed or (errors.credentials_change and errors.refused):
@@ -112,7 +112,7 @@ class BuiltinRegistry:
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         """Return the id of ``schema``. The schema is durable in Kafka and served to consumers when this returns.
 
-        ``postgres`` describes the table, is stored with the schema, and replaces the former description. Raise
+        ``postgres`` describes the table. It is stored with the schema, and replaces the former description. Raise
         SinkUnavailable if Kafka does not accept the schema in time. Registering a schema again is always safe.
         """
         return (await self.record(subject, schema, postgres)).id
@@ -168,8 +168,8 @@ class BuiltinRegistry:
         admin = self._follower.admin
         if await admin.find(self._topic) is None:
             await admin.create(self._topic, self._options.replication_factor, self._options.topic_config)
-            # A producer that asks a broker for a topic too early asks again only after a second. So wait here until the
-            # brokers know the topic.
+            # If a producer asks for a topic before the broker knows it, the producer asks again only after a second. So
+            # wait here until the brokers know the topic.
             while await admin.find(self._topic) is None:  # noqa: ASYNC110 - brokers send no notification
                 await asyncio.sleep(RETRY_FIRST_S)
         await admin.check_policy(self._topic)

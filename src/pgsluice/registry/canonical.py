@@ -1,9 +1,9 @@
-"""Shows whether Avro schemas are equal although they are written differently, or read bytes in the same way.
+"""Shows whether Avro schemas that are written differently are equal, and whether they read bytes in the same way.
 
-Look-ups use it, and so does the comparison of a server's ids with ours. Clients and servers send a schema as their own
-Avro library writes it. Java's library, for example, omits inherited namespaces and writes ``{"type": "string"}`` as
-``"string"``. Avro's parsing canonical form is not enough, because it drops attributes. :func:`canonical` keeps
-everything that has a meaning: logical types, defaults, documentation and properties.
+Look-ups use this module, and so does the comparison of a server's ids with ours. Clients and servers send a schema as
+their own Avro library writes it. Java's library, for example, omits inherited namespaces and writes
+``{"type": "string"}`` as ``"string"``. Avro's parsing canonical form is not enough, because it drops attributes.
+:func:`canonical` keeps everything that has a meaning: logical types, defaults, documentation and properties.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """

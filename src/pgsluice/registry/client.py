@@ -26,8 +26,8 @@ RETRY_S: Final = 1.0
 milliseconds."""
 
 CONNECT_S: Final = 1.0
-"""A start waits at most this long for each of the two requests that only connect a client. If there is no answer in
-time, the client connects with its first real request."""
+"""At the start, we wait at most this long for each of the two requests that only connect a client. If there is no
+answer in time, the client connects with its first real request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RegistryOptions:
     timeout_s: float = 30.0
     """If Kafka takes longer than this for one operation, the operation raises SinkUnavailable."""
     count_version: Callable[[], object] = lambda: None
-    """Called for every new version of a schema that is registered."""
+    """Called whenever a new version of a schema is registered."""
 
 
 def pauses() -> Iterator[float]:
@@ -61,13 +61,13 @@ class Retry:
     def __init__(self, errors: ClientErrors) -> None:
         self._errors = errors
         self._retried = ""
-        """The last failure after which the operation was tried again."""
+        """The reason why the last attempt failed."""
 
     @asynccontextmanager
     async def time_limit(self, seconds: float, doing: str) -> AsyncIterator[None]:
         """Limit the time of this block. Raise SinkUnavailable if it takes longer. ``doing`` describes the block.
 
-        Raise PermissionDenied if a refused permission is the reason.
+        If a broker has refused the credentials or a right, raise PermissionDenied instead.
         """
         self._retried = ""
         try:

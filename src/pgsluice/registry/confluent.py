@@ -1,8 +1,8 @@
-"""The registry on a separate server that has the API of Confluent's Schema Registry.
+"""Registers schemas at a separate server that has the API of Confluent's Schema Registry.
 
-The server assigns the ids. ``<prefix>.schemas`` keeps every schema with its id and PostgreSQL's description of the
-table, because pgsluice needs them after a restart, even if the server has lost its schemas. The pipeline uses this
-module.
+The server assigns the ids. ``<prefix>.schemas`` keeps every schema with its id and with PostgreSQL's description of the
+table, because pgsluice needs all of this after a restart, even if the server has lost its schemas. The pipeline uses
+this module.
 
 ``tests/integration/test_registry_server.py`` covers this module.
 
@@ -67,7 +67,7 @@ class ConfluentRegistry:
         self._ids: dict[tuple[str, bytes], int] = {}
         """The server's ids, by subject and digest of the schema."""
         self._lowered: dict[str, str | None] = {}
-        """Subjects whose compatibility level was set to NONE, each with its own level before that."""
+        """The subjects whose compatibility level we have set to NONE, with the level that each of them had before."""
 
     @property
     def store(self) -> SchemaStore:
@@ -120,7 +120,7 @@ class ConfluentRegistry:
             try:
                 identifier = await self._ask_as_known_now(subject, schema, postgres)
             except BaseException:
-                await self._forget()  # the next try may need a newer password
+                await self._forget()  # the next attempt may need a newer password
                 raise
             self._warn_of_earlier(subject, text, identifier)
             if len(self._ids) == IDS_MAX:
@@ -160,7 +160,7 @@ class ConfluentRegistry:
     async def _ask(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None) -> int:
         """Return the server's id.
 
-        First ask for the id of a known schema, because this needs no right to write and works in any mode.
+        First ask whether the server knows the schema, because this needs no right to write and works in any mode.
         """
         client, text = await self._connected(), normalise(schema)
         name = subject_name(self._options.strategy, subject, schema)
@@ -182,8 +182,8 @@ class ConfluentRegistry:
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
         """Register a schema while the subject accepts all schemas.
 
-        If a subject has refused a schema although its level is reported as NONE, it has no level of its own. So
-        afterwards its level is deleted, and not set to NONE.
+        A subject whose own level is NONE refuses no schema. So if a subject has refused one although the server reports
+        NONE, we conclude that it has no level of its own, and delete its level afterwards instead of setting NONE.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)
@@ -244,7 +244,7 @@ def _digest(text: str) -> bytes:
 def _is_read_alike(known: Schema, schema: Schema) -> bool:
     try:
         return shape(known) == shape(schema)
-    except ValueError:  # another program wrote something else into the topic
+    except ValueError:  # another program has written something else to the topic
         return False
 
 

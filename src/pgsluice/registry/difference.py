@@ -1,4 +1,4 @@
-"""Describes in words what an ALTER TABLE did: the difference between two descriptions of a table.
+"""Describes in words what an ALTER TABLE did, by comparing two descriptions of a table.
 
 :mod:`.confluent` uses it to say why a registry server refuses a schema. The descriptions come from
 ``<prefix>.schemas``.

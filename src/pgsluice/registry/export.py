@@ -1,7 +1,7 @@
 """Copies the schemas of schema topics to a registry server, with the ids that messages contain.
 
-``pgsluice registry export`` uses it, before ``schema_registry.type`` becomes "confluent", or when a server has lost its
-schemas. It can be repeated, because schemas that the server already has stay as they are.
+``pgsluice registry export`` uses this module. Operators run it before they set ``schema_registry.type`` to "confluent",
+or when a server has lost its schemas. It can be repeated, because schemas that the server already has stay as they are.
 
 https://docs.confluent.io/platform/current/schema-registry/installation/migrate.html
 """
@@ -19,7 +19,7 @@ from pgsluice.registry.store import SchemaStore
 from pgsluice.registry.subjects import Strategy, subject_name
 
 _IMPORT: Final = "IMPORT"
-"""In this mode, a subject accepts schemas with their ids, and checks no compatibility."""
+"""In this mode, a subject accepts schemas with given ids, and the server does not check compatibility."""
 
 
 class Exported(NamedTuple):

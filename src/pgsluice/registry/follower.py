@@ -128,11 +128,11 @@ class SchemaFollower:
 
     async def renew(self) -> None:
         """Replace the clients with new ones, which have read the certificate files again. Reading continues."""
+        await self.admin.renew(self._thread)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
 
     def _renew(self) -> None:
-        """Replace the clients. Call it in the reading thread."""
-        self.admin.renew()
+        """Replace the consumer. Call it in the reading thread."""
         former, self._consumer = self._consumer, self._options.client.make(Consumer, _CONSUMER)
         former.close()
         read = [TopicPartition(topic, 0, position) for topic, position in self._positions.items()]
@@ -161,7 +161,7 @@ class SchemaFollower:
         return await self.admin.end(topic)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for ``condition``, which only progress can change. Raise the error that ends the reading."""
+        """Wait until ``condition`` is true. Check it after each progress. Raise the error that ends the reading."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -201,6 +201,7 @@ class SchemaFollower:
     def _assign(self, topic: str, beginning: int) -> None:
         """Begin to read ``topic``. Call it in the reading thread."""
         connect(self._consumer, topic, CONNECT_S)
+        self._positions[topic] = beginning  # if the clients are replaced before the first record, they begin here
         self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:
@@ -252,7 +253,7 @@ def _step(message: Message) -> _Step | None:
         raise _gone(topic)
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise failure(error, f"Reading topic {topic}")
-    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the client asks for its group, which we do not use
+    if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # librdkafka asks for the group, but we use none
         log.warning("reading a schema topic", topic=topic, reason=error.str())
     return None
 

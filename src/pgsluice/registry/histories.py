@@ -16,13 +16,12 @@ from pgsluice.avro.wire import Schema
 from pgsluice.registry.store import SchemaStore
 
 KEPT_NAMES_MAX: Final = 200_000
-"""At most this many names are kept for all subjects together. Each name takes half a kilobyte. This is enough for
-10,000 tables with 20 columns. The least recently used subjects are dropped first, and read again when they are
-needed."""
+"""At most this many names are kept for all subjects together. This is enough for 10,000 tables with 20 columns. Each
+name takes half a kilobyte. The least recently used subjects are dropped first, and read again when they are needed."""
 
 
 class History(Protocol):
-    """The names and keys in the schemas of one table. There may be any number of schemas."""
+    """The names or the keys in all schemas of one table."""
 
     def learn(self, schema: Schema) -> None:
         """Learn from the next schema."""
@@ -38,7 +37,7 @@ H = TypeVar("H", bound=History)
 class _Known(Generic[H]):
     """The histories of a subject, up to ``version``.
 
-    There may be several, because a rule may send several tables to one topic.
+    There is one history for each table, because a rule may send several tables to one topic.
     """
 
     rearranged: int

@@ -1,7 +1,7 @@
-"""Finds a schema among the versions of a subject, although every Avro library writes schemas in its own way.
+"""Finds a schema among the versions of a subject, even if another Avro library has written it differently.
 
-A search takes a long time for large schemas. So :mod:`.api` does not search itself, but returns a function that does.
-The HTTP server calls this function in a thread.
+A search takes a long time for large schemas. So :mod:`.api` does not search itself, but returns a function that does
+the search. The HTTP server calls this function in a thread.
 """
 
 import json

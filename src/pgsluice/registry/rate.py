@@ -1,7 +1,7 @@
 """Counts new versions of schemas per hour. Users of the database can create new versions, which stay forever.
 
-If there are many, :mod:`.builtin` logs a warning. It delays nothing, because a row cannot be delivered without its
-table's schema.
+If there are many, :mod:`.builtin` logs a warning. No registration is delayed, because a row cannot be delivered without
+its table's schema.
 """
 
 import time
@@ -11,8 +11,8 @@ from typing import Final
 
 WINDOW_S: Final = 3600.0
 VERSIONS_MAX: Final = 60
-"""If a subject gets more new versions than this within a window, the log has a warning. Migrations need less than one a
-minute."""
+"""If a subject gets more new versions than this within a window, the log has a warning. Migrations create less than one
+version a minute."""
 
 
 class VersionRate:

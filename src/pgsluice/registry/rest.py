@@ -37,7 +37,7 @@ _NOT_NOW: Final = frozenset((408, 425, 429))
 _SERVER_ERROR: Final = 500
 _REDIRECT: Final = range(300, 400)
 _MISSING: Final = range(40401, 40500)
-"""Error codes for a missing subject, version or schema. A server that does not know the path gives other codes."""
+"""Error codes for a missing subject, version or schema. A server that does not know the path sends other codes."""
 
 _TOKEN: Final = re.compile(r"[!-~]+")
 """The characters that a header may have. We check the token before it is used, because the HTTP library's error for a
@@ -67,7 +67,7 @@ class RestOptions:
     timeout_s: float = 10.0
     """The time limit of one request to one address."""
     answered: Callable[[str, float], None] = lambda _result, _seconds: None
-    """Called for every request with "ok" or what went wrong, and with the seconds that it took."""
+    """Called after every request, with "ok" or the failure, and with the seconds that the request took."""
 
     @property
     def patience_s(self) -> float:
@@ -78,7 +78,7 @@ class RestOptions:
 class Conflict(RegistryUnavailable):
     """The registry says that a schema is incompatible with the subject's earlier schemas. ``words`` is what it says.
 
-    If the subject's level was set to NONE, only a race can be the reason, so the session tries again.
+    If the subject's level was just set to NONE, the server does not know the new level yet, so the session tries again.
     """
 
     def __init__(self, message: str, words: str) -> None:
@@ -89,7 +89,7 @@ class Conflict(RegistryUnavailable):
 class RestClient:
     """The requests that pgsluice sends to the registry's server.
 
-    After RegistryUnavailable, try again. Any other error says what the operator has to do.
+    After RegistryUnavailable, the caller may try again. Any other error says what the operator has to do.
     """
 
     def __init__(self, options: RestOptions, client: AsyncSchemaRegistryClient) -> None:
@@ -236,7 +236,7 @@ class RestClient:
 
 
 class _Imported(Schema):  # type: ignore[misc]  # the library has no types
-    """A schema that is sent with its id and version. The client has no parameters for them."""
+    """A schema that is sent with its id and version. The client's own class has no parameters for them."""
 
     def __init__(self, text: str, identifier: int, version: int) -> None:
         super().__init__(text, "AVRO")

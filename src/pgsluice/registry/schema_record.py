@@ -2,7 +2,7 @@
 
 :mod:`.builtin` writes it, and :mod:`.follower` reads it. Key and value are JSON in UTF-8, without framing. The key
 consists of subject and id. The version is not part of the key, because two writers may choose the same version at the
-same time. Because the id is part of the key, compaction then keeps both schemas. Messages refer to schemas by id.
+same time. Compaction then keeps both schemas, because their ids differ. Messages refer to schemas by id.
 """
 
 import json
@@ -53,7 +53,7 @@ class Packed(Mapping[str, Any]):  # noqa: PLW1641 - no hash, like a dict
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A schema in a subject. ``postgres`` is PostgreSQL's description of the table, as far as it is known."""
+    """A schema in a subject. ``postgres`` is PostgreSQL's description of the table, or None without one."""
 
     subject: str
     version: int

@@ -27,7 +27,7 @@ class _Subject:
     highest: int = 0
     """The highest version that ever existed."""
     rearranged: int = 0
-    """How often a version was moved, or was added before an existing one."""
+    """How often a schema got another version, or a version was added before an existing one."""
 
     def next_version(self) -> int:
         """Return the version after the highest one, or the lowest free version if the highest possible one is taken."""

@@ -1,4 +1,4 @@
-"""The subject under which a registry server keeps a schema, by the strategies of Confluent's serializers.
+"""Names the subject under which a registry server keeps a schema, by the strategies of Confluent's serializers.
 
 :mod:`.confluent` and :mod:`.export` use it. pgsluice itself, and ``<prefix>.schemas``, always use the strategy
 "topic".
@@ -16,7 +16,8 @@ Strategy: TypeAlias = Literal["topic", "record", "topic-record"]
 def subject_name(strategy: Strategy, subject: str, schema: Schema) -> str:
     """Return the subject of ``schema``. ``subject`` is its subject by the strategy "topic", such as orders-value.
 
-    A schema without a name, such as the text keys of pgsluice's own topics, keeps this subject in every strategy.
+    A schema without a name keeps this subject in every strategy. An example is the schema of the keys in pgsluice's
+    own topics, which are strings.
     """
     name = full_name(schema)
     if strategy == "topic" or name is None:

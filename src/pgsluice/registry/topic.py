@@ -8,12 +8,14 @@ https://kafka.apache.org/documentation/#topicconfigs_cleanup.policy
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, NewTopic, OffsetSpec
 
 from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.kafka.client import UNKNOWN_TOPIC, ClientOptions, failure
@@ -34,6 +36,8 @@ class TopicAdmin:
         self._options = options
         self._errors = options.errors
         self._admin = self._new_admin()
+        self._in_use = Lock()
+        """Held by requests that block a thread, so that no client is closed during such a request."""
 
     async def find(self, topic: str) -> str | None:
         """Return the id of ``topic``, or None if it does not exist. This does not create the topic.
@@ -41,9 +45,11 @@ class TopicAdmin:
         Raise ConfigError if the topic does not have exactly one partition.
         """
         doing = f"Looking for topic {topic}"
-        request = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_REQUEST_S)
+        collection = TopicCollection([topic])
         try:
-            found = await self._result(request[topic], doing)
+            found = await self._result(
+                lambda admin: admin.describe_topics(collection, request_timeout=_REQUEST_S)[topic], doing
+            )
         except KafkaException as error:
             if error.args[0].code() in UNKNOWN_TOPIC:
                 return None
@@ -60,7 +66,7 @@ class TopicAdmin:
         """Return the topics whose names end with ``ending``, and that we have the right to see."""
         doing, loop = "Listing topics", asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(None, lambda: self._admin.list_topics(timeout=_REQUEST_S))
+            found = await loop.run_in_executor(None, self._list)
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
         return sorted(name for name in found.topics if name.endswith(ending))
@@ -69,9 +75,10 @@ class TopicAdmin:
         """Raise ConfigError unless ``topic`` keeps the last record of every key."""
         doing = f"Reading the configuration of topic {topic}"
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        request = self._admin.describe_configs([resource], request_timeout=_REQUEST_S)
         try:
-            found = await self._result(request[resource], doing)
+            found = await self._result(
+                lambda admin: admin.describe_configs([resource], request_timeout=_REQUEST_S)[resource], doing
+            )
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
         policy = found["cleanup.policy"].value
@@ -86,7 +93,7 @@ class TopicAdmin:
         doing = f"Creating topic {topic}"
         new = NewTopic(topic, 1, replication_factor, config={**config, "cleanup.policy": "compact"})
         try:
-            await self._result(self._admin.create_topics([new], request_timeout=_REQUEST_S)[topic], doing)
+            await self._result(lambda admin: admin.create_topics([new], request_timeout=_REQUEST_S)[topic], doing)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise failure(error, doing, self._errors) from error
@@ -104,13 +111,16 @@ class TopicAdmin:
 
     async def _offset(self, topic: str, spec: OffsetSpec, doing: str) -> int:
         partition = TopicPartition(topic, 0)
-        request = self._admin.list_offsets(
-            {partition: spec},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=_REQUEST_S,
-        )
+
+        def ask(admin: AdminClient) -> "Future[Any]":
+            isolation = IsolationLevel.READ_UNCOMMITTED
+            answers: dict[TopicPartition, Future[Any]] = admin.list_offsets(
+                {partition: spec}, isolation_level=isolation, request_timeout=_REQUEST_S
+            )
+            return answers[partition]
+
         try:
-            found = await self._result(request[partition], doing)
+            found = await self._result(ask, doing)
         except KafkaException as error:
             raise failure(error, doing, self._errors) from error
         if found.offset < 0:  # negative if the leader did not answer in time
@@ -120,29 +130,47 @@ class TopicAdmin:
     def _look_for_brokers(self, topic: str) -> None:
         """Make the client look up the brokers again. Otherwise it would keep asking brokers that are gone."""
         with suppress(KafkaException):
-            self._admin.list_topics(topic, _LOOK_S)
+            self._list(topic, _LOOK_S)
 
-    def renew(self) -> None:
-        """Replace the client with a new one, which reads the certificate files again."""
-        former, self._admin = self._admin, self._new_admin()
-        former.__exit__(None, None, None)
+    def _list(self, topic: str | None = None, timeout_s: float = _REQUEST_S) -> ClusterMetadata:
+        """Ask for one topic, or for all of them. This blocks."""
+        with self._in_use:
+            return self._admin.list_topics(topic, timeout_s)
+
+    async def renew(self, thread: Executor) -> None:
+        """Replace the client with a new one, which reads the certificate files again. Pending requests fail.
+
+        ``thread`` is the thread that calls :meth:`serve`. It creates and closes the clients, because both may block.
+        """
+        loop = asyncio.get_running_loop()
+        new = await loop.run_in_executor(thread, self._new_admin)
+        former, self._admin = self._admin, new
+        await loop.run_in_executor(thread, self._end, former)
 
     def _new_admin(self) -> AdminClient:
         return self._options.make(AdminClient, {"allow.auto.create.topics": False})
 
     def close(self) -> None:
         """Close the client. Its threads have ended when this returns, which may take a moment."""
-        self._admin.__exit__(None, None, None)
+        self._end(self._admin)
+
+    def _end(self, admin: AdminClient) -> None:
+        with self._in_use:
+            admin.__exit__(None, None, None)
 
     def serve(self) -> None:
         """Let the client report errors and log."""
         self._admin.poll(0)
 
-    async def _result(self, request: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - of many types
-        result = asyncio.wrap_future(request)
+    async def _result(self, ask: Callable[[AdminClient], "Future[Any]"], doing: str) -> Any:  # noqa: ANN401 - of many types
+        """Send a request, and return its answer. Raise SinkUnavailable if the client is replaced meanwhile."""
+        admin = self._admin
+        result = asyncio.wrap_future(ask(admin))
         try:
             while not result.done():
                 await asyncio.wait({result}, timeout=_SERVE_S)
+                if self._admin is not admin:  # a closed client does not answer
+                    raise SinkUnavailable(f"{doing}: a new Kafka client has replaced the client of this request.")
                 self.serve()
                 self._errors.raise_if_denied(doing)
             answer = await result

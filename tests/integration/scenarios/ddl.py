@@ -149,7 +149,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change the identity",
-        "Each change has the row images of the replica identity at its time, even within one transaction.",
+        "Each change has the row images of the replica identity with which it was made, even within one transaction.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, code text NOT NULL UNIQUE)",
         work="""
             BEGIN;
@@ -248,7 +248,7 @@ SCENARIOS = [
     ),
     Scenario(
         "drop table, identity full",
-        "If a table no longer exists when its changes are read, the catalog lacks it, and its key does not change.",
+        "If a table is dropped before its changes are decoded, the catalog lacks it, but the key of its events stays.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         contents={"t": "SELECT 1 AS id, 'b'::text AS v"},
         tables=[],

@@ -127,7 +127,8 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        "As above. In PostgreSQL, all rows have the value immediately. Consumers see it when a row is next written.",
+        "As above. In PostgreSQL, all rows have the value immediately. Consumers see the value in a row when that row "
+        "is next written.",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
@@ -277,7 +278,8 @@ TYPES = (
         "ALTER TYPE mood ADD VALUE IF NOT EXISTS 'ok'",
         "ALTER TABLE t ALTER v SET DEFAULT 'ok'",
         SAME,
-        "Enums are strings, so a new or renamed value is another string. Rows with a renamed value are not sent.",
+        "Enums are strings, so a new or renamed value is another string. Existing rows with a renamed value "
+        "are not sent.",
         (f"{ID} v:mood:string",),
         setup="CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE t (id int PRIMARY KEY, v mood)",
         rows="INSERT INTO t VALUES (1, 'sad'), (2, 'happy');",
@@ -383,7 +385,7 @@ IN_PLACE = (
     ),
     Retyping("varchar(9)[]", "text[]", ("array<string>", "array<string>"), ("'{a,NULL}'", "'{}'")),
 )
-"""Changes after which the column keeps its field. If one of them is undone, the field keeps its wide type."""
+"""Changes after which the column keeps its field. If one of them is undone, the field keeps the wider type."""
 
 ANOTHER_FIELD = (
     Retyping("integer", "text", ("int", "string"), ("7", "-7"), back="{}::int"),
@@ -690,13 +692,13 @@ MOVES = (
                 "ALTER SCHEMA RENAME",
                 {"old name.t": "cc", "new name.t": "cc"},
                 since=16,
-                lacking="servers tell since 16",
+                lacking="servers send the new name immediately from PostgreSQL 16 on",
             ),
             _schema_renamed(
                 "ALTER SCHEMA RENAME before 16",
                 {"old name.t": "ccc", "new name.t": "c"},
                 until=15,
-                lacking="servers tell since 16",
+                lacking="servers send the new name immediately from PostgreSQL 16 on",
             ),
         ],
     ),

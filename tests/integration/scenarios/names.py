@@ -71,7 +71,7 @@ SCENARIOS = [
     ),
     Scenario(
         "composite key",
-        "A key has several columns whose order differs from that of the table, with upper and lower case.",
+        "A key's columns have the order of the table, even if the constraint names them in another order.",
         setup='CREATE TABLE t (v int, a text, "B" int, PRIMARY KEY ("B", a))',
         work="""
             INSERT INTO t VALUES (0, 'x', 1), (0, 'x', 2), (0, 'y', 1);

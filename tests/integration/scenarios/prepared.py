@@ -89,7 +89,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared and rolled back",
-        "A prepared transaction that is rolled back causes no events, whenever this happens.",
+        "A prepared transaction that is rolled back causes no events, no matter when it is rolled back.",
         setup=TABLE,
         work=_all(
             *(_prepare(f"INSERT INTO t VALUES ({n})", gid=str(n)) for n in (1, 2, 3)),
@@ -102,7 +102,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared and large",
-        "A large prepared transaction with a rolled back savepoint arrives as one transaction, streamed or not.",
+        "A large prepared transaction with a rolled-back savepoint arrives as one transaction, streamed or not.",
         setup=TABLE,
         work=_prepare(
             FILL,
@@ -132,7 +132,7 @@ SCENARIOS = [
     ),
     Scenario(
         "prepared without changes",
-        "Prepared transactions have only locks, or changes of tables that are not published.",
+        "Prepared transactions that only lock rows, or only change unpublished tables, cause no events.",
         setup=f"{TABLE}; CREATE TABLE silent (id int PRIMARY KEY); INSERT INTO t VALUES (1);",
         work=_all(
             _prepare("SELECT FROM t FOR UPDATE", gid="locks"),

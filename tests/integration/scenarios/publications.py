@@ -34,7 +34,7 @@ FILTERED = "CREATE TABLE t (id int, keep bool, big text, PRIMARY KEY (id, keep))
 
 
 def _unchanged_insert(found: Found) -> None:
-    """Check the values that were not sent. An update makes a row match the filter, but does not change ``big``."""
+    """Check which values were not sent. An update makes a row match the filter, but does not change ``big``."""
     assert [event["unchanged"] for event in found.events()] == [[], [], ["big"], [], []]
 
 
@@ -192,7 +192,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast",
-        "If an update becomes an insert, the insert can lack a value that was not sent.",
+        "If a row begins to match, its update becomes an insert, which can lack an unchanged large value.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
@@ -208,7 +208,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast, identity full",
-        "The old row has the values that were not sent, even if it did not match the filter.",
+        "The old row has the values that the new row lacks, even if the old row did not match the filter.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup=f"{FILTERED}; ALTER TABLE t ALTER big SET STORAGE EXTERNAL; ALTER TABLE t REPLICA IDENTITY FULL",

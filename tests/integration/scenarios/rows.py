@@ -179,7 +179,7 @@ SCENARIOS = [
     ),
     Scenario(
         "upserts",
-        "ON CONFLICT causes an insert or an update. An update of no rows causes no event. One with equal values does.",
+        "ON CONFLICT causes an insert or an update. Updates to equal values are events, updates of no rows are not.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             INSERT INTO t SELECT g, 0 FROM generate_series(1, 3) AS g;
@@ -207,7 +207,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity default",
-        "An unchanged out-of-line value is listed in unchanged, so a mirror keeps the old value.",
+        "An unchanged out-of-line value is listed in the field `unchanged`, so a mirror keeps the old value.",
         setup=f"CREATE TABLE t ({TOASTED}); ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
         work=f"""
             INSERT INTO t VALUES (1, 0, {BIG}, 'x'), (2, 0, {BIG}, 'y');
@@ -222,7 +222,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity index",
-        "Unchanged values are listed in unchanged, as with the default identity.",
+        "Unchanged values are listed in the field `unchanged`, as with the default identity.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -238,7 +238,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, identity full",
-        "The old row has the value, so the new row is complete.",
+        "The old row has the unchanged value, which completes the new row.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -301,7 +301,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, keys of a rule",
-        "The key that tables.rules selects changes, and the old row has the value that was not sent.",
+        "An update changes the key that tables.rules selects. The old row has the value that the new row lacks.",
         setup=f"""
             CREATE TABLE t ({TOASTED});
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
@@ -338,7 +338,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, marked",
-        "A value in raw is listed in unchanged like all others. With a full old row, the new row gets its value.",
+        "If a value in `raw` is not sent again, `unchanged` lists it. With a full old row, the new row gets the value.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, v int, grid text[]);
             ALTER TABLE t ALTER grid SET STORAGE EXTERNAL;
@@ -372,7 +372,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, in the key",
-        "A key that is stored out of line is not sent with the new row, but it is always sent with the old key.",
+        "A key that is stored out of line is missing in the new row, but PostgreSQL always sends it in the old key.",
         setup="""
             CREATE TABLE t (k text PRIMARY KEY, filler text, v int);
             ALTER TABLE t ALTER filler SET STORAGE MAIN

@@ -18,7 +18,7 @@ STEPS = 12
 """The maximum number of steps of each session in a round (see :func:`_round`)."""
 
 NUMBERS = 10_000
-"""The distance between the first numbers of two seeds. A seed uses fewer numbers than this."""
+"""The distance between the first numbers of consecutive seeds. Each seed uses fewer numbers than this."""
 
 TABLES = ("by_default", "by_full", "by_index", "unkeyed")
 

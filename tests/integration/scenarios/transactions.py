@@ -204,7 +204,7 @@ SCENARIOS = [
     ),
     Scenario(
         "open across restarts",
-        "A transaction that began before the daemon stopped is whole.",
+        "A transaction that began before the daemon stopped arrives whole.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text)",
         work=_open_transaction.begin,
         while_down=_open_transaction.go_on,
@@ -269,7 +269,7 @@ SCENARIOS = [
     ),
     Scenario(
         "large",
-        "A transaction larger than a cut is delivered alone, as it arrives. Small ones are sent before and after it.",
+        "A transaction larger than a cut is alone in its cut. Small transactions before and after it have other cuts.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)",
         tables=["t", "u"],
         work=f"""
@@ -285,7 +285,7 @@ SCENARIOS = [
     ),
     Scenario(
         "truncate",
-        "Truncates of several tables, with CASCADE, with sequences, rolled back, and between rows of one transaction.",
+        "Tables are truncated together, with CASCADE or RESTART IDENTITY, between rows, and in rolled-back parts.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup="""

@@ -222,13 +222,13 @@ def _row(number: int, types: Values, *, null: bool) -> str:
 
 
 def _keys() -> Scenario:
-    """Return a scenario with one key that has a column of every type that a primary key may have."""
+    """Return a scenario with one key. It has a column of every type that is allowed in a primary key."""
     columns = [f"c{number}" for number in range(len(KEYS))]
     types = ", ".join(f"{name} {kind}" for name, kind in zip(columns, KEYS, strict=True))
     rows = ", ".join(_row(number, KEYS, null=False) for number in range(6))
     return Scenario(
         "types of keys",
-        "Infinite dates and timestamps become the least or greatest integer. A numeric without precision becomes text.",
+        "In keys, an infinite date or timestamp is the least or greatest integer. A numeric without precision is text.",
         setup=f"""
             CREATE TYPE mood AS ENUM ('sad', 'happy');
             CREATE TABLE t (id int, {types}, PRIMARY KEY (id, {", ".join(columns)}))

@@ -51,7 +51,10 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def seen(settings: Settings) -> Callable[..., Status]:
-    """Provide a function that makes the status of a pipeline without a session. The slot's sample is ``age_s`` old."""
+    """Provide a function that returns the status of a pipeline without a session.
+
+    Its argument ``age_s`` is the age of the last sample of the slot.
+    """
     world = World(position=10_000)
 
     async def open_source() -> FakeSource:

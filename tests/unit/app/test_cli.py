@@ -154,7 +154,7 @@ def test_a_closed_output_pipe_is_not_an_error() -> None:
     assert (result.returncode, result.stderr) == (141, "")
 
 
-def test_a_refusal_is_one_sentence_and_an_exit_code(file: str) -> None:
+def test_an_error_is_one_sentence_and_an_exit_code(file: str) -> None:
     result = pgsluice("slot", "status", "-c", file)
     assert result.returncode == 69
     assert result.stdout == ""
@@ -225,7 +225,7 @@ def test_check_offline_looks_at_the_settings_only(file: str, capsys: pytest.Capt
     assert capsys.readouterr().out == "OK    configuration  can be used\n"
 
 
-def test_check_warns_of_connections_that_are_open(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_warns_of_connections_that_are_not_encrypted(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--offline", "-c", file, "--set", "kafka.bootstrap_servers=kafka:9092"]) == 0
     _, warning, remedy = capsys.readouterr().out.splitlines()
     assert warning.startswith("WARN  kafka transport  security.protocol is PLAINTEXT: ")
@@ -303,7 +303,7 @@ def test_addresses_that_are_in_use_are_reported(command: list[str], capsys: pyte
 
 
 @pytest.mark.parametrize("command", ["run", "registry"])
-def test_a_start_warns_of_connections_that_are_open(
+def test_a_start_warns_of_connections_that_are_not_verified(
     command: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -439,7 +439,7 @@ def test_urls_that_cannot_be_used_are_refused(url: str, capsys: pytest.CaptureFi
     assert f"--url {url}: must look like http://127.0.0.1:8080" in capsys.readouterr().err
 
 
-# -- unexpected errors ---------------------------------------------------------------------------
+# -- untrusted text and unexpected errors --------------------------------------------------------
 
 
 def test_answers_are_printed_without_control_characters(url: str, capsys: pytest.CaptureFixture[str]) -> None:

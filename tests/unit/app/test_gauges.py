@@ -96,7 +96,7 @@ def test_each_stage_is_behind_the_one_before_it() -> None:
     assert stages(positions, 150) == {"receive": 60, "deliver": 20, "confirm": 30}
 
 
-def test_a_session_that_has_received_nothing_is_behind_what_was_confirmed() -> None:
+def test_a_session_that_has_received_nothing_counts_from_the_confirmed_position() -> None:
     positions = {"server": 100, "received": 0, "delivered": 0, "confirmed": 40}
     assert stages(positions, 0) == {"receive": 60, "deliver": 0, "confirm": 0}
 

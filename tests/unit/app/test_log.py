@@ -52,7 +52,7 @@ def test_loggers_made_before_follow_the_last_configuration() -> None:
     assert events(second)[0]["logger"] == "pgsluice"
 
 
-def test_the_format_depends_on_the_reader() -> None:
+def test_the_format_depends_on_whether_the_stream_is_a_terminal() -> None:
     log.configure(stream=io.StringIO())
     assert log.writes_json()
     log.configure(stream=Terminal())

@@ -125,7 +125,7 @@ class TestStatus:
             "public.other   loading         0 rows",
         ]
 
-    def test_tables_that_are_stale_say_so_also_while_they_are_loaded_again(self) -> None:
+    def test_stale_tables_are_shown_as_stale_even_while_they_are_loaded_again(self) -> None:
         client = Client(rows=[5])
         client.finished = [
             Loaded("x", "public", "a", 1, 9, 3, state="stale"),

@@ -36,7 +36,7 @@ def test_a_rule_has_only_the_settings_that_it_sets() -> None:
     assert rule.is_loaded
 
 
-def test_a_load_assumes_that_tables_are_loaded_only_if_no_mode_is_set() -> None:
+def test_tables_of_an_older_pipeline_count_as_loaded_only_if_no_mode_is_set() -> None:
     unset, initial = (
         pipeline_options(one, adopt_slot=False).session.loading
         for one in (settings(), settings(snapshot={"mode": "initial"}))

@@ -158,7 +158,7 @@ def test_a_binary_value_that_is_malformed_is_a_protocol_error() -> None:
             encode([BinaryValue(b"x"), BinaryValue(b"x"), BinaryValue(b"x")])
 
 
-def test_a_text_is_read_as_strictly_as_the_value() -> None:
+def test_malformed_bytes_are_refused_even_if_the_value_is_kept_as_text() -> None:
     """The first item, infinity, does not fit, so the array is read as text. Even so, a malformed item after it is
     refused."""
     relation = Relation(1, "public", "t", "n", (column("a", "_date"),))
@@ -183,15 +183,15 @@ def test_a_binary_value_of_an_unknown_type_has_to_come_as_text() -> None:
     )
 
 
-def test_an_unknown_part_of_a_type_makes_the_catalog_be_read_again() -> None:
+def test_after_an_unknown_attribute_type_the_catalog_is_read_again() -> None:
     relation = Relation(1, "public", "t", "n", (Column("a", PgType(16_400, "public", "pair"), -1, is_key=False),))
     described = [TypeDescription(16_400, "public", "pair", "record_send", (23,))]
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, described))
     with pytest.raises(TypeChanged) as again:
         encoder.encode([BinaryValue.fromhex("00000001 00004010 00000003 736164")], [], [])
     assert str(again.value) == (
-        "Table public.t: column a of type public.pair came in binary format, but the type had no part of type 16400 "
-        "when the catalog was read."
+        "Table public.t: column a of type public.pair came in binary format, but the composite had no attribute of "
+        "type 16400 when the catalog was read."
     )
 
 

@@ -163,8 +163,9 @@ def test_texts_that_are_not_floats(value: bytes) -> None:
     assert refuses(text.float4, value)
 
 
-# The double that is nearest to each of the first three is exactly halfway between two singles. Rounding twice, first to
-# a double and then to a single, would give a wrong result.
+# In the first five cases, the double that is nearest to the text is exactly halfway between two singles, so the digits
+# of the text have to decide. Except in the fourth case, rounding twice, first to a double and then to a single, would
+# give a wrong result.
 @pytest.mark.parametrize(
     ("value", "bits"),
     [
@@ -350,7 +351,7 @@ def test_texts_that_are_not_vectors(value: bytes) -> None:
         (b"-Infinity", float("-inf")),
     ],
 )
-def test_texts_that_a_double_has_are_read(value: bytes, number: float) -> None:
+def test_numbers_that_a_double_represents_exactly_are_read(value: bytes, number: float) -> None:
     assert text.numeric_as_double(value) == struct.pack("<d", number)
 
 

@@ -233,9 +233,9 @@ def test_extensions_go_by_name_in_any_schema() -> None:
             {"type": "bytes", "logicalType": "decimal", "precision": 7},
         ),
         (TIMESTAMP, TIMESTAMP, TIMESTAMP),
-        ("int", "float", None),  # 24 bits
+        ("int", "float", None),  # a float holds only 24 bits exactly
         ("long", "float", None),
-        ("long", "double", None),  # 53 bits
+        ("long", "double", None),  # a double holds only 53 bits exactly
         ("int", "string", None),
         ("int", decimal(10, 0), None),
         (decimal(10, 2), decimal(12, 4), None),  # Avro would read the value with the wrong scale
@@ -323,7 +323,7 @@ def test_an_array_of_an_unknown_type_is_its_whole_text() -> None:
 @pytest.mark.parametrize(
     ("choices", "gone"), [((), True), (("double", "string"), True), (("string",), False), (("string", "double"), False)]
 )
-def test_a_column_that_was_chosen_as_whole_text_is_complete(choices: tuple[str, ...], gone: bool) -> None:  # noqa: FBT001
+def test_an_array_that_is_chosen_as_string_needs_no_elements(choices: tuple[str, ...], gone: bool) -> None:  # noqa: FBT001
     column = Column("c", PgType(0, "public", "_mood"), -1, is_key=False)
     chosen = tuple(ColumnChoice("*", Choice.parse(choice)) for choice in choices)
     assert is_gone(column, TypeOptions(choices=chosen, elements={0: None})) is gone
@@ -459,7 +459,7 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
 
 @pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
 def test_a_foreign_decimal_of_huge_precision_is_ignored(precision: object) -> None:
-    """Ignore a decimal with a huge precision, because computing this power of 10 would take too long."""
+    """Ignore a decimal with a huge precision, because 10 to the power of it would take too long to compute."""
     theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
     assert wider(decimal(5, 0), theirs) is None
     assert wider(theirs, decimal(5, 0)) is None

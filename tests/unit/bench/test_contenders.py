@@ -14,7 +14,7 @@ from bench.contenders import RecvLogical, contenders, count_events, pause_s
         (1.0, 999, 0.01),
     ],
 )
-def test_questions_are_rare_until_the_end_is_near(elapsed_s: float, done: int, seconds: float) -> None:
+def test_progress_is_queried_rarely_until_the_end_is_near(elapsed_s: float, done: int, seconds: float) -> None:
     assert pause_s(elapsed_s, done, 1000) == pytest.approx(seconds)
 
 

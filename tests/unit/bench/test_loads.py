@@ -3,12 +3,12 @@ import pytest
 from bench.loads import LOADS, ORDERS_COLUMNS, Load, columns
 
 
-def test_keys_are_names() -> None:
+def test_each_load_is_found_by_its_key() -> None:
     assert [key for key, load in LOADS.items() if key != load.key] == []
     assert [load.key for load in LOADS.values() if load.rows % load.per_transaction] == []
 
 
-def test_a_table_has_the_columns_asked_for_under_names_of_their_own() -> None:
+def test_a_table_has_the_requested_number_of_columns_with_different_names() -> None:
     for count in (5, ORDERS_COLUMNS, 200):
         names = ["id", *(name for name, _, _ in columns(count))]
         assert len(set(names)) == count
@@ -24,7 +24,7 @@ def test_scaled_loads_have_whole_transactions(factor: float, rows: int, per: int
     assert (scaled.rows, scaled.per_transaction) == (rows, per)
 
 
-def test_a_transaction_of_all_rows_stays_one() -> None:
+def test_a_load_with_one_transaction_still_has_one_when_it_is_scaled() -> None:
     scaled = LOADS["million"].scaled(0.01)
     assert scaled.rows == scaled.per_transaction == 10_000
 
@@ -36,24 +36,24 @@ def test_opening_has_one_row_for_each_table() -> None:
     assert all(f" {table} (" in "".join(load.setup()) for table in tables)
 
 
-def test_rows_go_through_the_tables_in_turn_and_commit_in_between() -> None:
+def test_rows_are_written_to_the_tables_in_turn_in_several_transactions() -> None:
     lines = LOADS["tables-10"].write().splitlines()[1:-1]
     assert [line.split()[2] for line in lines[:2]] == ["orders", "orders_1"]
     assert len(lines) == 10
     assert "IF g % 20 = 0 THEN COMMIT" in lines[0]
 
 
-def test_updates_have_their_rows_before_and_full_identity() -> None:
+def test_a_load_of_updates_first_creates_its_rows_with_replica_identity_full() -> None:
     setup = " ".join(LOADS["update-full"].setup())
     assert "REPLICA IDENTITY FULL" in setup
     assert "generate_series(1, 150000)" in setup
     assert LOADS["update-full"].write().count("UPDATE orders") == 1
 
 
-def test_a_table_is_filled_at_once() -> None:
+def test_a_table_is_filled_by_one_statement() -> None:
     load = LOADS["orders-20"]
     assert load.fill("orders", 5) == load.row(1).replace("generate_series(1, 1)", "generate_series(1, 5)")
 
 
-def test_long_texts_are_stored_as_long_as_they_are() -> None:
+def test_long_texts_are_stored_without_compression() -> None:
     assert "ALTER TABLE orders ALTER body SET STORAGE EXTERNAL" in LOADS["text-100k"].setup()

@@ -22,7 +22,7 @@ def test_a_series_runs_with_one_encoder() -> None:
     assert names("tables-100") == ["drain", "exactly once, compiled", "discard, compiled"]
 
 
-def test_tables_are_loaded_beside_streaming_their_rows() -> None:
+def test_loading_tables_is_compared_with_streaming_their_rows() -> None:
     assert names("snapshot") == names("snapshot-tables") == ["drain", "exactly once, compiled", "loading, compiled"]
 
 

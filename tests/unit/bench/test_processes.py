@@ -8,7 +8,7 @@ STATUS = "Name:\tpython3\nVmPeak:\t  200000 kB\nVmHWM:\t   64000 kB\nVmRSS:\t   
 MACHINE = "cpu  1000 20 300 5000 60 7 8 90 40 0\ncpu0 500 10 150 2500 30 3 4 45 20 0\nintr 1\n"
 
 
-def test_cpu_time_is_that_of_user_and_system_whatever_the_program_is_called() -> None:
+def test_cpu_time_includes_user_and_system_time_whatever_the_name_of_the_program() -> None:
     assert cpu_ticks(STAT) == 250 + 31
 
 

@@ -21,7 +21,7 @@ from tests.unit.bench.test_results import MOMENT, result
 FAST = "exactly once, compiled"
 SLOW = "exactly once, Python"
 LOADED = "loading, compiled"
-CPU_BY_TABLES = "CPU for an event, the highest figure by the number of tables compared with the lowest"
+CPU_BY_TABLES = "CPU for an event by number of tables, the highest figure compared with the lowest"
 
 
 def load(title: str, seconds: float, cpu: float, *, series: str = "") -> LoadResult:

@@ -17,7 +17,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.mark.parametrize("year", [1999, 2049, 2050, 9999], ids=str)
 def test_dates_are_read_as_they_were_written(year: int, authority: Authority) -> None:
-    """Read dates in both formats of certificates. From 2050 on, certificates use the second one."""
+    """Read both forms of dates: UTCTime, which certificates use until 2049, and GeneralizedTime after that."""
     expires = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
     certificate, _ = authority.issue("client", ["localhost"], expires=expires)
     found = expiries(settings(postgres={"sslcert": str(certificate)}))
@@ -68,7 +68,7 @@ def test_unreadable_files_are_left_out(content: str | None, tmp_path: Path) -> N
     assert expiries(settings(postgres={"sslrootcert": "system"})) == {}
 
 
-def test_every_cut_of_a_certificate_is_refused(authority: Authority) -> None:
+def test_truncated_certificates_are_refused(authority: Authority) -> None:
     whole = ssl.PEM_cert_to_DER_cert(authority.certificate.read_text())
     until = whole.index(b"Z", whole.index(b"Z") + 1)
     for end in range(until):

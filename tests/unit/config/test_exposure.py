@@ -56,7 +56,7 @@ def test_a_file_without_a_secret_may_be_read_by_everybody(tmp_path: Path, text: 
     assert findings(write(tmp_path / "a.toml", REST + text)) == []
 
 
-def test_a_connection_string_that_another_takes_precedence_over_may_hold_a_password(tmp_path: Path) -> None:
+def test_a_connection_string_that_is_overridden_may_hold_a_password(tmp_path: Path) -> None:
     file = write(tmp_path / "a.toml", REST + 'postgres.dsn = "hunter2"\n')
     assert len(findings(file, None, "postgres.dsn=host=db")) == 1
 
@@ -144,17 +144,17 @@ def test_settings_that_everybody_can_change(tmp_path: Path) -> None:
     Path(secret).unlink()
 
 
-def test_paths_that_are_not_files_have_no_readers(tmp_path: Path) -> None:
+def test_paths_that_are_not_regular_files_are_not_reported(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key", 0o666)
     settings = f'kafka.client."ssl.key.location" = "{tmp_path}/key"\n'
     assert findings(write(tmp_path / "a.toml", REST + settings)) == []
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can change the owner of a file")
 @pytest.mark.parametrize(
     ("owner", "mode", "count"), [(0, 0o440, 0), (0, 0o444, 1), (NOBODY, 0o440, 1), (NOBODY, 0o400, 0)]
 )
-def test_a_file_of_roots_may_have_a_group(tmp_path: Path, owner: int, mode: int, count: int) -> None:
+def test_a_file_of_root_may_be_readable_by_its_group(tmp_path: Path, owner: int, mode: int, count: int) -> None:
     file = write(tmp_path / "a.toml", REST + CREDENTIALS, mode)
     os.chown(file, owner, NOBODY)
     assert len(findings(file)) == count

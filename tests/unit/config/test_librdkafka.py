@@ -53,7 +53,7 @@ _VALUES = {
 
 
 @pytest.mark.parametrize("name", librdkafka.REFUSED)
-def test_every_property_refused_is_one_that_the_library_knows(name: str) -> None:
+def test_every_refused_property_is_known_to_the_library(name: str) -> None:
     value = _VALUES.get(name, "true" if name.startswith(("enable", "allow")) else "5")
     # The library processes the properties one by one, and stops at the first unknown name.
     with pytest.raises(KafkaException, match=r'No such configuration property: "no\.such\.name"'):

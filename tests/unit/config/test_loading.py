@@ -105,7 +105,7 @@ listen = "8080"
     ]
 
 
-def test_a_table_that_is_missing_lacks_all_its_keys(file: Path) -> None:
+def test_every_required_key_of_a_missing_table_is_reported(file: Path) -> None:
     assert [line.partition(": is missing")[0] for line in problems("", file)] == [
         "file: version",
         "file: name",
@@ -149,7 +149,7 @@ def test_entries_of_a_list_come_from_one_source(file: Path) -> None:
     assert line.startswith("PGSLUICE_TABLES__RULES: tables.rules[1].match: is missing")
 
 
-def test_a_file_that_cannot_be_read_hides_only_what_would_be_missing(file: Path) -> None:
+def test_missing_keys_are_not_reported_if_the_file_cannot_be_read(file: Path) -> None:
     assert set(problems("a = [", file, {"PGSLUICE_X__Y": "1"})) == {
         "file: is not TOML: Invalid value (at end of document)",
         "PGSLUICE_X__Y: is not a setting",

@@ -49,7 +49,7 @@ def test_a_primary_inherits_unset_parameters_from_its_standby() -> None:
     assert "password=x" not in repr(found)
 
 
-def test_secrets_never_print() -> None:
+def test_secrets_are_never_printed() -> None:
     one = settings(
         postgres={"dsn": "password=hunter1", "password": "hunter2", "parameters": {"sslpassword": "hunter3"}},
         kafka={"client": {"sasl.password": "hunter4", "ssl.key.pem": "hunter5"}},
@@ -59,7 +59,7 @@ def test_secrets_never_print() -> None:
     assert isinstance(one.kafka.client["sasl.password"], SecretStr)
 
 
-def test_a_rule_cannot_take_a_topic_that_is_taken() -> None:
+def test_a_rule_cannot_use_a_topic_of_pgsluice() -> None:
     rules = [
         {"match": "a.b", "topic": "{prefix}.transactions"},
         {"match": "a.c", "topic": "{prefix}.c"},

@@ -18,7 +18,7 @@ def test_globs_that_match_nothing_are_refused(glob: str) -> None:
     "template",
     ["{prefix}.{schema}.{table}", "{prefix}_{table}-.{schema}", "{prefix}.{schema}..{table}", "{prefix}-orders"],
 )
-def test_templates_are_filled_in(template: str) -> None:
+def test_valid_templates_are_accepted(template: str) -> None:
     assert naming.check_template(template) == template
 
 

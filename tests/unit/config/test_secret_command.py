@@ -25,7 +25,7 @@ def script(text: str) -> list[str]:
 
 
 def failure(command: list[str], kind: type[PgsluiceError], time_limit_s: float = 30.0) -> str:
-    """Return the error of a command that gives no secret. Check that the error contains nothing of its output."""
+    """Return the error of a command that gives no secret. Check that the error does not quote the command's output."""
     with pytest.raises(PgsluiceError) as caught:
         run(command, "postgres.password_command", SourceUnavailable, time_limit_s)
     assert type(caught.value) is kind

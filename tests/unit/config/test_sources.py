@@ -18,7 +18,7 @@ def test_a_file_remembers_its_lines(tmp_path: Path) -> None:
     assert not layer.broken
 
 
-def test_without_a_file_the_version_is_this_one() -> None:
+def test_without_a_file_the_version_is_1() -> None:
     layer = file_layer(None)
     assert layer.values == {"version": 1}
     assert layer.origin(("name",)) == "settings (no file was given with -c or PGSLUICE_CONFIG)"
@@ -107,7 +107,7 @@ def test_a_directory_or_a_broken_link_in_place_of_a_secret_file_is_reported(tmp_
 
 
 def test_a_secret_file_may_vanish_while_it_is_read(tmp_path: Path) -> None:
-    # is_file() follows this link and returns True, but reading fails, because nobody can read /proc/self/mem here.
+    # is_file() follows this link and returns True, but reading fails, because no memory is mapped at address 0.
     (tmp_path / "postgres__password").symlink_to("/proc/self/mem")
     (problem,) = secrets_layer(str(tmp_path)).problems
     assert problem.sentence.startswith("cannot be read: ")

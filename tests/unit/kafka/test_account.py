@@ -33,7 +33,7 @@ def state(topic: str, partitions: int) -> TopicState:
 
 
 class TestLastCuts:
-    def test_without_records_nothing_is_known(self) -> None:
+    def test_without_records_the_account_is_empty(self) -> None:
         found = last_cuts()
         assert (found.number, found.epoch, found.is_complete, found.account) == (0, 0, False, Account())
 
@@ -42,7 +42,7 @@ class TestLastCuts:
         assert (found.number, found.end_lsn) == (3, 300)
 
     def test_the_positions_of_the_last_two_cuts_are_known(self) -> None:
-        """Use the later record if two have the same number, because the cut of the earlier record was aborted."""
+        """If two records have the same number, the later one counts, because the cut of the earlier one was aborted."""
         aborted = {**record(3, {}), "epoch": 9, "end_lsn": 7}
         assert last_cuts(record(1, {}), record(2, {}), aborted, record(3, {})).positions == {2: (1, 200), 3: (1, 300)}
         assert last_cuts(record(3, {}), record(1, {})).positions == {3: (1, 300)}
@@ -83,7 +83,7 @@ class TestLastCuts:
             ({"topics": record(1, {ORDERS: {0: -1}})["topics"]}, "its 'next' is -1, outside"),
         ],
     )
-    def test_contradictory_records_are_refused(self, change: dict[str, Any], complaint: str) -> None:
+    def test_impossible_records_are_refused(self, change: dict[str, Any], complaint: str) -> None:
         found = LastCuts()
         with pytest.raises(ValueError, match=f"^{complaint}"):
             found.add({**record(1, {}), **change})

@@ -1,4 +1,4 @@
-"""Checks of Kafka without a broker. tests/integration/test_kafka_topics.py tests everything else."""
+"""The checks of Kafka if no broker runs. tests/integration/test_kafka_topics.py tests everything else."""
 
 import pytest
 

@@ -63,7 +63,7 @@ class TestFailure:
             ("SSL routines::tlsv1 alert unknown ca", "does not accept the client's certificate"),
         ],
     )
-    def test_tls_that_fails_is_tried_again_with_advice(self, words: str, advice: str) -> None:
+    def test_failures_of_tls_are_retried_with_advice(self, words: str, advice: str) -> None:
         errors = ClientErrors()
         errors(KafkaError(KafkaError._SSL, words))
         with structlog.testing.capture_logs() as lines:
@@ -105,7 +105,7 @@ class TestFailure:
         assert type(found) is ConfigError
         assert "belong together" in str(found)
 
-    def test_a_time_out_names_what_was_reported_last(self) -> None:
+    def test_a_time_out_names_the_last_report(self) -> None:
         errors = ClientErrors()
         assert str(failure(TIMED_OUT, "Asking", errors)) == "Asking: Timed out (_TIMED_OUT)."
         errors(REFUSED)
@@ -113,7 +113,7 @@ class TestFailure:
         assert type(found) is SinkUnavailable
         assert str(found) == "Asking: Timed out (_TIMED_OUT); last reported: Connection refused."
 
-    def test_an_error_of_purged_records_names_what_was_reported_last(self) -> None:
+    def test_an_error_of_purged_records_names_the_last_report(self) -> None:
         errors = ClientErrors()
         errors(KafkaError(KafkaError._FENCED, "fenced"))
         found = failure(KafkaError(KafkaError._PURGE_QUEUE, "purged"), "Writing", errors)
@@ -126,7 +126,7 @@ class TestFailure:
         assert type(found) is PermissionDenied
         assert str(found).startswith("Asking: Authentication failed (_AUTHENTICATION).")
 
-    def test_an_answer_of_a_broker_is_quoted_alone(self) -> None:
+    def test_an_answer_of_a_broker_is_quoted_without_earlier_reports(self) -> None:
         errors = ClientErrors()
         errors(PASSWORD)
         found = failure(KafkaError(KafkaError.NOT_COORDINATOR, "moved"), "Asking", errors)
@@ -153,7 +153,7 @@ class TestClientErrors:
         assert errors.counts.total() == 18
 
     def test_old_reports_may_come_late(self) -> None:
-        """Ignore reports that were queued before Kafka was back. Every client queues its reports until it is polled."""
+        """Every client queues its reports until it is polled. So reports from before Kafka's answer are ignored."""
         now = 0.0
         errors = ClientErrors(clock=lambda: now)
         with structlog.testing.capture_logs() as lines:
@@ -174,7 +174,7 @@ class TestClientErrors:
         assert lines == []
 
     def test_idle_connections_may_be_closed(self) -> None:
-        """Ignore closed connections. Brokers close idle ones after ten minutes, and clients report no reason for it."""
+        """Brokers close idle connections after ten minutes. Clients report this without a reason, so it is ignored."""
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
             for _ in range(10):
@@ -183,8 +183,8 @@ class TestClientErrors:
                 errors.recovered()
         assert lines == []
 
-    def test_repeated_failures_are_reported_without_a_reason(self) -> None:
-        """Report repeated failures even without a reason, as when a listener expects another security.protocol."""
+    def test_repeated_failures_are_reported_even_without_a_reason(self) -> None:
+        """For example, clients give no reason if the listener expects another security.protocol."""
         errors = ClientErrors()
         with structlog.testing.capture_logs() as lines:
             for _ in range(IDLE_REPORTS_MAX + 3):
@@ -204,7 +204,7 @@ class TestClientErrors:
         errors.raise_if_denied("Waiting")
 
     def test_a_secret_in_an_error_of_librdkafka_is_masked(self) -> None:
-        """Mask the secret in the error. librdkafka quotes sasl.oauthbearer.config from the first unknown word on."""
+        """If librdkafka refuses sasl.oauthbearer.config, it quotes the value from the first unknown word on."""
         errors = ClientErrors()
         client = ClientOptions(
             {
@@ -237,7 +237,7 @@ class TestClientErrors:
 
 
 class TestClientOptions:
-    def test_a_property_that_does_not_exist_is_a_setting_to_correct(self) -> None:
+    def test_an_unknown_property_is_refused(self) -> None:
         options = ClientOptions({"bootstrap.servers": "127.0.0.1:9", "no.such": "thing"}, "pgsluice-shop")
         with pytest.raises(ConfigError, match=r'No such configuration property: "no.such"'):
             options.make(AdminClient)
@@ -256,7 +256,7 @@ class TestClientOptions:
     @pytest.mark.parametrize(
         ("kind", "own"), [(Producer, {}), (Consumer, {"group.id": "pgsluice-shop"}), (AdminClient, {})]
     )
-    def test_clients_report_to_one_place(self, kind: Callable[[Any], Any], own: dict[str, Any]) -> None:
+    def test_all_kinds_of_clients_report_errors(self, kind: Callable[[Any], Any], own: dict[str, Any]) -> None:
         options = ClientOptions({"bootstrap.servers": "127.0.0.1:9"}, "pgsluice-shop")
         client = options.make(kind, own)
         with structlog.testing.capture_logs() as lines:
@@ -266,7 +266,7 @@ class TestClientOptions:
         assert "Connection refused" in lines[0]["reason"]
 
     def test_log_lines_of_librdkafka_have_level_debug(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Log these lines at level debug, because most are harmless, such as those about unused properties."""
+        """Most of these lines are harmless, such as those about unused properties."""
         properties = {"bootstrap.servers": "127.0.0.1:9", "compression.type": "lz4", "fetch.min.bytes": "1"}
         options = ClientOptions(properties, "pgsluice-shop")
         caplog.set_level(logging.INFO)

@@ -24,14 +24,14 @@ def test_files_that_have_changed_end_the_session(authority: Path) -> None:
     ClientFiles({"ssl.ca.location": str(authority)}).check()
 
 
-def test_a_link_that_leads_elsewhere_is_a_change(authority: Path) -> None:
-    """Notice a changed link, because Kubernetes replaces the files of a Secret in this way."""
+def test_a_changed_link_is_noticed(authority: Path) -> None:
+    """Kubernetes replaces the files of a Secret by changing a link."""
     link, other = authority.with_name("link"), authority.with_name("other")
     other.write_text("other")
     link.symlink_to(authority)
     files = ClientFiles({"ssl.ca.location": str(link)})
     link.unlink()
-    assert not files.changed, "the new file is on its way"
+    assert not files.changed, "a missing file is not a change"
     link.symlink_to(other)
     assert files.changed
 

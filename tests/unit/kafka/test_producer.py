@@ -1,4 +1,4 @@
-"""The common parts of all producers, without a broker. tests/integration/test_kafka_sink.py tests everything else."""
+"""The common parts of all producers if no broker runs. tests/integration/test_kafka_sink.py tests everything else."""
 
 from threading import Event
 
@@ -83,8 +83,8 @@ def test_the_first_refusal_is_reported() -> None:
     assert f"Writing a record to {TOPIC} [2]: denied" in str(found)
 
 
-def test_purged_records_are_not_the_reason_of_a_failure() -> None:
-    """Report the error of the purged records only because the transaction has no error of its own."""
+def test_purged_records_do_not_explain_a_failure() -> None:
+    """The producer asks for the transaction's error. Here, librdkafka only says that the call is invalid."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 
 

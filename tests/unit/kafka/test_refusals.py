@@ -1,4 +1,4 @@
-"""The consequences of refusals by Kafka. tests/integration/test_poison.py shows that Kafka really refuses them."""
+"""The errors that follow when Kafka refuses records. tests/integration/test_poison.py makes Kafka refuse records."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ KEY = b"row data"
 
 
 def origin(key: bytes | None, value: bytes) -> SourceChange | None:
-    """Return the change whose seq is the first digit of the value, or None if the value begins otherwise."""
+    """Return the change whose seq is the value's first character, or None if this character is not a digit."""
     return replace(ORIGIN, seq=int(value[:1]), key_columns=("id",) if key else ()) if value[:1].isdigit() else None
 
 
@@ -68,8 +68,8 @@ class TestTooLarge:
         assert set(letters(error)) == {1, 3}
         assert "value 2000 bytes" in str(error)
 
-    def test_the_limit_counts_the_batch_around_the_record(self) -> None:
-        """Count 61 bytes for the batch.
+    def test_the_limit_applies_to_the_whole_batch(self) -> None:
+        """A batch takes 61 bytes in addition to its records.
 
         Besides key and value, the record contains its own length, four more bytes, and the lengths of key and value.
         """
@@ -77,7 +77,7 @@ class TestTooLarge:
         assert set(letters(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole - 1}))) == {0}
         assert type(verdict((TOO_LARGE, message(0, 500)), limits={TOPIC: whole})) is ConfigError
 
-    def test_batches_are_too_large_if_no_record_is(self) -> None:
+    def test_if_no_record_is_too_large_the_batch_is(self) -> None:
         error = verdict(*((TOO_LARGE, message(n, 400)) for n in range(5)), limits={TOPIC: 1000})
         assert type(error) is ConfigError
         assert "shop.public.orders [2]" in str(error)

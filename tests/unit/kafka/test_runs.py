@@ -1,4 +1,4 @@
-"""Runs of records that are handed to a producer: their partitions, their counts, and their ends."""
+"""Runs of records: the partitions and the counts of the records, and where a run ends."""
 
 from types import ModuleType
 from typing import Any
@@ -31,7 +31,7 @@ class Queue:
         self._refused = refused
         self._error = error
 
-    def produce(self, *arguments: Any) -> None:  # noqa: ANN401 - whatever it is given
+    def produce(self, *arguments: Any) -> None:  # noqa: ANN401 - any arguments
         if len(self.taken) == self._refused:
             raise self._error
         self.taken.append(arguments)
@@ -66,7 +66,7 @@ def record(
 
 
 @pytest.mark.parametrize("key", [b"", b"1", b"12", b"123", b"1234", b"12345", bytes(range(256)), b"\xff" * 7])
-def test_a_key_has_the_partition_that_kafka_gives_it(twin: ModuleType, key: bytes) -> None:
+def test_a_key_has_the_partition_that_java_clients_choose(twin: ModuleType, key: bytes) -> None:
     queue = Queue()
     assert run(twin, [record(key=key)], queue) == (1, 999_999)
     assert queue.taken == [(ORDERS.topic, b"v", key, partition_for(key, 3), None, None, 5)]
@@ -127,7 +127,7 @@ def test_a_run_ends_before_a_record_that_is_refused(twin: ModuleType, error: typ
     assert cut.topics[ORDERS.topic].counts == {"c": 3}
 
 
-def test_a_run_has_a_highest_number_of_records(twin: ModuleType) -> None:
+def test_a_run_has_a_maximum_number_of_records(twin: ModuleType) -> None:
     assert run(twin, [record()] * (LONGEST + 5), Queue(LONGEST + 5))[0] == LONGEST
 
 

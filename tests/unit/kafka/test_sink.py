@@ -1,4 +1,4 @@
-"""The sink without a broker. tests/integration/test_kafka_sink.py tests everything else."""
+"""The sink if no broker runs. tests/integration/test_kafka_sink.py tests everything else."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ async def test_nothing_is_written_before_fencing(sink: KafkaSink) -> None:
 
 
 @pytest.mark.parametrize("step", ["prepare", "fence"])
-async def test_closing_ends_what_is_in_progress(sink: KafkaSink, step: str) -> None:
+async def test_closing_ends_the_call_in_progress(sink: KafkaSink, step: str) -> None:
     working = asyncio.create_task(getattr(sink, step)())
     await asyncio.sleep(0)
     await sink.close()

@@ -1,4 +1,4 @@
-"""Requests about topics without a broker. tests/integration/test_kafka_topics.py tests everything else."""
+"""Requests about topics if no broker runs. tests/integration/test_kafka_topics.py tests everything else."""
 
 from threading import Event
 
@@ -20,7 +20,7 @@ def test_requests_without_an_answer_fail(monkeypatch: pytest.MonkeyPatch) -> Non
         topics.brokers()
 
 
-def test_a_request_that_is_given_up_ends() -> None:
+def test_a_request_ends_when_the_session_ends() -> None:
     given_up = Event()
     given_up.set()
     topics = Topics(NOBODY, given_up)

@@ -117,7 +117,7 @@ def test_bytes_that_no_send_function_writes_are_malformed(to_text: ToText, sent:
 
 def test_a_field_of_an_unknown_type_cannot_be_read_unless_it_is_null() -> None:
     assert PAIR(bytes.fromhex("00000001 00004000 ffffffff")) == b"()"
-    with pytest.raises(Unreadable, match="the type had no part of type 16384 when the catalog was read"):
+    with pytest.raises(Unreadable, match="the composite had no attribute of type 16384 when the catalog was read"):
         PAIR(bytes.fromhex("00000001 00004000 00000000"))
 
 

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice_spark.jars. It has to print the jars with which the tests run."""
+"""Unit tests of pgsluice_spark.jars. Its packages have to be those with which the tests of the Spark side run."""
 
 from xml.etree import ElementTree as ET
 

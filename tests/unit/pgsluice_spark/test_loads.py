@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice_spark.loads: the state of a table's copy, which follows from its marks."""
+"""Unit tests of pgsluice_spark.loads: the state of a table's copy, which follows from the table's marks."""
 
 import pytest
 

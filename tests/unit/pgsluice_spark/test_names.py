@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice_spark.names: the names of tables, as the namespaces of their schemas give them."""
+"""Unit tests of pgsluice_spark.names: the names of tables, written as in the namespaces of their schemas."""
 
 import pytest
 

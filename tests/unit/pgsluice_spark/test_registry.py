@@ -81,7 +81,7 @@ def test_versions_are_read_over_rest(serve: Callable[[Handler], str], store: Sch
 
 
 def test_a_version_is_read_once(serve: Callable[[Handler], str], store: SchemaStore) -> None:
-    """Read each version only once, because a long query asks repeatedly, and there may be a thousand versions."""
+    """A long query asks for the versions again and again, and there may be a thousand of them."""
     paths: list[str] = []
 
     def recorded(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:

@@ -178,7 +178,7 @@ def test_schemas_of_several_tables_that_do_not_fit_together_are_refused() -> Non
     one, other = envelope_schema([column("x", "int")]), envelope_schema([column("x", "string")])
     other["namespace"] = "shop.public.invoices"
     with pytest.raises(
-        SchemaError, match=r"to several tables \(public\.invoices, public\.orders\): read one at a time$"
+        SchemaError, match=r"to several tables \(public\.invoices, public\.orders\): read one table at a time$"
     ):
         reading(one, other)
 

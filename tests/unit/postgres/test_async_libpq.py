@@ -25,7 +25,7 @@ async def wire(server: Walsender) -> AsyncIterator[Wire]:
     await connection.close()
 
 
-async def test_a_query_that_opens_a_copy_ends_there(wire: Wire) -> None:
+async def test_the_results_of_a_query_end_when_it_opens_a_copy(wire: Wire) -> None:
     (result,) = await wire.query("START_REPLICATION")
     assert result.status == pq.ExecStatus.COPY_BOTH
 
@@ -68,7 +68,7 @@ async def test_a_query_without_an_answer_breaks_the_connection(
     assert wire.pgconn.status == pq.ConnStatus.BAD
 
 
-async def test_a_query_may_be_given_all_the_time_it_takes(
+async def test_a_patient_query_has_no_time_limit(
     wire: Wire, server: Walsender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_libpq, "ANSWER_TIMEOUT_S", 0.1)
@@ -81,7 +81,7 @@ async def test_a_query_may_be_given_all_the_time_it_takes(
     assert result.command_status == b"SELECT 1"
 
 
-async def test_a_connection_lost_before_it_is_late_is_lost(wire: Wire, server: Walsender) -> None:
+async def test_a_lost_connection_is_not_reported_as_a_missing_answer(wire: Wire, server: Walsender) -> None:
     server.answers_queries = False
     asking = asyncio.create_task(wire.query("SELECT 1"))
     await server.query.wait()

@@ -19,13 +19,13 @@ def test_a_history_names_each_ancestor() -> None:
     ("server_version", "proto_version"),
     [(100023, 1), (130023, 1), (140023, 2), (150018, 3), (160014, 4), (190000, 4)],
 )
-def test_the_newest_protocol_is_asked_for(server_version: int, proto_version: int) -> None:
+def test_the_newest_protocol_version_is_requested(server_version: int, proto_version: int) -> None:
     assert _start_command("s", ["p"], server_version, {}) == (
         f"START_REPLICATION SLOT \"s\" LOGICAL 0/0 (proto_version '{proto_version}', publication_names '\"p\"')"
     )
 
 
-def test_names_are_quoted_twice() -> None:
+def test_publication_names_are_quoted_as_identifiers_and_as_a_literal() -> None:
     command = _start_command("s", ["it's", 'a "b" c', r"d\e", "f,g"], 170000, {"origin": "none"})
     literal = r"""'"it''s","a ""b"" c","d\e","f,g"'"""
     assert command.endswith(f"publication_names {literal}, origin 'none')")

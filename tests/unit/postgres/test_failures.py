@@ -121,7 +121,7 @@ def test_a_failure_is_retried_if_any_host_may_come_back() -> None:
 
 
 def test_an_invalid_connection_string_is_not_repeated() -> None:
-    """Do not repeat psycopg's error, because it may quote the whole connection string."""
+    """psycopg's error may quote the whole connection string."""
     found = failures.cannot_connect(psycopg.ProgrammingError('unexpected character in URI: "postgresql://u:secret@["'))
     assert str(found) == "libpq cannot parse the connection string of PostgreSQL. To do: correct postgres.dsn"
     assert type(found) is ConfigError
@@ -177,7 +177,7 @@ def test_a_usable_slot_is_accepted() -> None:
         (replace(SLOT, failover=True, two_phase=True), StreamOptions()),
     ],
 )
-def test_prepared_transactions_and_failovers_go_together_from_18_on(slot: SlotState, wanted: StreamOptions) -> None:
+def test_two_phase_and_failover_can_be_combined_since_version_18(slot: SlotState, wanted: StreamOptions) -> None:
     found = failures.unusable("s", slot, "shop", wanted, 170010)
     with pytest.raises(ConfigError, match=r"would be lost\. Give up one of the two"):
         raise found or AssertionError

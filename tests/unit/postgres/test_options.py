@@ -23,7 +23,7 @@ def test_a_session_has_our_settings_last() -> None:
     assert found["application_name"] == "pgsluice"
 
 
-def test_a_dead_peer_is_noticed_unless_the_user_knows_better() -> None:
+def test_parameters_of_the_user_replace_our_defaults() -> None:
     found = parameters(ConnectionOptions({"keepalives_idle": "60", "connect_timeout": "3"}))
     assert found["keepalives_idle"] == "60"
     assert found["tcp_user_timeout"] == "30000"
@@ -38,7 +38,7 @@ def test_single_parameters_take_precedence_over_a_dsn(dsn: str) -> None:
 
 
 def test_the_authorities_of_the_system_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The OpenSSL in psycopg's wheels does not know where."""
+    """The OpenSSL in psycopg's wheels would not find this file."""
     file = ssl.get_default_verify_paths().cafile
     found = parameters(ConnectionOptions({"dsn": "sslrootcert=system"}))
     assert (found["sslrootcert"], found["sslmode"]) == (file, "verify-full")
@@ -52,7 +52,7 @@ def test_libpq_refuses_the_authorities_of_the_system_in_a_weak_mode() -> None:
     assert (found["sslrootcert"], found["sslmode"]) == ("system", "require")
 
 
-def test_overrides_come_last() -> None:
+def test_arguments_replace_configured_parameters() -> None:
     assert parameters(ConnectionOptions({"replication": "off"}), replication="database")["replication"] == "database"
 
 

@@ -84,5 +84,5 @@ def test_a_physical_slot_has_no_plugin_and_no_position() -> None:
         ({"wal_status": "unreserved"}, None),
     ],
 )
-def test_an_invalidated_slot_says_why(columns: dict[str, str], reason: str | None) -> None:
+def test_an_invalidated_slot_has_a_reason(columns: dict[str, str], reason: str | None) -> None:
     assert parse_slot(row(**columns)).invalidation == reason

@@ -43,7 +43,7 @@ def summary(sizes: dict[int, TableSize], skipped: int = 0, rows_per_s: int | Non
     return _summary(tables, skipped, sizes, rows_per_s)
 
 
-def test_the_summary_names_the_largest() -> None:
+def test_the_summary_names_the_largest_table() -> None:
     found = summary({1: TableSize(10, 8192), 2: TableSize(1_000_000, 3 * 2**30)}, skipped=3)
     assert found.verdict is Verdict.OK
     assert found.detail == (

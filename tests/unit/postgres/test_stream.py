@@ -78,7 +78,7 @@ async def test_a_busy_stream_is_read_in_large_batches(server: Walsender, monkeyp
         assert len(await reading) == 2
 
 
-async def test_a_stream_that_is_never_empty_still_yields_batches(
+async def test_a_stream_that_is_never_empty_is_read_without_a_pause(
     server: Walsender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "GATHER_S", 60)
@@ -144,7 +144,7 @@ async def test_a_batch_ends_at_its_number_of_bytes(server: Walsender) -> None:
     assert max(map(len, batches)) <= 4
 
 
-async def test_foreign_bytes_are_an_error(server: Walsender) -> None:
+async def test_an_unknown_frame_is_a_protocol_error(server: Walsender) -> None:
     async with streaming(server) as stream:
         server.frame(b"?")
         with pytest.raises(ProtocolError):
@@ -166,7 +166,7 @@ async def test_reports_are_sent_by_the_timer_and_never_decrease(server: Walsende
         assert (status.write, status.flush, status.apply) == (40, 40, 40)
 
 
-async def test_a_requested_reply_goes_out_without_the_timer(server: Walsender) -> None:
+async def test_a_requested_reply_does_not_wait_for_the_timer(server: Walsender) -> None:
     async with streaming(server, CALM) as stream:
         stream.report(9, 5)
         server.keepalive(10, reply_requested=True)
@@ -251,7 +251,7 @@ async def test_an_inquiry_that_is_under_way_ends_with_the_stream(server: Walsend
         assert stream._inquiry.cancelled()
 
 
-async def test_unverified_frames_are_not_returned(server: Walsender) -> None:
+async def test_frames_that_have_not_been_checked_are_not_returned(server: Walsender) -> None:
     async with streaming(server) as stream:
         asked = asyncio.Event()
         answer = asyncio.get_running_loop().create_future()
@@ -287,13 +287,13 @@ async def test_only_frames_before_a_failure_are_returned(server: Walsender) -> N
             await stream.read()
 
 
-async def test_a_slow_reader_is_not_silence_of_the_server(server: Walsender) -> None:
+async def test_a_slow_reader_does_not_count_as_silence_of_the_server(server: Walsender) -> None:
     async with streaming(server, SUSPICIOUS) as stream:
         await asyncio.sleep(2 * SUSPICIOUS.give_up_after_s)
         assert stream.failure is None
 
 
-async def test_missed_status_updates_are_not_made_up_for(server: Walsender) -> None:
+async def test_missed_status_updates_are_not_sent_later(server: Walsender) -> None:
     async with streaming(server, CALM) as stream:
         server.reads.clear()
         pgconn = stream._wire.pgconn
@@ -337,7 +337,7 @@ async def test_a_cancelled_read_does_not_forget_the_error(server: Walsender) -> 
 
 
 @pytest.mark.parametrize("end", [message(b"C", b"COPY 0\0"), message(b"c")])
-async def test_an_end_of_copy_is_retried(end: bytes, server: Walsender) -> None:
+async def test_if_the_server_ends_the_copy_a_new_session_tries_again(end: bytes, server: Walsender) -> None:
     async with streaming(server) as stream:
         server.xlog_data(b"last")
         server.send(end)
@@ -361,7 +361,7 @@ async def test_a_lost_connection_is_noticed_by_the_timer(server: Walsender) -> N
         assert isinstance(stream.failure, SourceUnavailable)
 
 
-async def test_a_connection_that_is_lost_while_the_end_is_read(server: Walsender) -> None:
+async def test_a_connection_lost_while_the_end_is_read_is_noticed(server: Walsender) -> None:
     async with streaming(server, CALM) as stream:
         server.refuse(S="ERROR", C="0A000", M="no")
         reading = asyncio.create_task(stream.read())
@@ -371,7 +371,7 @@ async def test_a_connection_that_is_lost_while_the_end_is_read(server: Walsender
             await reading
 
 
-async def test_a_fault_of_the_reporter_does_not_go_unnoticed(server: Walsender) -> None:
+async def test_an_error_in_the_reporter_ends_the_stream(server: Walsender) -> None:
     async with streaming(server, BUSY) as stream:
         reading = asyncio.create_task(stream.read())
         stream._received = -1
@@ -381,7 +381,7 @@ async def test_a_fault_of_the_reporter_does_not_go_unnoticed(server: Walsender) 
 
 async def test_the_first_failure_is_raised(server: Walsender) -> None:
     async with streaming(server) as stream:
-        server.xlog_data(b"not handed out any more")
+        server.xlog_data(b"not returned any more")
         await asyncio.sleep(0)
         stream.fail(ConfigError("first"))
         stream.fail(ConfigError("second"))

@@ -54,7 +54,7 @@ def error(status: int, code: int, message: str) -> Answer:
 
 
 class TestById:
-    def test_a_schema_is_given_as_a_text(self, store: SchemaStore) -> None:
+    def test_a_schema_is_returned_as_a_text(self, store: SchemaStore) -> None:
         assert get(store, f"/schemas/ids/{V1}") == Answer(200, {"schema": normalise(VALUES[0])})
 
     @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ class TestById:
     def test_parameters_that_clients_add_to_a_schema_request_are_accepted(self, store: SchemaStore, query: str) -> None:
         assert get(store, f"/schemas/ids/{V1}?{query}") == Answer(200, {"schema": normalise(VALUES[0])})
 
-    def test_the_largest_id_is_given_on_request(self, store: SchemaStore) -> None:
+    def test_the_largest_id_is_returned_on_request(self, store: SchemaStore) -> None:
         body = get(store, f"/schemas/ids/{V1}?fetchMaxId=true").body
         assert body == {"schema": normalise(VALUES[0]), "maxId": store.max_id()}
 
     def test_a_bare_schema_can_be_requested(self, store: SchemaStore) -> None:
         assert get(store, f"/schemas/ids/{V1}/schema") == Answer(200, VALUES[0])
 
-    def test_subjects_and_versions_of_a_schema_are_given(self, store: SchemaStore) -> None:
+    def test_subjects_and_versions_of_a_schema_are_returned(self, store: SchemaStore) -> None:
         copy, orders = {"subject": "s.p.copy-value", "version": 1}, {"subject": "s.p.orders-value", "version": 1}
         assert get(store, f"/schemas/ids/{V1}/versions") == Answer(200, [copy, orders])
         assert get(store, f"/schemas/ids/{V1}/subjects") == Answer(200, ["s.p.copy-value", "s.p.orders-value"])
@@ -107,7 +107,7 @@ class TestById:
 
     @pytest.mark.parametrize("part", ["", "/schema", "/versions", "/subjects"])
     def test_an_unknown_schema_id_is_not_found_yet(self, store: SchemaStore, part: str) -> None:
-        """Mark the answer as possibly too early. The client knows the id, so its schema may still arrive."""
+        """The client knows the id, probably from a message, so the schema may still arrive."""
         body = {"error_code": 40403, "message": "Schema 1 not found"}
         assert get(store, f"/schemas/ids/1{part}") == Answer(404, body, early=True)
 
@@ -159,7 +159,7 @@ class TestVersions:
         assert get(store, f"/subjects/s.p.orders-value/versions?{query}").body == [1, 2]
 
     @pytest.mark.parametrize(("wanted", "version"), [("1", 1), ("2", 2), ("latest", 2), ("-1", 2)])
-    def test_a_version_is_given(self, store: SchemaStore, wanted: str, version: int) -> None:
+    def test_a_version_is_returned(self, store: SchemaStore, wanted: str, version: int) -> None:
         assert get(store, f"/subjects/s.p.orders-value/versions/{wanted}?deleted=true") == Answer(
             200,
             {
@@ -237,7 +237,7 @@ class TestLookUp:
         assert (found.status, body["error_code"]) == (422, 42201)
         assert complaint in body["message"]
 
-    def test_a_schema_is_sent_as_a_text(self, store: SchemaStore) -> None:
+    def test_a_schema_that_is_not_sent_as_a_text_is_refused(self, store: SchemaStore) -> None:
         found = answered(store, "POST", "/subjects/s.p.copy-value", {}, b'{"schema":{"type":"string"}}')
         assert found == error(422, 42201, "Invalid schema: not a string")
 
@@ -248,7 +248,7 @@ class TestLookUp:
 
 
 class TestRegister:
-    def test_a_known_schema_has_its_id(self, store: SchemaStore) -> None:
+    def test_registering_a_known_schema_returns_its_id(self, store: SchemaStore) -> None:
         assert post(store, "/subjects/s.p.orders-value/versions", VALUES[1]) == Answer(200, {"id": V2})
 
     def test_any_other_schema_is_refused_as_in_read_only_mode(self, store: SchemaStore) -> None:
@@ -300,7 +300,7 @@ def test_slashes_around_a_path_do_not_matter(store: SchemaStore, path: str) -> N
     assert get(store, path).status == 200
 
 
-def test_the_root_says_nothing(store: SchemaStore) -> None:
+def test_the_root_is_an_empty_object(store: SchemaStore) -> None:
     assert get(store, "/") == Answer(200, {})
 
 
@@ -315,12 +315,12 @@ def test_unknown_paths_are_not_found(store: SchemaStore, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/schemas/ids/1", "/subjects", "/subjects/a/versions/1"])
 def test_until_all_schemas_are_read_the_answer_is_503(path: str) -> None:
-    """Answer 503 until all schemas are read, because clients try again after a 503, but not after a 404."""
+    """Clients try again after a 503, but not after a 404."""
     found = get(SchemaStore(), path)
     assert found == error(503, 503, "The schemas have not been read from Kafka yet: try again")
 
 
-def test_wrong_methods_are_told_the_right_ones(store: SchemaStore) -> None:
+def test_the_answer_to_a_wrong_method_names_the_allowed_methods(store: SchemaStore) -> None:
     refusal = {"error_code": 405, "message": "HTTP 405 Method Not Allowed"}
     assert get(store, "/subjects", "POST") == Answer(405, refusal, ("GET",))
     assert get(store, "/subjects/a", "GET") == Answer(405, refusal, ("POST", "DELETE"))

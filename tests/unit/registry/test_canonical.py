@@ -135,7 +135,7 @@ def test_the_reason_why_a_value_is_not_a_schema_is_named(schema: Any, complaint:
         canonical(schema)
 
 
-def test_depth_has_a_limit() -> None:
+def test_the_depth_of_a_schema_has_a_limit() -> None:
     schema: Schema = "string"
     for _ in range(5_000):
         schema = {"type": "array", "items": schema}
@@ -148,14 +148,14 @@ def named(name: str, namespace: str, references: int) -> Schema:
     return {"type": "record", "name": name, "namespace": namespace, "fields": [field]}
 
 
-def test_a_name_has_a_limit() -> None:
+def test_the_length_of_a_name_has_a_limit() -> None:
     assert canonical(named("n", "a" * (NAME_MAX - 2), 1))
     with pytest.raises(ValueError, match=r"^'aaa.*\.\.\. is longer than 4096 characters"):
         canonical(named("n", "a" * (NAME_MAX - 1), 1))
 
 
 def test_all_names_together_have_a_limit() -> None:
-    """Limit the length of all names. A namespace is written once, but each reference repeats it in the result."""
+    """A namespace is written once in the schema, but each reference repeats it in the result."""
     references = NAMES_MAX // NAME_MAX
     assert canonical(named("n", "a" * (NAME_MAX - 2), references - 2))
     with pytest.raises(ValueError, match="its names take more than"):
@@ -174,9 +174,7 @@ PLAIN = st.sampled_from(["null", "boolean", "int", "long", "float", "double", "b
 
 
 @given(st.lists(st.tuples(NAMES, PLAIN), unique_by=lambda field: field[0]), NAMES, NAMES)
-def test_the_result_is_a_schema_that_avro_reads_as_the_same(
-    fields: list[tuple[str, str]], name: str, namespace: str
-) -> None:
+def test_avro_reads_the_result_as_the_same_schema(fields: list[tuple[str, str]], name: str, namespace: str) -> None:
     schema = {
         "type": "record",
         "name": name,
@@ -188,13 +186,13 @@ def test_the_result_is_a_schema_that_avro_reads_as_the_same(
 
 
 class TestShape:
-    def test_attributes_that_do_not_affect_the_bytes(self) -> None:
+    def test_attributes_that_do_not_affect_the_bytes_are_ignored(self) -> None:
         decimal = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
         plain = {"type": "record", "name": "a.R", "fields": [{"name": "x", "type": ["null", decimal]}]}
         field = {"name": "x", "type": ["null", {**decimal, "pg.type": "numeric"}], "default": None, "doc": "an x"}
         assert shape({"type": "record", "name": "R", "namespace": "a", "doc": "", "fields": [field]}) == shape(plain)
 
     @pytest.mark.parametrize("change", [{"scale": 1}, {"logicalType": "x"}, {"type": "string"}])
-    def test_attributes_that_affect_the_bytes(self, change: dict[str, object]) -> None:
+    def test_attributes_that_affect_the_bytes_are_compared(self, change: dict[str, object]) -> None:
         decimal = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
         assert shape({"type": "array", "items": decimal}) != shape({"type": "array", "items": {**decimal, **change}})

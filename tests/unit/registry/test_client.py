@@ -23,14 +23,14 @@ def retry(errors: ClientErrors) -> Retry:
     return Retry(errors)
 
 
-async def test_a_time_limit_names_the_reason_last_reported(retry: Retry, errors: ClientErrors) -> None:
+async def test_a_time_out_names_the_last_report(retry: Retry, errors: ClientErrors) -> None:
     errors(REFUSED)
     with pytest.raises(SinkUnavailable, match=r"^Waiting: connection refused$"):
         async with retry.time_limit(0, "Waiting"):
             await asyncio.Event().wait()
 
 
-async def test_reports_from_before_an_answer_are_not_the_reason(retry: Retry, errors: ClientErrors) -> None:
+async def test_a_time_out_does_not_name_reports_from_before_an_answer(retry: Retry, errors: ClientErrors) -> None:
     errors(PASSWORD)
     errors.recovered()
     with pytest.raises(SinkUnavailable, match=r"^Waiting: Kafka did not answer in time$"):
@@ -38,19 +38,21 @@ async def test_reports_from_before_an_answer_are_not_the_reason(retry: Retry, er
             await asyncio.Event().wait()
 
 
-async def test_refused_credentials_are_not_a_matter_of_time(retry: Retry, errors: ClientErrors) -> None:
+async def test_refused_credentials_are_reported_instead_of_a_time_out(retry: Retry, errors: ClientErrors) -> None:
     errors(PASSWORD)
     with pytest.raises(PermissionDenied, match="Check the credentials"):
         async with retry.time_limit(0, "Waiting"):
             await asyncio.Event().wait()
 
 
-async def test_requests_that_end_in_time(retry: Retry) -> None:
+async def test_requests_that_end_in_time_raise_no_error(retry: Retry) -> None:
     async with retry.time_limit(60, "Waiting"):
         await asyncio.sleep(0)
 
 
-async def test_persists_while_kafka_is_not_available(retry: Retry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operation_is_retried_while_kafka_is_not_available(
+    retry: Retry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "RETRY_FIRST_S", 0)
     attempts = iter([SinkUnavailable("down"), SinkUnavailable("still down")])
 
@@ -69,7 +71,7 @@ def test_the_first_pauses_are_short() -> None:
     assert min(found[10:]) >= RETRY_S / 2
 
 
-async def test_a_failure_that_is_retried_is_a_reason(retry: Retry) -> None:
+async def test_a_time_out_names_the_last_failed_attempt(retry: Retry) -> None:
     async def operation() -> None:
         raise SinkUnavailable("Creating: too few brokers")
 

@@ -38,7 +38,7 @@ async def run(server: RegistryServer, store: SchemaStore, strategy: Strategy = "
 
 
 async def test_every_schema_keeps_its_id(server: RegistryServer, store: SchemaStore) -> None:
-    """Export all schemas, even one that the registry would consider incompatible."""
+    """All schemas are exported, even one that the registry would consider incompatible."""
     server.level = "FULL"
     assert await run(server, store) == {"shop.public.orders-key": (2, 0), "shop.transactions-key": (1, 0)}
     assert server.subjects["shop.public.orders-key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
@@ -60,7 +60,7 @@ async def test_an_export_can_use_other_strategies(server: RegistryServer, store:
 
 
 async def test_topics_of_one_table_share_a_subject_by_record(server: RegistryServer, store: SchemaStore) -> None:
-    """Export a schema of two topics once, as after a rule has renamed a topic. It has the same id in both."""
+    """If a rule has renamed a topic, the old and the new topic have the same schema. It is exported once."""
     store.add(Registered("shop.renamed-key", 1, 5, WIDE))
     assert (await run(server, store, "record"))["shop.public.orders.Key"] == (2, 0)
     assert server.subjects["shop.public.orders.Key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}
@@ -74,7 +74,9 @@ async def test_the_mode_of_a_subject_is_restored(server: RegistryServer, store: 
     assert server.subjects["shop.transactions-key"].mode == "READONLY"
 
 
-async def test_an_id_that_is_taken_is_reported(server: RegistryServer, store: SchemaStore) -> None:
+async def test_an_id_that_the_server_uses_for_another_schema_is_reported(
+    server: RegistryServer, store: SchemaStore
+) -> None:
     server._place(server._subject("theirs"), 1, 5, '"int"')
     with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)
@@ -82,10 +84,10 @@ async def test_an_id_that_is_taken_is_reported(server: RegistryServer, store: Sc
 
 
 @pytest.mark.parametrize("text", ['syntax = "proto3"; message A {}', '{"type":"object"}'])
-async def test_an_id_of_a_schema_that_is_not_avro_is_reported(
+async def test_an_id_that_the_server_uses_for_another_type_of_schema_is_reported(
     server: RegistryServer, store: SchemaStore, text: str
 ) -> None:
-    """Refuse an id that the registry uses for another type of schema, such as Protobuf or JSON Schema."""
+    """The registry may use the id for another type of schema, such as Protobuf or JSON Schema."""
     server._place(server._subject("theirs"), 1, 5, text)
     with pytest.raises(UnavailableError, match="uses id 5 for a schema of subject theirs"):
         await run(server, store)

@@ -27,7 +27,7 @@ class Names:
 
 
 class Counted:
-    """A replacement of module json that counts the calls of ``loads``."""
+    """Replaces the module json, and counts the calls of ``loads``."""
 
     parsed = 0
 
@@ -73,7 +73,7 @@ async def test_a_restart_learns_the_same_as_a_running_process() -> None:
     assert (await Histories(store, Names).of("a", "s.t")).learned == found.learned
 
 
-async def test_tables_that_share_a_subject_have_histories_of_their_own() -> None:
+async def test_tables_that_share_a_subject_have_separate_histories() -> None:
     store = SchemaStore()
     for schema in (record("A"), record("B", "s.u"), "string", record("C", 5), record("D")):
         add(store, schema)
@@ -115,7 +115,7 @@ async def test_the_least_recently_used_histories_are_forgotten(
 async def test_a_history_that_is_too_large_is_kept_while_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, parser: Counted
 ) -> None:
-    """Keep a history that exceeds the limit, because otherwise each version would have to be learned again."""
+    """If the history were dropped, every version would have to be learned again for each new version."""
     monkeypatch.setattr(module, "KEPT_NAMES_MAX", 1)
     store = SchemaStore()
     histories = Histories(store, Names)

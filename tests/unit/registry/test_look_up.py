@@ -32,7 +32,7 @@ def test_another_schema_is_not_found() -> None:
     assert find([], TEXT) is None
 
 
-def test_without_schemas_nothing_is_found() -> None:
+def test_an_invalid_schema_is_refused_even_if_there_are_no_versions() -> None:
     with pytest.raises(ValueError, match="unknown type 'text'"):
         find([], "text")
 

@@ -124,7 +124,7 @@ async def test_a_server_that_cannot_be_reached_is_retried() -> None:
             await client.subjects()
 
 
-async def test_an_answer_that_cannot_be_unpacked_is_reported() -> None:
+async def test_an_answer_that_cannot_be_decompressed_is_reported() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]")
@@ -145,7 +145,7 @@ async def test_a_missing_answer_is_reported(server: RegistryServer) -> None:
             await client.subjects()
 
 
-async def test_a_request_ends_if_it_is_given_up(server: RegistryServer, client: RestClient) -> None:
+async def test_a_request_can_be_cancelled(server: RegistryServer, client: RestClient) -> None:
     server.faults = [Fault(delay_s=3)]
     asking = asyncio.create_task(client.subjects())
     await asyncio.sleep(0.05)
@@ -228,7 +228,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 class TestTls:
     @pytest.fixture
     def tls_server(self, files: tuple[str, str]) -> Iterator[RegistryServer]:
-        """Provide a server with a certificate, which also requires this certificate from its clients."""
+        """Provide a server that has a certificate, and requires the same certificate from its clients."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*files)
         context.load_verify_locations(files[0])

@@ -24,17 +24,17 @@ def test_a_schema_record_is_json_without_framing() -> None:
 
 
 def test_two_schemas_of_a_subject_never_share_a_key() -> None:
-    """Give two schemas of the same version different keys, because compaction must keep both."""
+    """Two schemas may have the same version, and compaction must keep both of them."""
     other = Registered(RECORD.subject, RECORD.version, 78, '"long"')
     assert json.loads(RECORD.key()) == {"subject": "shop.public.öl-value", "id": 77}
     assert other.key() != RECORD.key()
 
 
-def test_a_new_version_of_the_facts_beside_a_schema_replaces_the_old() -> None:
+def test_a_new_description_of_the_table_replaces_the_old_one() -> None:
     assert Registered(RECORD.subject, 4, RECORD.id, RECORD.schema).key() == RECORD.key()
 
 
-def test_facts_beside_the_schema_may_be_missing() -> None:
+def test_the_description_of_the_table_may_be_missing() -> None:
     fields = json.loads(RECORD.value())
     del fields["postgres"]
     assert parse(json.dumps(fields).encode()).postgres is None
@@ -78,7 +78,7 @@ def test_an_invalid_schema_record_is_described(change: dict[str, object], compla
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
-def test_values_that_are_not_records_are_a_value_error(value: bytes | None, complaint: str) -> None:
+def test_values_that_are_not_schema_records_are_refused(value: bytes | None, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse(value)
 

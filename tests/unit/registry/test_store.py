@@ -56,7 +56,7 @@ class TestPropose:
         store = SchemaStore()
         assert registered(store, "a", TEXT).id == registered(store, "b", TEXT).id
 
-    def test_other_facts_about_a_schema_do_not_make_a_new_version(self) -> None:
+    def test_another_description_of_the_table_does_not_make_a_new_version(self) -> None:
         store = SchemaStore()
         first = registered(store, "a", TEXT, typmod=24)
         record, new = store.propose("a", TEXT, {"typmod": 54})
@@ -66,12 +66,12 @@ class TestPropose:
         assert store.propose("a", TEXT, {"typmod": 54}) == (record, False)
         assert store.versions("a") == [record]
 
-    def test_facts_are_kept_when_none_are_given(self) -> None:
+    def test_the_description_is_kept_if_none_is_given(self) -> None:
         store = SchemaStore()
         first = registered(store, "a", TEXT, typmod=24)
         assert store.propose("a", TEXT, None) == (first, False)
 
-    def test_facts_are_compared_as_they_read_back(self) -> None:
+    def test_descriptions_are_compared_as_they_are_read_back(self) -> None:
         store = SchemaStore()
         registered(store, "a", TEXT, typmods=[("name", 24)])
         assert not store.propose("a", TEXT, {"typmods": [["name", 24]]})[1]
@@ -88,7 +88,7 @@ class TestIdsOfAServer:
         assert store.propose("a", TEXT, {"typmod": 2}, 17)[1]
 
     def test_another_id_is_another_version(self) -> None:
-        """Keep both ids of a schema. Earlier messages have the first id, and later messages have the second."""
+        """Both ids are kept, because earlier messages have the first id, and later messages have the second."""
         store = SchemaStore()
         first = registered(store, "a", TEXT)
         store.add(store.propose("a", TEXT, None, 17)[0])
@@ -116,7 +116,7 @@ class TestCollision:
         store._by_id = Taken()
         assert store._next_free(MAX_ID - 1000) == 1
 
-    def test_the_id_taken_is_recorded_and_used_again(self) -> None:
+    def test_an_id_that_was_chosen_after_a_collision_is_used_again(self) -> None:
         store = SchemaStore()
         store.add(entry("other", 1, schema_id(normalise(TEXT)), "int"))
         first = registered(store, "a", TEXT)
@@ -224,7 +224,7 @@ SCHEMAS: list[Schema] = [TEXT, LONG, INT, {"type": "bytes"}]
 def test_a_reader_of_the_topic_knows_what_its_writers_know(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    """Write records by writers that have not read all earlier records. Versions collide, but no schema is lost.
+    """The writers have not read all earlier records, so versions collide, but no schema is lost.
 
     Each step gives the number of records that its writer has not read yet.
     """
@@ -260,7 +260,7 @@ def test_the_schema_of_a_message_is_found_by_its_id() -> None:
 
 
 def test_after_the_highest_version_the_lowest_free_one_is_used() -> None:
-    """Use the lowest free version if another program has written the highest one. No version could follow that."""
+    """Another program may have written the highest possible version, and no version can follow that."""
     store = SchemaStore()
     store.add(Registered("a", MAX_ID, 7, '"long"'))
     store.add(Registered("a", 1, 8, '"int"'))

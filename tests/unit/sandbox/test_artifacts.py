@@ -125,7 +125,7 @@ def start_program(program: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o002])
-def test_others_can_read_the_cache_and_not_write_it_whatever_the_umask(umask: int) -> None:
+def test_others_can_read_the_cache_but_not_write_it_whatever_the_umask(umask: int) -> None:
     former = os.umask(umask)
     try:
         entry = artifacts.make_entry(artifacts.cache_root(), "thing", lambda _: None)
@@ -167,12 +167,12 @@ def test_a_link_in_place_of_the_shared_cache_is_refused(tmp_path: Path, monkeypa
         artifacts.cache_root()
 
 
-def test_servers_read_the_cache_itself_where_they_can(own_cache: Path) -> None:
+def test_servers_read_our_cache_if_they_can_enter_it(own_cache: Path) -> None:
     assert artifacts.server_root(current_account()) == own_cache
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_servers_read_a_shared_cache_where_they_cannot_enter_ours(
+def test_servers_read_a_shared_cache_if_they_cannot_enter_ours(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_cache.mkdir()

@@ -33,7 +33,7 @@ def test_every_listener_has_an_address_and_only_those_of_clients_are_advertised(
     assert broker.voter == f"2@{controller}"
 
 
-def test_a_linked_broker_is_reached_by_its_peers_at_addresses_of_theirs() -> None:
+def test_each_broker_reaches_a_linked_broker_at_a_separate_address() -> None:
     brokers = [Broker(node, [], Path("libraries"), linked=True) for node in (1, 2)]
     try:
         one, two = brokers

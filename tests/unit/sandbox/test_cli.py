@@ -1,4 +1,4 @@
-"""The command line without servers. tests/integration/test_sandbox.py tests the rest."""
+"""Tests the command line without servers. tests/integration/test_sandbox.py tests the rest."""
 
 import os
 import subprocess

@@ -72,7 +72,7 @@ def test_a_running_daemon_cannot_be_started_again() -> None:
         assert daemon.config_file.exists()
 
 
-def test_a_daemon_that_ends_during_the_wait_is_an_error_with_its_log(refused: Daemon) -> None:
+def test_a_daemon_that_ends_during_the_wait_is_reported_with_its_log(refused: Daemon) -> None:
     with pytest.raises(ServerError, match="nonsense"):
         refused.wait_until_ready()
 

@@ -43,7 +43,7 @@ def test_a_row_that_was_read_belongs_to_no_transaction() -> None:
     assert (line.operation, line.position) == ("read", "0/1000A")
 
 
-def test_an_insert_shows_what_is_not_null_and_not_the_key() -> None:
+def test_an_insert_shows_the_values_that_are_not_null_without_the_key() -> None:
     assert changes(event("c", {"sku": "LAMP"}, LAMP)) == ["price=39.90, manual=(1,000 characters)"]
 
 
@@ -54,11 +54,11 @@ def test_an_update_shows_what_changed() -> None:
     assert found[1] == "price 39.90 -> 30, details null -> {}"
 
 
-def test_an_update_of_a_row_never_seen_shows_the_row() -> None:
+def test_an_update_of_an_unknown_row_shows_the_whole_row() -> None:
     assert changes(event("u", {"id": 1}, {"id": 1, "name": "Ada"})) == ["name=Ada"]
 
 
-def test_values_that_were_not_sent_stay_known() -> None:
+def test_values_that_were_not_sent_are_remembered() -> None:
     key, not_sent = {"sku": "LAMP"}, {**LAMP, "manual": None}
     found = changes(
         event("c", key, LAMP),
@@ -91,7 +91,7 @@ def test_deleted_rows_are_forgotten(end: Event) -> None:
     assert first == second
 
 
-def test_a_truncate_leaves_other_tables() -> None:
+def test_a_truncate_does_not_affect_other_tables() -> None:
     other = event("c", {"id": 1}, {"id": 1, "name": "Ada"})
     truncate = Event("shop.public.carts", None, {**event("t", None).value, "flags": ["restart_identity"]})
     found = changes(other, truncate, event("u", {"id": 1}, {"id": 1, "name": "Ada"}))
@@ -99,7 +99,7 @@ def test_a_truncate_leaves_other_tables() -> None:
     assert found[1:] == ["all rows, restart_identity", ""]
 
 
-def test_rows_without_a_key_are_shown_whole() -> None:
+def test_rows_without_a_key_are_shown_completely() -> None:
     line = Describer().describe(event("c", None, {"name": "Ada"}))
 
     assert (line.key, line.change) == ("", "name=Ada")

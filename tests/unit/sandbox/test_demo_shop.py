@@ -1,7 +1,7 @@
 from sandbox.demo.shop import ACTS, Transaction
 
 
-def test_a_statement_alone_needs_no_begin() -> None:
+def test_a_single_statement_is_shown_without_begin() -> None:
     assert str(Transaction(["TRUNCATE carts"])) == "TRUNCATE carts;"
 
 
@@ -10,5 +10,5 @@ def test_transactions_are_shown_as_they_are_typed() -> None:
     assert str(Transaction(["TRUNCATE a"], rolled_back=True)) == "BEGIN;\nTRUNCATE a;\nROLLBACK;"
 
 
-def test_the_end_of_every_act_can_be_awaited() -> None:
+def test_no_act_ends_with_a_rollback_so_its_end_can_be_awaited() -> None:
     assert not any(act.transactions[-1].rolled_back for act in ACTS)

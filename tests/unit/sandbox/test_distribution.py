@@ -61,7 +61,7 @@ def test_missing_files_of_a_wheel_are_found(tmp_path: Path, name: str) -> None:
     assert problem.endswith("is missing")
 
 
-def test_two_source_distributions_of_one_commit_are_equal_and_as_they_should_be(tmp_path: Path) -> None:
+def test_two_source_distributions_of_one_commit_are_equal_and_correct(tmp_path: Path) -> None:
     targets = [tmp_path / name for name in "ab"]
     built = []
     for target in targets:
@@ -74,7 +74,7 @@ def test_two_source_distributions_of_one_commit_are_equal_and_as_they_should_be(
         assert {member.mtime for member in archive} == {1700000000}
 
 
-def test_the_versions_that_pyproject_claims() -> None:
+def test_interpreters_are_found_for_the_versions_in_pyproject() -> None:
     found = dict(distribution.interpreters())
     assert "3.11" in found
     assert {version for version, python in found.items() if python is not None and python.version != version} == set()

@@ -1,4 +1,4 @@
-"""Forked daemons behave like daemons that are started as commands, and do not outlive their owner."""
+"""Tests that forked daemons behave like daemons that are started as commands, and do not outlive their owner."""
 
 import os
 import select
@@ -93,7 +93,7 @@ def test_a_daemon_has_its_own_directory_and_descriptors(waiting: Server, directo
     assert opened_by(process) & opened_by(supervisor) == {str(directory / "log")}
 
 
-def test_a_daemon_stops_in_order(waiting: Server) -> None:
+def test_a_daemon_stops_in_an_orderly_way(waiting: Server) -> None:
     waiting.send(signal.SIGTERM)
     assert waiting.wait(WAIT_S) == 0
 

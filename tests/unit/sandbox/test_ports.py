@@ -8,7 +8,7 @@ from sandbox.errors import NoFreePort
 from sandbox.ports import ReservedPort
 
 
-def test_ports_lie_below_what_the_kernel_hands_to_clients() -> None:
+def test_ports_are_below_the_ephemeral_ports_of_the_kernel() -> None:
     lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     reserved = [ReservedPort.any() for _ in range(20)]
     assert all(ports.LOWEST <= port.number < lowest_ephemeral for port in reserved)
@@ -43,7 +43,7 @@ def test_a_port_that_somebody_listens_on_is_refused_and_not_kept() -> None:
     ReservedPort(port.number).release()
 
 
-def test_no_port_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_an_error_if_no_port_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     port = ReservedPort.any()
     monkeypatch.setattr(ports, "LOWEST", port.number)
     monkeypatch.setattr(ports, "ATTEMPTS", 1)

@@ -1,4 +1,4 @@
-"""Tests that no server outlives its owner, whatever happens to the two. The servers are shell scripts."""
+"""Tests that no server outlives its owner, whatever happens to either of them. The servers are shell scripts."""
 
 import os
 import select
@@ -19,7 +19,7 @@ from sandbox.process import Server, make_directory
 from sandbox.supervisor import descendants
 
 FAMILY = ["/bin/sh", "-c", "trap '' TERM; setsid sleep 1000 & sleep 1000 & echo $! >> family; wait; wait"]
-"""A server that ignores SIGTERM, and has two children, one of them in its own session."""
+"""A server that ignores SIGTERM, and has two children. One of the children is in a session of its own."""
 
 WAIT_S = 30
 
@@ -225,7 +225,7 @@ def test_the_server_dies_with_its_supervisor(owner: "subprocess.Popen[str]") -> 
     watched = [os.pidfd_open(server_pid)]
     os.kill(supervisor_pid, signal.SIGKILL)
     wait_until_gone(watched)
-    for child in children:  # children of a shell survive it, unlike PostgreSQL's
+    for child in children:  # the children of a shell survive the shell, whereas PostgreSQL's children end with it
         os.kill(child, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""The information about tools, without installing them."""
+"""Tests what the sandbox reports about tools, without installing them."""
 
 import re
 from collections.abc import Iterator

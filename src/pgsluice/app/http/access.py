@@ -90,7 +90,7 @@ class Access:
             self.look()
 
     def look(self) -> None:
-        """Read files that have changed since they were read."""
+        """Read the files again that have changed since they were last read."""
         for index, (names, load) in enumerate(self._watched):
             signature = _signature(names)
             if signature == self._loaded[index]:
@@ -109,9 +109,9 @@ class Access:
         Try them in another context first, because a failure leaves a context half changed.
         """
         cert_file, key_file = self._files.cert_file, self._files.key_file
-        assert cert_file is not None, "it is watched"
-        assert key_file is not None, "it is watched"
-        assert self.tls is not None, "made for these files"
+        assert cert_file is not None, "called only if both files are set"
+        assert key_file is not None, "called only if both files are set"
+        assert self.tls is not None, "__init__() has made it"
         for setting, name in (("tls_cert_file", cert_file), ("tls_key_file", key_file)):
             try:
                 Path(name).read_bytes()
@@ -124,7 +124,7 @@ class Access:
                 raise ConfigError(_not_a_pair(cert_file, key_file, error)) from None
 
     def _load_token(self) -> None:
-        assert self._files.token_file is not None, "it is watched"
+        assert self._files.token_file is not None, "called only if the file is set"
         try:
             self._token = read_token_file(self._files.token_file).encode()
         except ValueError as error:
@@ -134,12 +134,12 @@ class Access:
 def _not_a_pair(cert_file: str, key_file: str, error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return (
-            f"http.tls_key_file: {key_file} is not the key of the certificate in {cert_file}. Write "
-            "the key that the certificate was made for, and put the server's own certificate first in its file."
+            f"http.tls_key_file: {key_file} is not the key of the certificate in {cert_file}. Use the key that belongs "
+            "to the certificate. The first certificate in the file has to be the server's own."
         )
     return (
-        f"http.tls_cert_file: {cert_file} and {key_file} are not a certificate and a key in PEM format, without a "
-        f"password ({error.reason or error}). Correct the files."
+        f"http.tls_cert_file: {cert_file} and {key_file} are not a certificate and a key in PEM format, or the key "
+        f"has a password ({error.reason or error}). Correct the files."
     )
 
 

@@ -186,7 +186,7 @@ class HttpServer:
         return _verdict(self._health.ready(role))
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        # We do not need the parameters of an accepted type, and the library fails for strange ones.
+        # choose_encoder() fails if the header has unusual parameters, so it gets only the type.
         open_metrics = _OPEN_METRICS in request.headers.get("Accept", "")
         encode, content_type = choose_encoder(_OPEN_METRICS if open_metrics else "")
         return web.Response(body=encode(self._metrics), headers={"Content-Type": content_type})
@@ -279,9 +279,8 @@ async def _body(request: web.Request) -> bytes:
 def _is_from_another_site(request: web.Request) -> bool:
     """Return whether a web page of another site made a browser send this request.
 
-    Other programs send neither Sec-Fetch-Site nor Origin.
-
-    Browsers leave out Sec-Fetch-Site on an unencrypted connection, unless the address is a loopback address.
+    Programs other than browsers send neither Sec-Fetch-Site nor Origin. Both headers are checked, because browsers
+    leave out Sec-Fetch-Site on an unencrypted connection, unless the address is a loopback address.
     """
     site, origin = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Origin")
     other_origin = origin is not None and origin.partition("://")[2] != request.headers.get("Host")

@@ -110,7 +110,7 @@ class TestCertificate:
         locked = tmp_path / "locked.key"
         command = ["openssl", "rsa", "-aes256", "-passout", "pass:secret", "-in", str(pair[1]), "-out", str(locked)]
         subprocess.run(command, check=True, capture_output=True)
-        with pytest.raises(ConfigError, match="without a password"):
+        with pytest.raises(ConfigError, match="or the key has a password"):
             Access(files((pair[0], locked)))
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -156,7 +156,7 @@ class TestServer:
         url = f"https://localhost:{server.port}/livez"
         async with httpx2.AsyncClient(verify=trusting(pair[0])) as asking:
             assert (await asking.get(url)).text == "ok\n"
-            served[0].write_bytes(other[0].read_bytes())  # only the certificate is renewed yet, and not the key
+            served[0].write_bytes(other[0].read_bytes())  # the key is not renewed yet
             server._access.look()
         async with httpx2.AsyncClient(verify=trusting(pair[0])) as asking:
             assert (await asking.get(url)).text == "ok\n"

@@ -26,7 +26,7 @@ SUBJECT = "s.p.Größe 50 %/a-value"
 
 @dataclass
 class Process:
-    """A process with a health that a test sets."""
+    """A process whose status and health a test sets."""
 
     status: dict[str, object] = field(default_factory=dict)
     dead: str | None = None
