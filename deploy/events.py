@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 DISCOVERY_MS = 1000
-"""The interval at which the consumer looks for new topics, such as that of a table's first row."""
+"""The interval at which the consumer looks for new topics. A topic is created with a table's first row."""
 
 
 def main(bootstrap_servers: str, registry_url: str, prefix: str) -> None:
@@ -31,7 +31,7 @@ def main(bootstrap_servers: str, registry_url: str, prefix: str) -> None:
             "topic.metadata.refresh.interval.ms": DISCOVERY_MS,
         }
     )
-    # The topics of tables are named prefix.schema.table, those of pgsluice itself prefix.name.
+    # The topics of tables are named prefix.schema.table. pgsluice's own topics, named prefix.name, are left out.
     consumer.subscribe([rf"^{re.escape(prefix)}\.[^.]+\..+"])
     while True:
         message = consumer.poll(1.0)

@@ -516,7 +516,7 @@ REFUSED = {
     "no TOML": (["--set", "config=a = ["], "config is not TOML"),
     "a setting that is no secret": (
         ["--set", "secretSettings[0].setting=postgres.user,secretSettings[0].secretName=a,secretSettings[0].key=b"],
-        "secretSettings names postgres.user, which is no secret setting",
+        "secretSettings names postgres.user, which is not a secret setting",
     ),
     "a secret setting twice": (
         ["--set", "secretSettings[1].setting=postgres.password,secretSettings[1].secretName=a,secretSettings[1].key=b"],
@@ -560,7 +560,7 @@ REFUSED = {
     ),
     "a table in the environment": (
         ["--set-json", 'env=[{"name":"PGSLUICE_KAFKA__CLIENT","value":"{\\"sasl.password\\": \\"tiger\\"}"}]'],
-        "env holds a secret, PGSLUICE_KAFKA__CLIENT,",
+        "env holds a secret, PGSLUICE_KAFKA__CLIENT.",
     ),
     "a secret in the environment of the registry": (
         ["--set", "registry.env[0].name=PGSLUICE_KAFKA__CLIENT__SSL_KEY_PASSWORD,registry.env[0].value=tiger"],
@@ -592,7 +592,7 @@ REFUSED = {
     ),
     "a monitor of no Service": (
         ["--set", "metrics.serviceMonitor.enabled=true,service.enabled=false"],
-        "metrics.serviceMonitor needs service.enabled",
+        "metrics.serviceMonitor needs the Service, but service.enabled is false",
     ),
 }
 

@@ -55,7 +55,7 @@ affinity:
 {{- if $several }}
 affinity:
   podAntiAffinity:
-    # This is only a preference, because an update needs one more pod for a moment, which must not wait for a node.
+    # This is only a preference. During an update, there is one more pod for a moment, which must not wait for a node.
     preferredDuringSchedulingIgnoredDuringExecution:
       - weight: 100
         podAffinityTerm:
@@ -84,7 +84,7 @@ topologySpreadConstraints:
 {{- define "pgsluice.container" -}}
 image: {{ include "pgsluice.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-# `kubectl describe pod` then shows the last lines of the log.
+# With this policy, `kubectl describe pod` shows the last lines of the log.
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   {{- toYaml .Values.securityContext | nindent 2 }}

@@ -20,7 +20,8 @@ the Secrets and the variables that the component may see, and the connections wh
 
 {{/*
 What the registry may see. If it has its own secrets for Kafka, it gets none of the pipeline's. It never gets secrets for
-PostgreSQL and for a registry server. Its port must not be open while that of the pipeline needs a token.
+PostgreSQL or for a registry server. It gets the pipeline's token unless it has its own, because the registry's port must
+not be open if the pipeline's port needs a token.
 */}}
 {{- define "pgsluice.registry" -}}
 {{- $own := .Values.registry -}}
@@ -51,7 +52,7 @@ content of Secrets cannot be seen here. But the registry connects to Kafka only,
 {{- range .env }}{{ include "pgsluice.isKafkaSecret" . }}{{ end -}}
 {{- end }}
 
-{{/* Return a text that is not empty if a variable has a secret for Kafka, or says where Kafka's password is. */}}
+{{/* Return a text that is not empty if a variable contains a secret for Kafka, or says where Kafka's password is. */}}
 {{- define "pgsluice.isKafkaSecret" -}}
 {{- $setting := include "pgsluice.settingOfVariable" .name -}}
 {{- $table := and (eq $setting "kafka.client") .valueFrom -}}
@@ -62,7 +63,7 @@ yes
 {{- end -}}
 {{- end }}
 
-{{/* Return secret settings with dots in the names of the properties of Kafka's client. */}}
+{{/* Return secret settings, with dots instead of underscores in the names of properties of Kafka's client. */}}
 {{- define "pgsluice.entries" -}}
 {{- $entries := list -}}
 {{- range . }}{{ $entries = append $entries (merge (dict "setting" (include "pgsluice.settingOf" .setting)) .) }}{{ end -}}
@@ -82,9 +83,9 @@ empty text. Called with (dict "settings" DICT "existing" NAME "component" DICT "
 {{- end }}
 
 {{/*
-The name of the file that contains a secret setting. If there is also a setting with the suffix _file, it is set to
-this file, and pgsluice reads the file again while it runs. All other settings are read from the secrets directory,
-where names have two underscores between tables.
+The name of the file that contains a secret setting. If there is also a setting with the suffix _file, such as
+postgres.password_file, it is set to this file, and pgsluice reads the file again while it runs. pgsluice reads all other
+settings from the secrets directory, where the names of files have two underscores between tables.
 */}}
 {{- define "pgsluice.secretFile" -}}
 {{- if eq . "kafka.client.sasl.password" -}}
@@ -194,7 +195,7 @@ Helm 4 uses, refuses a list where a name occurs twice.
 {{- end }}
 {{- end }}
 
-{{/* Secret files belong to root and are readable for the pod's group, because libpq refuses keys that others can read. */}}
+{{/* Secret files belong to root, and the pod's group can read them, because libpq refuses keys that others can read. */}}
 {{- define "pgsluice.volumes" -}}
 {{- $root := .root -}}
 - name: config

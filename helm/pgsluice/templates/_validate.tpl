@@ -1,6 +1,6 @@
 {{/*
-Refuse values that cannot work, all of them at once, before anything is installed. Mistakes that the schema refuses (a
-name that does not exist, a value of another type) are not checked again.
+Refuse values that cannot work, before anything is installed, and report all of them together. Mistakes that
+values.schema.json refuses (a name that does not exist, a value of a wrong type) are not checked again.
 */}}
 
 {{- define "pgsluice.validate" -}}
@@ -16,7 +16,7 @@ name that does not exist, a value of another type) are not checked again.
 {{- define "pgsluice.problems.replicas" -}}
 {{- $problems := list -}}
 {{- if or (lt (int .Values.replicas) 1) (gt (int .Values.replicas) 2) -}}
-{{- $problems = append $problems (printf "replicas is %d. One pod owns the replication slot, a second one waits as its standby, and more would only wait as well. Set replicas to 1 or 2." (int .Values.replicas)) -}}
+{{- $problems = append $problems (printf "replicas is %d. One pod owns the replication slot, a second one waits as its standby, and further pods would only wait as well. Set replicas to 1 or 2." (int .Values.replicas)) -}}
 {{- end -}}
 {{- toJson $problems -}}
 {{- end }}
@@ -28,14 +28,14 @@ name that does not exist, a value of another type) are not checked again.
 {{- if and $text $existing -}}
 {{- $problems = append $problems "config and existingConfigMap.name are both set, but only one of them can be mounted. Remove one of the two." -}}
 {{- else if not (or $text $existing) -}}
-{{- $problems = append $problems "There are no settings for pgsluice. Set config to the text of a TOML file (helm install --set-file config=pgsluice.toml ...), or existingConfigMap.name to a ConfigMap that holds one." -}}
+{{- $problems = append $problems "There are no settings for pgsluice. Set config to the text of a TOML file (helm install --set-file config=pgsluice.toml ...), or existingConfigMap.name to the name of a ConfigMap with such a text." -}}
 {{- else if $text -}}
 {{- $settings := fromToml $text -}}
 {{- with $settings.Error -}}
-{{- $problems = append $problems (printf "config is not TOML: %s. Correct it; `pgsluice check --offline -c FILE` names every mistake." .) -}}
+{{- $problems = append $problems (printf "config is not TOML: %s. Correct it. `pgsluice check --offline -c FILE` names every mistake." .) -}}
 {{- end -}}
 {{- range include "pgsluice.inlineSecrets" $settings | fromJsonArray -}}
-{{- $problems = append $problems (printf "config holds a secret, %s, which everybody who may read ConfigMaps or the values of the release could see. Remove it from config, put it into a Secret, and name that one in secretSettings." .) -}}
+{{- $problems = append $problems (printf "config holds a secret, %s. Everybody who may read ConfigMaps or the values of the release could see it. Remove it from config, put it into a Secret, and name this Secret in secretSettings." .) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
@@ -51,7 +51,7 @@ name that does not exist, a value of another type) are not checked again.
 {{- if not (kindIs "map" $value) }}{{ $value = dict "" $value }}{{ end -}}
 {{- range $name, $text := $value -}}
 {{- $path := list $section $key $name | compact | join "." -}}
-{{- /* Without quotes, the dots in the name of a property make tables. */ -}}
+{{- /* In TOML, if the name of a property has dots and no quotes, the dots create nested tables. */ -}}
 {{- $full := kindIs "map" $text | ternary (printf "%s.%s" $path (toJson $text)) $path -}}
 {{- if include "pgsluice.holdsSecret" (list $full (toString $text)) }}{{ $found = append $found $path }}{{ end -}}
 {{- end -}}
@@ -86,12 +86,12 @@ yes
 {{- $problems := list -}}
 {{- range .Values.secretSettings -}}
 {{- if not (regexMatch "^(postgres\\.(password|dsn|parameters\\.[a-z_]+)|snapshot\\.primary|schema_registry\\.(password|token)|http\\.token|kafka\\.client\\.[a-z0-9._]+)$" .setting) -}}
-{{- $problems = append $problems (printf "secretSettings names %s, which is no secret setting. There are postgres.password, postgres.dsn, postgres.parameters.NAME, snapshot.primary, schema_registry.password, schema_registry.token, http.token and kafka.client.NAME; all others belong into config." .setting) -}}
+{{- $problems = append $problems (printf "secretSettings names %s, which is not a secret setting. Secret settings are postgres.password, postgres.dsn, postgres.parameters.NAME, snapshot.primary, schema_registry.password, schema_registry.token, http.token and kafka.client.NAME. Set all other settings in config." .setting) -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.registry.secretSettings -}}
 {{- if not (or (hasPrefix "kafka.client." .setting) (eq .setting "http.token")) -}}
-{{- $problems = append $problems (printf "registry.secretSettings names %s. The registry connects to Kafka only, so there are http.token and kafka.client.NAME." .setting) -}}
+{{- $problems = append $problems (printf "registry.secretSettings names %s. The registry connects to Kafka only, so its secret settings are http.token and kafka.client.NAME." .setting) -}}
 {{- end -}}
 {{- end -}}
 {{- range $place, $values := dict "" .Values "registry." .Values.registry -}}
@@ -120,19 +120,19 @@ yes
 {{- $setting := include "pgsluice.settingOfVariable" .name -}}
 {{- $secret := or (regexMatch "^PG.*(PASSWORD|SECRET|TOKEN|JAAS|KEY_PEM)$" .name) (include "pgsluice.holdsSecret" (list $setting (toString .value))) -}}
 {{- if and .value $secret -}}
-{{- $problems = append $problems (printf "env holds a secret, %s, which everybody who may read Deployments or the values of the release could see. Put it into a Secret, and name that one in secretSettings, or in valueFrom." .name) -}}
+{{- $problems = append $problems (printf "env holds a secret, %s. Everybody who may read Deployments or the values of the release could see it. Put it into a Secret, and name this Secret in secretSettings, or in valueFrom." .name) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
 {{- end }}
 
-{{/* Return the full name of a setting, where a property of Kafka's client may have underscores as dots. */}}
+{{/* Return the full name of a setting, with dots instead of underscores in the name of a property of Kafka's client. */}}
 {{- define "pgsluice.settingOf" -}}
 {{- $property := trimPrefix "kafka.client." . -}}
 {{- if or (eq $property .) (eq $property "log_level") }}{{ . }}{{ else }}kafka.client.{{ replace "_" "." $property }}{{ end -}}
 {{- end }}
 
-{{/* Return the setting that a variable means. */}}
+{{/* Return the name of the setting that an environment variable sets. */}}
 {{- define "pgsluice.settingOfVariable" -}}
 {{- include "pgsluice.settingOf" (trimPrefix "PGSLUICE_" . | lower | replace "__" ".") -}}
 {{- end }}
@@ -143,7 +143,7 @@ yes
 {{- $parts := regexSplit "=" (trimPrefix "--set=" .) 2 -}}
 {{- $setting := include "pgsluice.settingOf" (first $parts | trim) -}}
 {{- if include "pgsluice.holdsSecret" (list $setting (last $parts)) -}}
-{{- $problems = append $problems (printf "extraArgs holds a secret, %s, which everybody who may read Deployments or the values of the release could see. Put it into a Secret, and name that one in secretSettings." $setting) -}}
+{{- $problems = append $problems (printf "extraArgs holds a secret, %s. Everybody who may read Deployments or the values of the release could see it. Put it into a Secret, and name this Secret in secretSettings." $setting) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $problems -}}
@@ -155,7 +155,7 @@ yes
 {{- $problems = append $problems "metrics.podMonitor and metrics.serviceMonitor are both enabled, so every pod would be scraped twice. Disable one of the two." -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.service.enabled) -}}
-{{- $problems = append $problems "metrics.serviceMonitor needs service.enabled. Enable that, or take metrics.podMonitor." -}}
+{{- $problems = append $problems "metrics.serviceMonitor needs the Service, but service.enabled is false. Set service.enabled to true, or use metrics.podMonitor instead." -}}
 {{- end -}}
 {{- toJson $problems -}}
 {{- end }}
