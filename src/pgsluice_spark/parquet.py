@@ -95,7 +95,7 @@ class ParquetTable:
         del schema, rows, commit
         self._refuse()
 
-    def fit(self, schema: StructType) -> None:  # noqa: ARG002 - as in the protocol
+    def fit(self, schema: StructType) -> None:
         """Do nothing, because each directory has its own schema."""
 
     def append(self, rows: DataFrame, commit: Commit) -> int:
