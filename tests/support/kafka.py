@@ -1,4 +1,4 @@
-"""Functions for topics, transactions and records that use only Kafka's clients, and no code of pgsluice."""
+"""Functions for topics, transactions and records. They use Kafka's client library, and not pgsluice's own clients."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class SecuredKafka(Kafka):
 
 
 def properties(kafka: Kafka) -> dict[str, str]:
-    """Return the client properties with which a user with all rights connects to a broker."""
+    """Return the properties of a client that connects to a broker as a user with all rights."""
     return kafka.properties() if isinstance(kafka, SecuredKafka) else {"bootstrap.servers": kafka.bootstrap_servers}
 
 
