@@ -122,7 +122,7 @@ class Reader:
         self._next: dict[Place, int] = {}
         """The offset up to which each partition was read."""
         self._partitions: dict[str, int] = {}
-        """The number of partitions by topic. ``read_until`` and ``read_rest`` discard it, so that it is fetched again."""
+        """The number of partitions by topic. ``read_until`` and ``read_rest`` discard it, so it is fetched again."""
 
     def close(self) -> None:
         """Close the connections."""
