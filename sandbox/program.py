@@ -66,7 +66,8 @@ class Program:
     ) -> None:
         """Start the process with ``variables`` in its environment. Do not wait until it is ready.
 
-        Raise ServerError if it runs already. Its supervisor would lose its owner, and remove the directory of both.
+        Raise ServerError if the process already runs. Its supervisor would lose its owner, and would therefore remove
+        the directory, which the new process would use as well.
         """
         if self.alive:
             raise ServerError(f"{self.what} is already running")
@@ -131,7 +132,7 @@ class Program:
         return self._get("/metrics")[1]
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """Return the value of the first sample of a metric that has these labels, or None if there is none."""
+        """Return the value of a metric's first sample with these labels, or None if there is no such sample."""
         text = "\n".join(line for line in self.metrics().splitlines() if line.startswith(name))
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
