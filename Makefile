@@ -56,7 +56,7 @@ define SIDE_BY_SIDE
 	$(PYTEST) $(1) -q -n 3 --dist loadfile --no-loadscope-reorder $(SELECTED) || $(call ONCE_MORE,$(1) -q $(SELECTED))
 endef
 
-faults-quick: setup ## Kill every kind of process at random, about twenty times (takes minutes)
+faults-quick: setup ## Kill daemons, servers and brokers at random, and check that nothing is lost (takes minutes)
 	$(PYTEST) tests/faults -q
 
 faults: setup ## The same for longer: make faults KILLS=500 [SEED=n [ROUND=n]] [VERSION=14|16|18] [WITHOUT=rule]
