@@ -9,8 +9,8 @@ from typing import Self
 from pydantic import TypeAdapter
 
 OPENED_MAX = 0.9
-"""The opening is left out of a result only if at most this share of the load was delivered when the bench noticed that
-the opening was delivered."""
+"""If more than this share of a load was delivered when the bench noticed the end of the opening, the result includes
+the opening."""
 
 DRAIN = "drain"
 """The contender with which all others are compared."""

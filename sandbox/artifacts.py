@@ -1,4 +1,4 @@
-"""Fetches the artifacts that ``pom.xml`` pins into the cache, once, with Maven.
+"""Provides the artifacts that are pinned in ``pom.xml``. Maven downloads them into the cache once.
 
 ``installation``, ``kafka`` and ``spark`` use this module.
 

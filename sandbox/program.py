@@ -98,7 +98,7 @@ class Program:
             self.kill()
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait until the process has ended, and return its exit code. A negative code is a signal that ended it."""
+        """Wait until the process has ended, and return its exit code, or the negative number of a fatal signal."""
         status = self._running().wait(timeout_s)
         self._forget()
         return status
@@ -145,7 +145,7 @@ class Program:
         return self._log.read_text(errors="replace")
 
     def why_it_stopped(self) -> str:
-        """Return the reason in the last line of the log, which the process writes when it ends because of an error."""
+        """Return the reason in the last line of the log. The process writes this line when an error ends it."""
         found: dict[str, Any] = json.loads(self.log_text().splitlines()[-1])
         return "\n".join([found["reason"], *found.get("problems", [])])
 

@@ -33,8 +33,8 @@ VALIDATE = "kubernetes-validate==1.37.0"
 
 _APISERVER_PACKAGE = "k8s.io/kubernetes/cmd/kube-apiserver"
 _STAGING_VERSION = "v0.0.0"
-"""The placeholder version of Kubernetes' own modules in its go.mod. They are published with the minor and patch version
-of Kubernetes."""
+"""The placeholder version of Kubernetes' own modules in its go.mod. The published modules have the minor and patch
+version of Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)

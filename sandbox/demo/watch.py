@@ -18,7 +18,7 @@ ARRIVAL_TIMEOUT_S = 120
 
 LINES = 12
 TAIL = 3
-"""The number of lines at the end of a long list that are shown. The middle of the list is omitted."""
+"""How many lines are shown from the end of a long list. The middle of the list is omitted."""
 
 
 class Watch:

@@ -57,7 +57,7 @@ class Tally:
     torn: int = 0
     out_of_order: int = 0
     untrue: int = 0
-    """The number of tables with an error: a row that was read, or the copy, differed from the table at its position."""
+    """The number of tables of which a loaded row, or the consumer's copy, differed from PostgreSQL's content."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Contents:
     committed: frozenset[int]
     """The numbers of the committed transactions, from the ledger."""
     asides: Mapping[int, int]
-    """The LSNs of messages outside of transactions whose writers committed, by number."""
+    """By number: the LSNs of those messages outside of transactions whose writers committed."""
     last_aside: int
     """The highest number of a message outside of transactions.
 

@@ -86,7 +86,8 @@ ORDERED = (
     "made_1",
     "made_2",
 )
-"""The tables that commands may load. Other tables are so large that their loads would take too long."""
+"""The tables that commands may load. Tables that are listed several times are loaded more often. Other tables are so
+large that their loads would take too long."""
 
 ORDER_PAUSE_S = (1.0, 5.0)
 PAUSED_S = (0.5, 2.0)

@@ -247,7 +247,7 @@ class Storm:
     """One pipeline on one server, from its first start to the final check."""
 
     def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, setup: StormSetup) -> None:
-        """Choose the database, which has to stay empty until ``run``, and the pipeline's listener in the cluster."""
+        """Set the database and the pipeline's listener in the cluster. The database must be empty until ``run``."""
         self.report = Report(Counter([*str(setup.options).split(", "), str(setup.loading)]))
         self.log: list[str] = []
         """The events, each with the seconds since the beginning."""

@@ -1,4 +1,4 @@
-"""Tests that a storm that waits for its daemon notices if the daemon has ended or stopped delivering."""
+"""Tests that a storm notices if the daemon for which it waits has ended, or has stopped delivering."""
 
 import signal
 import time

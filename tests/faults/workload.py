@@ -81,7 +81,7 @@ PAUSE_S = 0.2
 
 HASTY_PAUSE_S = 0.05
 BURST = 40
-"""The number of transactions in a burst, between which the pauses are short."""
+"""The number of transactions in a burst. The pauses between them are short."""
 REST_S = 3.0
 
 CONNECT_TIMEOUT_S = 5

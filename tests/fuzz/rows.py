@@ -178,7 +178,7 @@ CHOICES = {
 EXTENSIONS = ("citext", "ltree")
 
 EXPECTED_LSN = 1000
-"""The commit LSN of the transaction for whose first record some encoders expect to send a dead letter."""
+"""The commit LSN of a transaction whose first record is replaced by a dead letter, if the table has dead letters."""
 
 KEY_TYPES = [name for name in VALUES if name not in ("_int4", "jsonb")]
 
@@ -188,7 +188,8 @@ _EDGES = {
     4: (-730_119, 2_921_940, 2**31 - 1 - 10_957),
     8: (-730_119 * _DAY_US, 2_921_940 * _DAY_US, 2**63 - 1 - 10_957 * _DAY_US),
 }
-"""In days and in microseconds since 2000: the first day of year 1, the first day of year 10000, and the last moment."""
+"""Values by size in bytes. They are days (4) or microseconds (8) since 2000: the first day of year 1, the first day of
+year 10000, and the last moment."""
 
 
 def _whole(size: int) -> Callable[[Random], bytes]:

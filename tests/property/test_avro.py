@@ -364,7 +364,7 @@ def test_field_names_depend_only_on_the_registered_schemas(versions: list[Relati
     history = TableFields(OPTIONS)
     registered: list[dict[str, Any]] = []
     for relation in versions:
-        # A restart derives the names from the registered schemas, each of which it reads once.
+        # After a restart, each registered schema is read once, and the names are derived from these schemas.
         found = envelope(TableFields(OPTIONS, FieldHistory(registered)), relation)
         assert found == envelope(history, relation)
         registered += [] if found in registered else [found]

@@ -1,4 +1,4 @@
-"""A consumer that applies events to copies of tables, as docs/events.md says. Compares the copies with the tables."""
+"""Applies events to copies of tables, as a consumer does (docs/events.md), and compares the copies with the tables."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

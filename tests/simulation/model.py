@@ -142,7 +142,7 @@ class Model:
         self._listed: set[str] = set()
         """The topics that cut records have listed."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
-        """Records at or after the ``next`` that their cut gives, because a copy of a marker came before them."""
+        """The records that are not below the ``next`` of their cut, because a copy of a marker came before them."""
 
     @property
     def owes(self) -> Truth | None:

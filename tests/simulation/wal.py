@@ -1,6 +1,6 @@
 """A WAL of random transactions: the changes that clients make, and the changes that a consumer has to see.
 
-The scripted walsender (:mod:`tests.simulation.walsender`) decodes its records. Locks are as in PostgreSQL: a
+The scripted walsender (:mod:`tests.simulation.walsender`) decodes the WAL. Locks are as in PostgreSQL: a
 (sub)transaction that changes a table's columns locks the table until it ends.
 """
 

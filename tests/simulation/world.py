@@ -78,7 +78,7 @@ ORDER_S = (0.3, 2.0, 6.0)
 """The possible mean times between two commands. Each world uses one of them."""
 
 MEANWHILE = 0.2
-"""The probability of a client's action between two steps of a load."""
+"""The probability that a client acts between two steps of a load."""
 
 
 class Schemas(MemoryRegistry):
@@ -105,7 +105,7 @@ class World:
     note: Callable[[str], None]
     mode: Mode | None = None
     loads: bool = False
-    """Whether tables have rows before the stream begins, which have to be loaded."""
+    """Whether tables have rows before the stream begins, so that they have to be loaded."""
     commands: bool | None = None
     """Whether commands are given if tables are loaded. If None, the seed decides."""
     violation: str | None = None
@@ -501,7 +501,7 @@ async def _kill(simulation: Simulation) -> None:
 
 
 async def _kill_at_a_step(simulation: Simulation) -> None:
-    """Kill a process after a step that others can see, such as a commit or an acknowledgement, or just before it."""
+    """Kill a process just before or after a step that others can see, such as a commit or an acknowledgement."""
     process = simulation.dice.choice(simulation.daemons).process
     process.steps_left = simulation.dice.randrange(1, 60)
 

@@ -172,7 +172,7 @@ def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
 def transaction(
     kafka: Kafka, topic: str, values: Sequence[bytes | None], name: str | None = None, key: bytes = KEY
 ) -> Iterator[Producer]:
-    """Provide a producer with an open transaction that has written ``values`` to the topic. The block must end it."""
+    """Provide a producer that has written ``values`` in an open transaction. The block must end the transaction."""
     producer = Producer({**properties(kafka), "transactional.id": name or f"other-{topic}"})
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()

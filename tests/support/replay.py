@@ -243,7 +243,10 @@ class Replay:
             self._complain(cut, f"{event}: its key was in partition {expected} before")
 
     def _check_tombstones(self, cut: Cut) -> None:
-        """Check that a tombstone follows each delete of a table with a key and tombstones, and no other event."""
+        """Check that each delete of a table with a key and tombstones is followed by a tombstone.
+
+        No other event may be followed by one.
+        """
         by_place: dict[tuple[str, int], list[Event]] = defaultdict(list)
         for event in cut.events:
             by_place[event.topic, event.partition].append(event)
@@ -297,7 +300,7 @@ class Replay:
         if event["op"] == "d":
             self._delete(table, event, key, before)
         elif event["op"] == "r":
-            table.rows.pop(key, None)  # the row may already exist, because a change has preceded the loaded row
+            table.rows.pop(key, None)  # the row may already exist, because a change of it came before the loaded row
             self._put(table, key, self._merged(after, None, event, columns), event)
         elif event["op"] == "u":
             old = self._take(table, key, before)

@@ -169,7 +169,7 @@ class Scene:
         assert len(inserted) == len(set(inserted)), "a change came twice"
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the events in all partitions of a topic. The name is without the prefix."""
+        """Return the events in all partitions of a topic. ``name`` does not include the prefix."""
         topic = self.topic(name)
         context = SerializationContext(topic, MessageField.VALUE)
         partitions = admin(self.pipeline.kafka).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions

@@ -200,7 +200,7 @@ async def _arrived(database: Database, slot: str, publication: str, *, binary: b
 
 
 class Encoded(NamedTuple):
-    """One row: its body, the texts that did not fit by field, and the key's body.
+    """One row: its body, the texts that did not fit (by field), and the key's body.
 
     If the key cannot be encoded (poison), its body is None.
     """

@@ -31,7 +31,7 @@ class Sample:
     delimiter: str = ","
 
     def values(self, rng: Random, count: int) -> list[str]:
-        """Return all ``edges``, and as many drawn values as are missing to ``count``."""
+        """Return all ``edges``, and enough drawn values for a total of ``count``."""
         drawn = [self.draw(rng) for _ in range(count - len(self.edges))] if self.draw is not None else []
         return [*self.edges, *drawn]
 
@@ -78,7 +78,7 @@ def _natural(bits: int) -> Draw:
 
 
 def _float8(rng: Random) -> str:
-    """Return any float, one with few digits, a power of two, or one that may be halfway between two float4 values."""
+    """Return any float, one with few digits, a power of two, or one whose text may be halfway between two others."""
     kind = rng.randrange(4)
     if kind == 0:
         return repr(struct.unpack(">d", rng.randbytes(8))[0])
