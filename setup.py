@@ -1,12 +1,12 @@
-"""The compiled modules. All else about the package is in pyproject.toml.
+"""Builds the compiled modules. Everything else about the package is in pyproject.toml.
 
-If there is no compiler, the build goes on without them. `pgsluice version` says what runs.
+If there is no compiler, the package is built without them. `pgsluice version` says whether they are used.
 """
 
 from setuptools import Extension, setup
 
 PARTS = {"rows": ("buffer", "kinds", "records", "text", "binary", "whole"), "runs": (), "copy": ()}
-"""The files that each module includes."""
+"""Each compiled module, with the ``.pxi`` files that it includes."""
 
 setup(
     ext_modules=[

@@ -2,6 +2,6 @@
 
 See ``python -m bench --help``.
 
-``loads`` defines the rows that are written, ``contenders`` the programs that read them, and ``rounds`` the order of the
-runs. ``report`` and ``plot`` turn the ``results`` into docs/performance.md.
+``loads`` defines the rows that are written, ``contenders`` the programs that read these rows, and ``rounds`` the order
+of the runs. ``report`` and ``plot`` turn the ``results`` into docs/performance.md.
 """

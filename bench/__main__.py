@@ -35,9 +35,9 @@ KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), 
 FEW_KINDS = (DRAIN, "exactly once")
 """The contenders for loads of one transaction, and for series of loads that differ only in a number."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""The contenders for many tables, which separate the cost of pgsluice from that of Kafka."""
+"""The contenders for loads of many tables. They show which part of the cost is Kafka's."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
-"""The contenders for loads whose rows are streamed by one contender, and read from the tables by another."""
+"""The contenders for loads whose rows are streamed by some contenders, and read from the tables by another."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
@@ -56,7 +56,7 @@ class Bench:
         self._results = Results(machine.describe(postgres, RecvLogical.version()))
         kept = Results.read(RESULTS) if options.report else None
         if kept is not None and kept.machine == self._results.machine:
-            self._results = kept  # so that the report still has the results that are not measured in this run
+            self._results = kept  # so that the report keeps the results that this run does not measure
         self._results.left_out = _left_out(self._encoders)
 
     def run(self) -> None:
@@ -188,11 +188,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contenders", nargs="+", choices=KINDS, metavar="WHO", help=f"contenders: {', '.join(KINDS)}")
     parser.add_argument("--runs", type=int, default=3, help="how often each contender runs (default: 3)")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor for the usual numbers of rows and seconds (default: 1)"
+        "--scale", type=float, default=1.0, help="multiplies the usual numbers of rows and seconds (default: 1)"
     )
     parser.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, help="version of the server")
     parser.add_argument(
-        "--report", action="store_true", help=f"measure everything, write {RESULTS.relative_to(ROOT)} and docs"
+        "--report", action="store_true", help=f"measure everything, and write {RESULTS.relative_to(ROOT)} and docs"
     )
     parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser

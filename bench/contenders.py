@@ -31,8 +31,8 @@ OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": 
 """The options of pgoutput that the daemon uses by default."""
 
 PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
-"""A drain that pauses, so that it does not wake up for every message. A wake-up also takes CPU time from the
-walsender."""
+"""A drain that pauses for this long when there is nothing to read, so that it does not wake up for every message. A
+wake-up also costs the walsender CPU time."""
 
 RECV_LOGICAL = "pg_recvlogical"
 
@@ -44,8 +44,9 @@ WATCH_S = 0.01
 class Course:
     """A load in the WAL: its positions and its number of row changes.
 
-    One transaction, the opening, precedes the load. One more row, the end marker, follows the load. The first commit at
-    or after ``opening_lsn`` is that of the opening. The first commit at or after ``end_lsn`` is that of the end marker.
+    One transaction, the opening, comes before the load. One more row, the end marker, comes after it. The first commit
+    at or after ``opening_lsn`` is that of the opening. The first commit at or after ``end_lsn`` is that of the end
+    marker.
     """
 
     database: Database
@@ -138,8 +139,8 @@ class RecvLogical:
             sender, started = walsender(course.connection, slot)
             meter = Meter({"client": process.pid, "walsender": sender})
             cpu = meter.read()
-            # The client and the walsender both end by themselves. With WNOWAIT, the client stays in /proc after its
-            # end, so that its CPU time can still be read.
+            # The client and the walsender both end by themselves. With WNOWAIT, the client remains in /proc as a
+            # zombie, so that its CPU time can still be read.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 with suppress(FileNotFoundError):
                     cpu = meter.read()
@@ -199,7 +200,7 @@ class Pgsluice:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The daemon with a slot that was created after all rows were written. So it reads the rows from the tables."""
+    """The daemon with a slot that was created after all rows were written, so it reads the rows from the tables."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -227,7 +228,7 @@ class Loading:
         """Wait until the daemon has delivered this many rows. Return the part that was delivered by then."""
         while True:
             found = _read(process)
-            if found >= rows:  # the metrics of a thousand topics are too costly to request in each iteration
+            if found >= rows:  # request the metrics only now, because those of a thousand topics are costly
                 found = count_events(process.metrics())
             now = time.monotonic()
             if found >= rows:

@@ -1,7 +1,7 @@
 """``pgsluice`` with a sink that counts its records and drops them, to measure the daemon's cost without Kafka.
 
-Everything else is the product's own command line. The topic of schemas is the only topic that the daemon writes.
-``contenders`` starts this program.
+Apart from the sink, this is the product's own command line. The topic of schemas is the only topic that the daemon
+writes. ``contenders`` starts this program.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class NoCommands:
 
 
 class Discard:
-    """A sink that accepts all records and keeps nothing. In each session, nothing seems to have been delivered yet."""
+    """A sink that accepts all records and keeps nothing. Each session begins as if nothing had been delivered yet."""
 
     def __init__(self, _options: SinkOptions, _cut_format: CutFormat) -> None:
         pass
@@ -80,7 +80,7 @@ class Discard:
         """Do nothing, because there are no transactions."""
 
     async def produce(self, cut: Cut, records: Sequence[Record]) -> None:
-        """Do nothing. The outbox has already counted the records, and drops its list of them."""
+        """Do nothing, because the outbox has already counted the records, and drops them itself."""
 
     async def loaded(self) -> dict[tuple[str, str], Loaded]:
         """Return nothing, because no table has been loaded."""
@@ -104,7 +104,7 @@ class Discard:
 
 
 MAKE: type[Sink] = Discard
-"""The annotation makes the type checker compare ``Discard`` with the protocol that a pipeline expects."""
+"""The annotation makes the type checker verify that ``Discard`` implements the protocol ``Sink``."""
 
 if __name__ == "__main__":
     vars(daemon)["KafkaSink"] = MAKE

@@ -1,4 +1,4 @@
-"""The bare drain: a client that receives a slot's stream and decodes only the ends of transactions.
+"""The bare drain: a client that receives a slot's stream, and decodes only the ends of transactions.
 
 It does as little as a client can do with psycopg's C implementation of libpq. It runs in a separate process.
 """
@@ -33,7 +33,7 @@ def main(arguments: dict[str, Any]) -> None:
     for end_lsn in arguments["end_lsns"]:
         size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
-    wait_for_word()  # the walsender ends with this process, and the bench must read its CPU time before that
+    wait_for_word()  # when this process ends, so does the walsender, whose CPU time the bench must read before that
     wire.finish()
 
 

@@ -1,4 +1,4 @@
-"""Percentiles. Pure."""
+"""Computes percentiles. No I/O."""
 
 import math
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ SECONDS_AT = {100: 20, 1_000: 15, 5_000: 15}
 
 CONNECTIONS = 4
 WARM_UP_S = 2
-"""Rows of the first seconds are not measured, because connections are being made and caches are being filled."""
+"""Rows of the first seconds are not measured, because connections are still being made, and caches filled."""
 
 ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
 
@@ -143,7 +143,10 @@ def writer(database: Database, rate: float, first: int, count: int) -> Child:
 
 
 def first_seen(mode: Mode, ids: Sequence[int], times: Sequence[float]) -> dict[int, float]:
-    """Return the time at which each row was first seen. Raise RuntimeError if a row came twice in exactly-once mode."""
+    """Return the time at which each row was first seen.
+
+    In exactly-once mode, raise RuntimeError if a row came twice.
+    """
     repeated = [number for number, times_seen in Counter(ids).items() if times_seen > 1]
     if repeated and mode == "exactly_once":
         raise RuntimeError(f"{len(repeated)} rows were seen more than once, among them {repeated[0]}")

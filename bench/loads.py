@@ -24,12 +24,12 @@ VALUES = (
 ORDERS_COLUMNS = 1 + len(VALUES)
 
 DIGITS = "(SELECT string_agg(encode(sha512((g || '.' || k)::text::bytea), 'hex'), '') FROM generate_series(1, {}) k)"
-"""Text that hardly compresses, made of strings of 128 bytes. The parameter is the number of strings."""
+"""SQL expression for a text that hardly compresses: strings of 128 bytes. The parameter is the number of strings."""
 
 DIGITS_BYTES = 128
 
 OPENING_ID, MARK_ID = -1, -2
-"""The ids of rows that are not measured: the first row of each table, and the marking row after all others."""
+"""The ids of rows that are not measured: the first row of each table (the opening), and the end marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Load:
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
     def setup(self) -> list[str]:
-        """Return the statements to run before the slot exists: they create tables, rows to update, the publication."""
+        """Return the statements that create tables, rows to update, and the publication, before the slot exists."""
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
         made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
         # Without compression, the text has its full length in the row and in the WAL.
@@ -82,7 +82,7 @@ class Load:
         return f"DO $$ BEGIN FOR i IN 0..{last} LOOP {change('orders', f'i * {per} + 1', f'(i + 1) * {per}')}; COMMIT; END LOOP; END $$"  # noqa: E501 - one statement
 
     def mark(self) -> str:
-        """Return the statement that writes the marking row, whose commit comes after all others."""
+        """Return the statement that writes the end marker, whose commit comes after all others."""
         return self.row(MARK_ID)
 
     def row(self, number: int) -> str:
@@ -106,7 +106,7 @@ class Load:
         return f"UPDATE {table} SET quantity = quantity + 1 WHERE id BETWEEN {first} AND {last}"
 
     def _round_robin(self) -> str:
-        """Return the statement that writes into all tables in turn. Consecutive rows belong to different tables."""
+        """Return the statement that writes into all tables in turn, so consecutive rows are in different tables."""
         values = ", ".join(value for _, _, value in self.columns)
         step = f"g := g + 1; IF g % {self.per_transaction} = 0 THEN COMMIT; END IF; EXIT WHEN g > {self.rows};"
         turns = "\n".join(f"INSERT INTO {table} SELECT g, {values}; {step}" for table in self.table_names)

@@ -21,7 +21,7 @@ from sandbox.prerequisites import java
 
 
 def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
-    """Return what the report says about the machine. ``recv_logical`` is the version of pg_recvlogical."""
+    """Return the report's description of the machine. ``recv_logical`` is the version of pg_recvlogical."""
     with postgres.connect() as connection:
         server = connection.execute("SHOW server_version").fetchone()
     assert server is not None

@@ -1,4 +1,4 @@
-"""Measures how much memory the daemon takes while transactions wait for their commit.
+"""Measures how much memory the daemon uses while transactions wait for their commit.
 
 There are two loads. One is a single transaction of several gigabytes, which is streamed, waits on disk, and becomes one
 Kafka transaction. The other has many transactions of several megabytes each, which are open at the same time. The
@@ -70,7 +70,7 @@ def one_large(postgres: Postgres, gigabytes: float) -> None:
 
 
 def many_open(postgres: Postgres, transactions: int, megabytes: float) -> None:
-    """Write transactions of this size in turn, so that all are open at the same time, and then commit all of them."""
+    """Write transactions of this size in turn, piece by piece, so that all are open at the same time. Then commit."""
     rows = int(megabytes * MIB / ROW_BYTES)
     pieces = 10
     with ExitStack() as stack:

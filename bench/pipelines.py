@@ -21,7 +21,7 @@ HALVES = {"half_1": "orders", "half_2": "orders_1"}
 
 
 class TwoTables(Load):
-    """Rows are written to two tables in turn. Each table has its own publication, and a third has both tables."""
+    """Rows that are written to two tables in turn. Each table has a publication, and a third one has both tables."""
 
     def setup(self) -> list[str]:
         """Return the statements that run before the slot is created.
@@ -77,7 +77,7 @@ def main() -> None:
         Kafka(settings=BROKER) as kafka,
         course(postgres, kafka, load(options.rows)) as on,
     ):
-        on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the marking row of the other table's pipeline
+        on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the end marker for the other table's pipeline
         measure(on, [PUBLICATION])  # warms up caches; the result is not used
         for title, publications in (("one pipeline", [PUBLICATION]), ("two pipelines", list(HALVES))):
             runs = [measure(on, publications) for _ in range(options.runs)]

@@ -1,4 +1,4 @@
-"""Measures CPU time and peak memory of processes with /proc. Runs children of the bench, which answer in lines of JSON.
+"""Reads CPU time and peak memory of processes from /proc. Runs children of the bench, which answer in lines of JSON.
 
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
 """
@@ -46,7 +46,7 @@ def peak_mib(pid: int) -> float:
 
 
 class Meter:
-    """Measures the CPU seconds of some processes, those of all others together, and those stolen by the hypervisor."""
+    """Measures the CPU seconds of some processes, of all others together, and those that the hypervisor has stolen."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         """Start measuring. ``pids`` has the pid of each role."""

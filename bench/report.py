@@ -1,6 +1,6 @@
 """Turns results into text: lines for the terminal, and the generated part of docs/performance.md. No I/O.
 
-``goals`` compares each goal with the result of the fastest encoder among those that were measured.
+``goals`` compares each goal with the result of the fastest encoder that was measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -186,7 +186,7 @@ def _goals_of_tables(results: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def fastest(load: LoadResult, kind: str = "exactly once") -> str | None:
-    """Return the contender of this kind that has the fastest encoder. It is the first of its kind in the runs."""
+    """Return the contender of this kind with the fastest encoder, which is the first of its kind in the runs."""
     return next((name for name in load.runs if name.startswith(kind)), None)
 
 

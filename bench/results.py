@@ -1,4 +1,4 @@
-"""The results in the form of bench/results.json. The command line writes the file. The report and the plot use it."""
+"""The results, as bench/results.json stores them. The command line writes the file. The report and the plot read it."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from typing import Self
 from pydantic import TypeAdapter
 
 OPENED_MAX = 0.9
-"""The largest part of a load that may already be delivered when the bench notices that the opening was delivered."""
+"""If more than this share of a load was delivered when the bench noticed the end of the opening, the result includes
+the opening."""
 
 DRAIN = "drain"
 """The contender with which all others are compared."""
@@ -47,7 +48,7 @@ class Part:
 class Run:
     """One contender's run through a load, from the start of its walsender.
 
-    ``opening`` is the part until the bench noticed that the first row of each table had been delivered.
+    ``opening`` is the part up to the moment when the bench noticed that the opening had been delivered.
     """
 
     whole: Part
@@ -124,7 +125,8 @@ class LoadResult:
 
     def cpu_us(self, contender: str, role: str) -> float | None:
         """Return the median CPU time for each row change, or None if there is no such role."""
-        # The opening is included because the walsender decodes later rows in advance until the buffers are full.
+        # For the walsender, include the opening, because the walsender decodes later rows in advance until the buffers
+        # are full.
         parts = [run.whole for run in self.runs[contender]] if role == "walsender" else self.parts(contender)
         found = [value for part in parts if (value := part.cpu_us(role)) is not None]
         return Spread.of(found).median if found else None
@@ -134,8 +136,8 @@ class LoadResult:
 class Latency:
     """Milliseconds from COMMIT to the consumer.
 
-    ``rate`` is the intended rate, ``achieved`` the actual rate of the writer. ``cores`` says how many processors each
-    role kept busy.
+    ``rate`` is the intended rate, and ``achieved`` the actual rate of the writer. ``cores`` says how many processors
+    each role kept busy.
     """
 
     mode: str
@@ -203,7 +205,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class MemoryResult:
-    """The tests of waiting transactions with one encoder. ``loads`` has the result of each by name."""
+    """The tests of waiting transactions with one encoder. ``loads`` has the result of each test by name."""
 
     encoder: str
     moment: Moment

@@ -1,7 +1,7 @@
-"""Runs all contenders over the WAL of one slot, one after the other and several times. The command line uses it.
+"""Runs all contenders over the WAL of one slot, one after the other and several times.
 
-The drain also runs before all contenders and after them. Each load has its own database, which is dropped after the
-last run.
+The command line uses this module. The drain also runs before all contenders and after them. Each load has its own
+database, which is dropped after the last run.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -30,7 +30,7 @@ SERVER = {
 
 BROKER = {"log.segment.delete.delay.ms": "1000", "log.index.size.max.bytes": "262144"}
 """Settings of the broker. By default, each partition has sparse index files of 10 MB, which some file systems allocate
-at the first entry. This would take 12 ms and 7 MB of memory for each of thousands of partitions."""
+at the first entry. For each of thousands of partitions, this would take 12 ms and 7 MB of memory."""
 
 SLOT = "origin"
 """The slot that is copied for each contender."""
@@ -146,7 +146,7 @@ def delete_topics(kafka: Kafka, name: str) -> None:
 
 
 def _wait_until_quiet(pid: int) -> None:
-    """Wait for a limited time until a process is nearly idle, such as a broker that is still removing files."""
+    """Wait for a limited time until a process is nearly idle. For example, a broker may still be removing files."""
     deadline = time.monotonic() + QUIET_TIMEOUT_S
     while time.monotonic() < deadline:
         before = cpu_seconds(pid)

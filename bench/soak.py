@@ -34,18 +34,18 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
     "descriptors": (1.0, 8),
     "tasks": (1.0, 3),
 }
-"""The growth that a median may have: a factor, and an amount that is added to the product. Some growth is allowed
-because sessions begin and end."""
+"""The allowed growth of each resource. The median of the last third may be up to the median of the first third, times
+the first number, plus the second. Some growth is allowed because sessions begin and end."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
-"""The number of rounds of work between two disturbances of a kind. CUT: the daemon's connection is terminated. RESTART:
-the broker restarts. LOAD: a table is loaded. ALTER: a table is altered."""
+"""The number of rounds of work between two disturbances of the same kind. CUT: the daemon's connection is terminated.
+RESTART: the broker restarts. LOAD: a table is loaded. ALTER: a table is altered."""
 
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9
 COLUMNS_MAX = 30
-"""After this many alterations, the table is dropped and created again, because the daemon remembers
-all columns that a table has ever had."""
+"""After this many alterations, the table is dropped and created again, because the daemon remembers all columns that a
+table has ever had."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"status_interval": "1s"},
@@ -191,7 +191,7 @@ def main() -> int:
         print(f"\n{error}", file=sys.stderr)
         return 1
     if len(samples) < SAMPLES_MIN:
-        print(f"only {len(samples)} samples: soak for longer", file=sys.stderr)
+        print(f"only {len(samples)} samples: run the test for longer", file=sys.stderr)
         return 1
     grown = growth(samples)
     print(*(grown or [f"nothing has grown in {len(samples)} samples"]), sep="\n")

@@ -1,6 +1,6 @@
-"""``python bench/soaked.py run ...``: the command line of pgsluice, which also reports its number of asyncio tasks.
+"""``python bench/soaked.py run ...``: the command line of pgsluice that also reports its number of asyncio tasks.
 
-:mod:`.soak` starts this program, which writes the number each second into the file that ``SOAK_TASKS`` names.
+:mod:`.soak` starts this program. Each second, the program writes the number into the file that ``SOAK_TASKS`` names.
 """
 
 import asyncio

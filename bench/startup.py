@@ -1,4 +1,4 @@
-"""Measures the time from the start of the process to the first event, and from ``kill -9`` to the next new event.
+"""Measures the time from a process's start to its first event, and from ``kill -9`` to the first event after it.
 
 The measurement ends when a read_committed consumer sees the event.
 """

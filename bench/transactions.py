@@ -1,4 +1,4 @@
-"""Measures the minimum cost of an exactly-once cut with a bare loop of Kafka transactions through confluent-kafka.
+"""Measures the minimum cost of an exactly-once cut, with a loop of Kafka transactions through confluent-kafka alone.
 
 Like the daemon's transaction for a small cut, each transaction has one data record, one cut record and one checkpoint.
 """

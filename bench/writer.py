@@ -1,6 +1,6 @@
 """Writes one-row transactions at a fixed rate, even if consumers do not keep up, and reports when each COMMIT returned.
 
-Each transaction has its time in a timetable that all connections share. A connection that is late does not wait. The
+Each transaction has a planned time, in one timetable for all connections. A connection that is late does not wait. The
 writer runs in a separate process.
 """
 

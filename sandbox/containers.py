@@ -55,7 +55,7 @@ the package index."""
 
 START_S = 120.0
 
-PARENT = Path("/tmp")  # noqa: S108 - see there
+PARENT = Path("/tmp")  # noqa: S108 - see below
 """The directory of the engines. Its path must be short. If it has more than about fifty bytes, the paths of a
 container's sockets do not fit into a socket address, and processes that wait for the container do not notice its
 end."""
@@ -66,7 +66,7 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "only root can make the base images"
     if platform.machine() != "x86_64":
-        return f"the base images are made for x86_64, this is {platform.machine()}"
+        return f"the base images are made for x86_64, but this machine is {platform.machine()}"
     absent = [tool for tool in ("apt-get", "dpkg", "docker") if shutil.which(tool) is None]
     return f"{', '.join(absent)} not found" if absent else None
 
@@ -114,7 +114,7 @@ class Engine:
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and images, and stop. Also unmount the file systems of an interrupted build."""
+        """Remove all containers and images, and stop. Unmount file systems that an interrupted build has left."""
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
@@ -155,7 +155,7 @@ class Engine:
             client = self.run(next(iter(BASES)), "sleep", "1", timeout=START_S)
         except subprocess.TimeoutExpired:
             states = self.podman("ps", "--all", "--format", "{{.Status}}").strip()
-            return f"docker run still waits after {START_S:g} s for a container that is: {states}"
+            return f"docker run has not ended after {START_S:g} s; the state of its container is: {states}"
         return f"docker run failed: {client.stderr.strip()}" if client.returncode != 0 else None
 
     def build(self, directory: Path, image: str, *options: str) -> None:

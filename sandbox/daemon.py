@@ -42,10 +42,10 @@ class Daemon(Program):
     ) -> None:
         """Prepare a pipeline. ``name`` is also the prefix of its topics.
 
-        ``settings``, by section, override the settings of this class. With the settings of this class, the daemon does
-        not load existing rows, so that a test receives exactly the rows that it writes. A key whose value is None is
-        omitted, so the product's default applies. If ``wait_for`` is None, ``start`` does not wait, for example because
-        the daemon is expected to fail. If ``at_once`` is true, entering the context starts the daemon.
+        ``settings``, by section, override the settings that this class writes. By default, the daemon does not load
+        existing rows, so that a test receives exactly the rows that it writes. A key whose value is None is omitted, so
+        the product's default applies. If ``wait_for`` is None, ``start`` does not wait, for example because the daemon
+        is expected to fail. If ``at_once`` is true, entering the context starts the daemon.
         """
         self.name = name
         self._wait_for = wait_for
@@ -55,10 +55,11 @@ class Daemon(Program):
         self.settings = {section: dict(keys) for section, keys in (settings or {}).items()}
         """Settings of the configuration file by section. A change takes effect with the next ``start``."""
         self.program: Sequence[str] = PROGRAM
-        """The interpreter's arguments before ``run``, for callers that start a variant of ``-m pgsluice``. A change
+        """The interpreter's arguments before ``run``. Callers set them to start a variant of ``-m pgsluice``. A change
         takes effect with the next ``start``."""
         self.interpreter = sys.executable
-        """The Python interpreter, for separate installations. A change takes effect with the next ``start``."""
+        """The Python interpreter. Callers set it to use another installation. A change takes effect with the next
+        ``start``."""
         self.variables: Mapping[str, str] = {}
         """Variables that are added to the environment. A change takes effect with the next ``start``."""
         self._context = ExitStack()

@@ -1,4 +1,4 @@
-"""Builds a release: the source distribution, and a wheel for each version of Python. ``make dist`` uses it.
+"""Builds a release: the source distribution, and a wheel for each version of Python. ``make dist`` uses this module.
 
 Wheels are built in an empty directory from the source distribution, which proves that the source distribution is
 complete. Two builds of one commit have the same bytes, because all times are ``SOURCE_DATE_EPOCH``, which defaults to
@@ -28,7 +28,7 @@ BUILD_LOCK = ROOT / "deploy/image/build.lock"
 RUNTIME_LOCK = ROOT / "deploy/image/runtime.lock"
 
 COMPILED = ("copy", "rows", "runs")
-"""The modules that must be compiled. If a module does not compile, setuptools omits it, and only logs this."""
+"""The modules that must be compiled. If a module does not compile, setuptools omits it without an error."""
 
 _PYTHON = "Programming Language :: Python :: 3."
 _UNSHIPPED = {"tests", "sandbox", "bench", "contract", ".git", ".venv", "build"}
@@ -43,7 +43,7 @@ class Python:
 
 
 def interpreters() -> Iterator[tuple[str, Python | None]]:
-    """Yield each version that pyproject.toml lists as supported, with its interpreter. None means not on PATH."""
+    """Yield each version that pyproject.toml lists, with its interpreter, or None if that is not on PATH."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for version in [name.rpartition(" ")[2] for name in project["classifiers"] if name.startswith(_PYTHON)]:
         yield version, _interpreter(version)
@@ -52,7 +52,7 @@ def interpreters() -> Iterator[tuple[str, Python | None]]:
 def _interpreter(version: str) -> Python | None:
     ask = "import sys; print(sys.executable)"
     try:
-        # pyenv's shims are on PATH even for inactive versions. The shims of inactive versions fail.
+        # pyenv has shims on PATH even for inactive versions, but these shims fail.
         ended = subprocess.run([f"python{version}", "-c", ask], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -134,7 +134,7 @@ def build_wheel(python: Path, sdist: Path, target: Path, epoch: str) -> Path:
             archive.extractall(tree, filter="data")
         (source,) = (found for found in tree.iterdir() if found.is_dir())
         # With these flags, the modules have no debugging symbols, and no paths of sources or libraries. The flags
-        # replace those of the interpreter, so they repeat its -O3, -DNDEBUG and -fwrapv.
+        # replace those with which the interpreter was built, so they repeat -O3, -DNDEBUG and -fwrapv.
         variables = {
             "SOURCE_DATE_EPOCH": epoch,
             "CFLAGS": f"-O3 -DNDEBUG -fwrapv -g0 -ffile-prefix-map={directory}=.",

@@ -10,7 +10,7 @@ class MissingPrerequisites(SandboxError):
 
 
 class FetchError(SandboxError):
-    """A cache entry could not be made, usually because fetching failed. The message has the program's output."""
+    """A cache entry could not be made, usually because a download failed. The message has the program's output."""
 
 
 class NoFreePort(SandboxError):

@@ -1,7 +1,7 @@
 """A process that has imported pgsluice, and forks a daemon for each request.
 
-A forked daemon saves the second of CPU time that its imports would take. Tests start more than a thousand daemons.
-Apart from that, a forked daemon behaves like a daemon that was started as a command.
+The imports of a daemon take a second of CPU time, which a forked daemon saves. Tests start more than a thousand
+daemons. Apart from that, a forked daemon behaves like a daemon that was started as a command.
 
 The fork server forks a supervisor, which forks the daemon, so all guarantees of ``supervisor.py`` hold. The fork server
 is a child of its owner and ends with it. It has only one thread, and nothing that a fork must not copy, such as a

@@ -47,7 +47,7 @@ def build(package: str, flags: str, directory: Path, program: Path) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """Complete the requirements of the module in ``directory``. Ignore that packages of tests are missing."""
+    """Complete the requirements of the module in ``directory``. Missing packages that only tests need are ignored."""
     _go("mod", "tidy", "-e", directory=directory)
 
 

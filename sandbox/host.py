@@ -62,7 +62,7 @@ def missing() -> str | None:
 
 
 class Host:
-    """A host whose own files are in ``directory``. The host ends with the context."""
+    """A host that keeps its files in ``directory``. The host ends with the context."""
 
     def __init__(self, directory: Path) -> None:
         self.files = directory / "upper"

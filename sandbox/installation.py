@@ -1,4 +1,4 @@
-"""PostgreSQL's programs and new data directories, made once for each version. ``postgres`` uses this module.
+"""PostgreSQL's programs and new data directories, created once for each version. ``postgres`` uses this module.
 
 The account that runs the server can read both (see ``artifacts.server_root``).
 
@@ -57,7 +57,10 @@ def initdb(version: int, account: Account, directory: Path) -> None:
 
 
 def copy_data(source: Path, copy: Path) -> None:
-    """Copy the data directory of a stopped server, with owners. The copies share blocks if the file system can."""
+    """Copy the data directory of a stopped server, and keep the owners of its files.
+
+    The copy shares disk blocks with the original if the file system supports this.
+    """
     run_as(current_account(), ["cp", "--archive", "--reflink=auto", source, copy])
 
 

@@ -20,7 +20,7 @@ def class_path(libraries: Path) -> str:
 
 @cache
 def build_id() -> str:
-    """Return a digest of the build of Java. A build of Java cannot read the class archives of another build."""
+    """Return a digest that identifies the build of Java. Java cannot read the class archives of another build."""
     said = subprocess.run([java(), "-version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
     return hashlib.sha256(said.stdout).hexdigest()[:16]
 

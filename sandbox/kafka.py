@@ -66,7 +66,7 @@ class Kafka:
 
         ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are added to the plain listener.
         ``format_options`` are passed to ``StorageTool format``, and ``java_options`` to Java. If ``forward`` is given,
-        the brokers reach one another only by links, which ``forward`` serves until its context ends. So ``forward`` can
+        the brokers reach each other only by links, which ``forward`` serves until its context ends. So the links can
         disconnect a broker from the others while the broker's clients stay connected.
         """
         self._size = brokers
@@ -151,7 +151,7 @@ class Kafka:
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return for how many partitions a broker believes itself to be the leader while another broker disagrees."""
+        """Return the number of partitions of which a broker believes itself to be the leader, but another disagrees."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 
@@ -218,7 +218,7 @@ class Kafka:
             found = _metadata(self._brokers[node].address(PLAIN.name))
             if found.orig_broker_id == node:
                 return found
-        raise ServerError(f"broker {node} was not asked in {METADATA_ATTEMPTS} attempts")
+        raise ServerError(f"no request for metadata reached broker {node} in {METADATA_ATTEMPTS} attempts")
 
 
 def class_archive() -> Path:

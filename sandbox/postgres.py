@@ -166,7 +166,7 @@ class Postgres:
         return Standby(self, settings)
 
     def write_file(self, name: str, text: str) -> None:
-        """Write a file into the data directory, such as a key, that only the server may read."""
+        """Write a file, such as a key, into the data directory. Only the server may read it."""
         path = self.data_directory / name
         path.touch(mode=0o600)
         path.write_text(text)
@@ -317,7 +317,7 @@ def _roll_back_prepared(connection: psycopg.Connection) -> None:
 
 
 def _retried(action: Callable[[], object]) -> None:
-    """Retry a command that the server refuses until terminated backends have ended."""
+    """Retry a command, because the server refuses it until terminated backends have ended."""
     for _ in range(RELEASE_ATTEMPTS):
         with suppress(psycopg.errors.ObjectInUse):
             action()

@@ -117,7 +117,7 @@ class Server:
             raise ServerError(self._with_log(f"the server still runs after {timeout_s:g} s"))
         # MSG_PEEK leaves the status in the channel, because ``alive`` checks whether it has arrived.
         status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)
-        return int(status or -signal.SIGKILL)  # a killed supervisor reports nothing
+        return int(status or -signal.SIGKILL)  # empty if the supervisor was killed
 
     def kill(self) -> None:
         """Kill the server and all its children with SIGKILL."""

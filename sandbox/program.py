@@ -66,7 +66,8 @@ class Program:
     ) -> None:
         """Start the process with ``variables`` in its environment. Do not wait until it is ready.
 
-        Raise ServerError if it runs already. Its supervisor would lose its owner, and remove the directory of both.
+        Raise ServerError if the process already runs. Its supervisor would lose its owner, and would therefore remove
+        the directory, which the new process would use as well.
         """
         if self.alive:
             raise ServerError(f"{self.what} is already running")
@@ -97,7 +98,7 @@ class Program:
             self.kill()
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait until the process has ended, and return its exit code. A negative code is a signal that ended it."""
+        """Wait until the process has ended, and return its exit code, or the negative number of a fatal signal."""
         status = self._running().wait(timeout_s)
         self._forget()
         return status
@@ -131,7 +132,7 @@ class Program:
         return self._get("/metrics")[1]
 
     def metric(self, name: str, **labels: str) -> float | None:
-        """Return the value of the first sample of a metric that has these labels, or None if there is none."""
+        """Return the value of a metric's first sample with these labels, or None if there is no such sample."""
         text = "\n".join(line for line in self.metrics().splitlines() if line.startswith(name))
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -144,7 +145,7 @@ class Program:
         return self._log.read_text(errors="replace")
 
     def why_it_stopped(self) -> str:
-        """Return the reason in the last line of the log, which the process writes when it ends because of an error."""
+        """Return the reason in the last line of the log. The process writes this line when an error ends it."""
         found: dict[str, Any] = json.loads(self.log_text().splitlines()[-1])
         return "\n".join([found["reason"], *found.get("problems", [])])
 

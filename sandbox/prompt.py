@@ -1,4 +1,4 @@
-"""Runs SQL from the command line, with psql if it is installed, and otherwise in Python. ``cli`` uses this module."""
+"""Runs SQL from the command line, in psql if it is installed, and otherwise in Python. ``cli`` uses this module."""
 
 import os
 import shutil

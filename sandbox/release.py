@@ -94,7 +94,7 @@ def _try_all(work: Path, sdist: Path, wheels: dict[Python, Path]) -> None:
     with ExitStack() as stack:
         postgres, kafka = stack.enter_context(Postgres()), stack.enter_context(Kafka())
         for number, (python, archive) in enumerate(archives):
-            # The environment needs the build requirements only if the archive must be built.
+            # The environment needs the build requirements only for a source distribution, which must be built first.
             locks = [RUNTIME_LOCK] if archive.suffix == ".whl" else [BUILD_LOCK, RUNTIME_LOCK]
             installed = make_environment(python.path, work / f"run-{number}", *locks)
             options = ("-q", "--no-deps", "--no-build-isolation", "--no-cache-dir")

@@ -1,8 +1,8 @@
 """The supervisor of a server. It starts the server, and kills it when the process that owns the server has ended.
 
-There are two ways to start a supervisor. ``process.py`` runs this file as a script, so it uses only the standard
-library. ``fork_server.py`` forks a process that becomes the supervisor. The supervisor is the server's parent and
-adopts orphaned children of the server, so it can kill every process that the server has forked. If the supervisor
+There are two ways to start a supervisor. ``process.py`` runs this file as a script, so the file imports only the
+standard library. ``fork_server.py`` forks a process that becomes the supervisor. The supervisor is the server's parent
+and adopts orphaned children of the server, so it can kill every process that the server has forked. If the supervisor
 itself is killed, the kernel signals the server.
 
 When the owner has ended, the supervisor also removes the server's directory, because nobody will read its data.
@@ -42,7 +42,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Describes a server. ``death_signal`` is the signal that it receives from the kernel if the supervisor dies."""
+    """Describes a server. ``death_signal`` is the signal that the kernel sends to the server if the supervisor dies."""
 
     owner: int
     command: list[str]
@@ -72,7 +72,7 @@ def main(argument: str) -> None:
 
 
 def supervise(task: Task, owner: int, start: Callable[[Task], int]) -> None:
-    """Start the server, and wait until its owner no longer needs it.
+    """Start the server, and wait until its owner dismisses the supervisor or ends. Then kill the server.
 
     ``owner`` is a pidfd. ``start`` returns the pid of the server, which is a child of this process.
     """

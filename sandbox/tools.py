@@ -1,9 +1,9 @@
 """The programs of tests/platform: Helm, its linters, an API server, Docker Compose. They are kept in the cache.
 
 pgsluice itself does not need these programs. They are kept only in the cache, and are not installed on the system. Most
-of them are built when a test needs them. Building the API server takes too long for a test, and takes several gigabytes
-in Go's caches. So the API server, and the programs that only its tests use, are built by a command, which
-`make test-platform` runs first:
+of them are built when a test needs them. The build of the API server takes too long for a test, and fills several
+gigabytes of Go's caches. So the API server, and the programs that only its tests use, are built by a command.
+`make test-platform` begins with this command:
 
     python -m sandbox tools kube-apiserver etcd helm-4
 """
@@ -33,8 +33,8 @@ VALIDATE = "kubernetes-validate==1.37.0"
 
 _APISERVER_PACKAGE = "k8s.io/kubernetes/cmd/kube-apiserver"
 _STAGING_VERSION = "v0.0.0"
-"""The placeholder version of Kubernetes' own modules in its go.mod. They are published with the minor and patch version
-of Kubernetes."""
+"""The placeholder version of Kubernetes' own modules in its go.mod. The published modules have the minor and patch
+version of Kubernetes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--runs", type=int, default=3, help="how often each contender runs (default: 3)")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor for the usual numbers of rows and seconds (default: 1)"
+        "--scale", type=float, default=1.0, help="multiplies the usual numbers of rows and seconds (default: 1)"
     )
     parser.add_argument("--render", action="store_true", help="measure nothing, write docs from the results")
     return parser

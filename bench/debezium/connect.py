@@ -37,7 +37,7 @@ REBALANCING = (409, 500)
 
 JVM_OPTIONS = (
     "-Xms256m",
-    "-Xmx1g",  # half of the default in connect-distributed.sh, which is enough for the queue below
+    "-Xmx1g",  # half of the default in connect-distributed.sh, but enough for the queue below
     "-server",
     "-XX:+UseG1GC",
     "-XX:MaxGCPauseMillis=20",
@@ -63,8 +63,8 @@ WORKER = {
     "status.storage.replication.factor": "1",
     "status.storage.partitions": "1",
 }
-"""``session.timeout.ms``: after this time without a heartbeat, a worker is considered dead. By default, brokers allow
-no less than 6 seconds."""
+"""``session.timeout.ms`` is the time without a heartbeat after which a worker is considered dead. By default, brokers
+allow no less than 6 seconds."""
 
 CONNECTOR = {
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",

@@ -64,8 +64,8 @@ def delay(postgres: Postgres, kafka: Kafka, make: Make, scale: float) -> Delay:
 def restart(postgres: Postgres, kafka: Kafka, make: Make) -> Restart:
     """Return the seconds until a row that was written while the process was down is visible.
 
-    They are measured twice: from a start after an orderly end, and from a kill, after which the process is immediately
-    started again.
+    There are two measurements: from a start after an orderly end, and from a kill, after which the process is started
+    again immediately.
     """
     with streaming(postgres, kafka, make) as (database, process, _):
         process.stop()

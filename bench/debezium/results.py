@@ -10,8 +10,8 @@ from bench.results import Moment, Stored
 class Drained:
     """One run through a backlog, from the walsender's start until the last record was visible.
 
-    The fields that begin with ``later`` are about the second half of the records only. ``cpu`` and ``later_cpu`` are
-    microseconds for each event, by role.
+    The fields whose names begin with ``later`` are only about the second half of the records. ``cpu`` and ``later_cpu``
+    are microseconds for each event, by role.
     """
 
     events_per_s: float
@@ -49,7 +49,7 @@ class Restart:
     """Seconds until a row is visible.
 
     ``again`` is counted from a start after an orderly end. ``killed`` is counted from ``kill -9``, after which the
-    process is immediately started again.
+    process is started again immediately.
     """
 
     again: float

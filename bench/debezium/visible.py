@@ -1,7 +1,7 @@
 """Measures when records become visible to a ``read_committed`` consumer, for any producer.
 
-While a contender works, only the last stable offsets are sampled, and no record is fetched. When it has finished, the
-records are read once. Their offsets show in which sample they were visible for the first time.
+While a contender works, only the last stable offsets are sampled, and no record is fetched. When the contender has
+finished, the records are read once. Their offsets show in which sample they were visible for the first time.
 """
 
 import time
@@ -20,7 +20,7 @@ Ends = Mapping[Place, int]
 
 EVERY_S = 0.05
 STILL_S = 1.0
-"""The records are counted when no offset has moved for this long."""
+"""When no offset has moved for this long, the records are counted."""
 READ_TIMEOUT_S = 30.0
 METADATA_TIMEOUT_S = 60.0
 FETCHED_MAX = 10_000
@@ -102,10 +102,11 @@ class Topics:
 
 
 def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
-    """Yield the samples so far when the topics may have all records: the offsets are high enough, and do not move.
+    """Sample the topics. When they may have all records, yield the samples so far.
 
-    The caller then counts the records, because not every offset has a record. If there are too few, it resumes the
-    iterator, which continues to sample.
+    They may have all records when the offsets are high enough and do not move. The caller then counts the records,
+    because not every offset has a record. If there are too few, the caller resumes the iterator, which continues to
+    sample.
     """
     samples: list[Sample] = []
     deadline = time.monotonic() + TIMEOUT_S

@@ -94,7 +94,7 @@ class Describer:
         row = {**event.value["after"], **{name: before.get(name) for name in unchanged}}
         self._rows[_identity(event, event.key)] = row
         changes = [_change(name, before, value) for name, value in row.items() if name not in (event.key or ())]
-        not_sent = (f"{name} not sent: as it was" for name in unchanged)
+        not_sent = (f"{name} not sent (unchanged)" for name in unchanged)
         return ", ".join(filter(None, [moved, *changes, *not_sent]))
 
     def _former(self, event: Event) -> tuple[str, Row]:
@@ -129,7 +129,7 @@ def count(number: int, noun: str) -> str:
 
 
 def _position(value: Json) -> str:
-    """Return the LSN and the number in the transaction. A row that was loaded does not belong to a transaction."""
+    """Return a text with the LSN and the number in the transaction. For a loaded row, there is no transaction."""
     lsn = format_lsn(value["lsn"])
     return lsn if value["op"] == "r" else f"{lsn} #{value['seq']}"
 

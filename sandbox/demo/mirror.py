@@ -1,4 +1,4 @@
-"""The mirror as an operator runs it: a configuration file, a query that runs all the time, and audits.
+"""The mirror as an operator runs it: with a configuration file, a query that runs all the time, and audits.
 
 ``story`` uses this module. The query and the audits are separate processes, which are started as a user would start
 them. The rows of the mirror are read without Spark.
@@ -140,7 +140,7 @@ def spark_settings(directory: Path, libraries: Sequence[Path]) -> str:
         "spark.sql.shuffle.partitions": "2",  # one per core, because there is little data
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
-        # The demo is short, so full optimisation of the bytecode would take longer than it saves.
+        # The demo is short, so full optimisation of the bytecode would take more time than it saves.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     return "\n[spark]\n" + "".join(f'"{name}" = "{value}"\n' for name, value in settings.items())

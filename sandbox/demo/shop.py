@@ -118,7 +118,7 @@ ACTS = (
         ],
     ),
     Act(
-        "A large value that an update leaves alone",
+        "A large value that an update does not change",
         "PostgreSQL does not send the manual again (unchanged TOAST). The event says so, instead of claiming that it "
         "is null.",
         [_committed("UPDATE products SET price = 42.50 WHERE sku = 'LAMP'")],
@@ -189,7 +189,7 @@ class Shop:
 
 
 class Visitors:
-    """Customers who continuously place orders on one connection. Each order is a transaction.
+    """Customers who continuously place orders through one connection. Each order is a transaction.
 
     with Visitors(connect, ORDER) as visitors: visitors.wait_for(20)
     """

@@ -56,7 +56,7 @@ class Stage:
             self._context.close()
 
     def _fetch(self) -> None:
-        self._screen.say("Whatever is not in the cache yet is downloaded once.")
+        self._screen.say("Everything that is not in the cache yet is downloaded once.")
         downloads: dict[str, Callable[[], object]] = {
             f"PostgreSQL {DEFAULT_VERSION}, 14 MB": lambda: prepare(DEFAULT_VERSION, server_account()),
             "Kafka, 54 MB": lambda: fetch("kafka"),

@@ -68,7 +68,7 @@ def tell(*, keep: bool) -> bool:
 def _set_up(screen: Screen, shop: Shop) -> None:
     screen.step(
         "A shop in PostgreSQL, with rows",
-        "Its owner has to do three things for pgsluice: the last three statements.",
+        "The last three statements are all that its owner has to do for pgsluice.",
     )
     screen.typed(f"{SCHEMA}\n{STOCK}\n{ACCESS}")
     shop.set_up()
@@ -162,7 +162,7 @@ def _compare(screen: Screen, shop: Shop, mirror: Mirror, cut: int) -> bool:
 
 def _audit(screen: Screen, mirror: Mirror) -> bool:
     screen.step(
-        "The proof that users have: an audit", "An audit also works while orders come in, and on tables of any size."
+        "How users check a mirror: an audit", "An audit also works while orders come in, and on tables of any size."
     )
     screen.command(mirror.command("audit"))
     return mirror.audit(screen.say)

@@ -1,4 +1,4 @@
-"""Counts the cuts and events that were read, and detects missing, incomplete or repeated ones for ``story``."""
+"""Counts the cuts and events that were read, and detects missing, incomplete and repeated ones. ``story`` uses it."""
 
 from collections import Counter
 
@@ -23,10 +23,10 @@ class Tally:
         if self._last_cut is not None and number != self._last_cut + 1:
             self.problems.append(f"cut {number} follows cut {self._last_cut}")
         if cut.record["events"] != len(cut.events):
-            self.problems.append(f"cut {number} announces {cut.record['events']} events and has {len(cut.events)}")
+            self.problems.append(f"cut {number} lists {cut.record['events']} events, but has {len(cut.events)}")
         positions = {(event.topic, event.position) for event in cut.events}
         if twice := len(self._positions & positions):
-            self.problems.append(f"{count(twice, 'event')} of cut {number} came before")
+            self.problems.append(f"{count(twice, 'event')} of cut {number} had already come")
         self._last_cut = number
         self._cuts += 1
         self.events += len(cut.events)

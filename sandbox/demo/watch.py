@@ -18,7 +18,7 @@ ARRIVAL_TIMEOUT_S = 120
 
 LINES = 12
 TAIL = 3
-"""The number of lines that are shown at the end of a long list, whose middle is omitted."""
+"""How many lines are shown from the end of a long list. The middle of the list is omitted."""
 
 
 class Watch:

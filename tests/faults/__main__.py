@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--round", type=int, default=1, help="begin with this round of the seed")
     parser.add_argument("--version", type=int, choices=VERSIONS, action="append")
     parser.add_argument("--mode", choices=("exactly_once", "at_least_once"), default="exactly_once")
-    parser.add_argument("--without", choices=RULES, default="", help="take this rule out of the product")
+    parser.add_argument("--without", choices=RULES, default="", help="disable this rule of the product")
     options = parser.parse_args()
     say = partial(print, flush=True)
     began = time.monotonic()

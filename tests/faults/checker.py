@@ -57,7 +57,7 @@ class Tally:
     torn: int = 0
     out_of_order: int = 0
     untrue: int = 0
-    """The number of tables for which a row that was read, or the copy, differed from the table at the same position."""
+    """The number of tables of which a loaded row, or the consumer's copy, differed from PostgreSQL's content."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -87,17 +87,17 @@ class Contents:
     committed: frozenset[int]
     """The numbers of the committed transactions, from the ledger."""
     asides: Mapping[int, int]
-    """The LSNs of messages outside of transactions whose writers committed, by number."""
+    """By number: the LSNs of those messages outside of transactions whose writers committed."""
     last_aside: int
-    """The highest number of a message outside of transactions, even if its writer rolled back.
+    """The highest number of a message outside of transactions.
 
-    Such a message may be delivered as well.
+    This includes messages whose writers rolled back, because they may be delivered as well.
     """
     tables: Mapping[str, Rows]
 
     @classmethod
     def of(cls, connection: psycopg.Connection, options: Options, made: Sequence[str] = ()) -> Self:
-        """Read the database. ``made`` has the tables that were created later."""
+        """Read the database. ``made`` has the tables that were created during the storm."""
         some = " WHERE origin IS NULL" if options.origin == "none" else ""
         committed = connection.execute(f"SELECT id FROM ledger{some}").fetchall()
         asides = connection.execute(f"SELECT id, (lsn - '0/0')::bigint FROM aside{some}").fetchall()
@@ -126,7 +126,7 @@ class Checker:
         prepares: Mapping[int, int] | None = None,
         truth: Truth | None = None,
     ) -> None:
-        """Choose the replay that applies the cuts, and the facts to compare with.
+        """Set the replay that applies the cuts, and the facts with which the results are compared.
 
         ``adoptions`` has the position of the slot at each start with --adopt-slot. ``prepares`` has the end of the WAL
         before each PREPARE TRANSACTION, by the transaction's number. ``truth`` gives the content of the tables at each
@@ -176,7 +176,7 @@ class Checker:
     # --- loads
 
     def _check_copies(self, cut: Cut, is_new: Callable[[Event], bool], truth: Truth) -> None:
-        """Compare the rows that were read with the tables. Then compare the changed rows of complete copies."""
+        """Compare the rows that were read with the tables. In complete copies, also compare all changed rows."""
         touched = self._check_rows_read(cut, truth)
         touched |= truth.advance(cut.record["epoch"], cut.record["end_lsn"])
         touched |= {_touched(event) for event in _changes(cut) if event.op != "m" and is_new(event)}
@@ -237,7 +237,7 @@ class Checker:
         """Report tables whose load has not ended."""
         for name, table in self._replay.tables.items():
             if table.is_partial:
-                self.tally.complain("lost", f"the rows of {name} from before the slot: no load of them has ended")
+                self.tally.complain("lost", f"no load of {name} has ended, so rows from before the slot are missing")
 
     # --- epochs
 
@@ -287,14 +287,14 @@ class Checker:
     def _cannot_come_again(self, found: list[Event]) -> bool:
         """Return whether a transaction was prepared before the slot's position and committed after it.
 
-        PostgreSQL sends only the commit of this transaction again, and not its rows. The slot can be at this position
-        after the transaction was delivered, because another prepared transaction can hold the slot back.
+        PostgreSQL sends only the commit of this transaction again, and not its rows. The slot may still be at such a
+        position although the transaction was delivered, because another prepared transaction can hold the slot back.
         """
         lines = [event["after"]["id"] for event in found if event.op == "c" and event["table"] == "ledger"]
         return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
 
     def _complain_of_missing(self, when: str = "") -> None:
-        """Report the number of transactions that should have come again by now, and the first one."""
+        """Report how many transactions should have come again by now, and the first of them."""
         missing = [found for found in self._due if not self._cannot_come_again(found)]
         if missing:
             what = f"{len(missing)} transactions after the slot's position have not come again{when}"
@@ -310,7 +310,7 @@ class Checker:
         self.tally.sums += 1
         changed, self._last_total = total != self._last_total, total
         if total != TOTAL and changed:
-            self.tally.complain("torn", f"cut {cut.record['cut']} sums up to {total} instead of {TOTAL}")
+            self.tally.complain("torn", f"after cut {cut.record['cut']}, the balances add up to {total}, not {TOTAL}")
 
     def _check_events(self, events: Iterable[Event]) -> None:
         """Check whole transactions, and messages outside of transactions, in the order of their positions."""
@@ -332,7 +332,7 @@ class Checker:
         number, *origin = event["content"].decode().split()
         known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
         if known != (False, "aside", None, None, None) or not self._options.messages or self._is_left_out(origin):
-            self.tally.complain("other", f"{event} should not be there")
+            self.tally.complain("other", f"{event} should have been excluded")
         if int(number) in self._asides:
             self.tally.complain("doubled", f"{event} was at {self._asides[int(number)]:X} before")
         self._asides[int(number)] = event["lsn"]
@@ -363,7 +363,7 @@ class Checker:
             self.tally.complain("other", f"{name} has xid, time and origin {told}, but its origin is {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
-        """Check that each message is directly before or after its note, as the note says. Report all other messages."""
+        """Check that each message is directly before or after its note, as the note says. Report all others."""
         messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]
@@ -381,10 +381,10 @@ class Checker:
         if changes != line["changes"] + 1:
             tally.complain("torn", f"{name}, has {changes} changes instead of {line['changes'] + 1}")
         if line["ticket"] is None:
-            tally.prepared += 1  # the transaction that populates the tables has no ticket either
+            tally.prepared += 1  # includes the transaction that populates the tables, which has no ticket either
             return
         if line["ticket"] <= self._last_ticket:
-            tally.complain("out_of_order", f"{name}, with ticket {line['ticket']} comes after {self._last_ticket}")
+            tally.complain("out_of_order", f"{name}, with ticket {line['ticket']}, comes after {self._last_ticket}")
         self._last_ticket = line["ticket"]
         worker = number // WORKER_NUMBERS
         if number <= self._last_numbers.get(worker, -1):
@@ -394,7 +394,7 @@ class Checker:
             tally.complain("out_of_order", f"{name}, comes before {line['follows']}")
 
     def check_repeated(self, records: Iterable[Event], checkpoints: Sequence[Checkpoint]) -> None:
-        """Check in at-least-once mode that only records after the last checkpoint come again, unchanged."""
+        """For at-least-once mode: check that only records after the last checkpoint come again, and are unchanged."""
         known: dict[tuple[str, int, Position], Event] = {}
         delivered, left = 0, list(checkpoints)
         for record in sorted(records, key=lambda record: record.timestamp_ms):
@@ -444,7 +444,7 @@ class Checker:
             tally.complain("other", problem)
 
     def _leave_out(self, name: str, table: Table) -> None:
-        """From a copy, remove the rows whose changes the options exclude. Loads read these rows nevertheless."""
+        """Remove from a copy the rows whose changes the options exclude, because loads read these rows nevertheless."""
         table.rows = {key: row for key, row in table.rows.items() if self._seen_row(name, row) is not None}
 
     def _check_all_asides(self, there: Contents) -> None:
@@ -475,7 +475,7 @@ def check_positions(samples: Iterable[tuple[float, int]], checkpoints: Iterable[
             epoch = found.epoch
         tally.positions += 1
         if reached and position > reached:
-            tally.complain("other", f"the slot stood at {position:X}, the last checkpoint at {reached:X}")
+            tally.complain("other", f"the slot was at {position:X}, but the last checkpoint at {reached:X}")
 
 
 def _changes(cut: Cut) -> list[Event]:
@@ -488,7 +488,10 @@ def _touched(event: Event) -> tuple[str, Key]:
 
 
 def _beginning(event: Event) -> Position:
-    """Return the position of the transaction's first event. Return the event's own if it is in no transaction."""
+    """Return the position of the first event of the event's transaction.
+
+    If the event belongs to no transaction, return its own position.
+    """
     epoch, lsn, seq = event.position
     return epoch, lsn, min(seq, 0)
 

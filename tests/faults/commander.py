@@ -63,7 +63,7 @@ class Commander:
         )
 
     def loaded(self) -> dict[str, str]:
-        """Return, for each loaded table, the state in its record, which says how the load has ended."""
+        """Return for each loaded table the state in its record, which says how the load ended."""
         with self._client() as client:
             return {one.table: one.state for one in client.loaded()}
 
@@ -76,7 +76,7 @@ class Commander:
         return CommandClient(options, self._topics)
 
     def _answers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the answers in the topic by the command's id, in the order of the topic."""
+        """Return the answers by the command's id, in the order of the topic."""
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         consumer = Consumer({**CONSUMER, "bootstrap.servers": self._bootstrap_servers})
         try:

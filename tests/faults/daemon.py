@@ -3,8 +3,8 @@
     python daemon.py STEP N RULE run -c config.toml
 
 The product has no failpoints. This script wraps the methods before or after which a crash could do harm. A step first
-brings about the state that its name describes, and then sends SIGKILL. If RULE is given, the script switches this rule
-of the product off, and the storms have to notice that. STEP and RULE may be empty. ``storm`` starts this script.
+brings about the state that its name describes, and then sends SIGKILL. If RULE is given, the script disables this rule
+of the product, and the storms have to notice that. STEP and RULE may be empty. ``storm`` starts this script.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ FLUSH_S = 10.0
 COMMIT_MAX_S = 0.02
 """The time in which most commits are answered.
 
-The process waits for a random part of this time before it dies. So it may die before the request arrives, before the
-answer, or after it.
+The process waits for a random part of this time before it dies. So it may die before the request has arrived, before
+the answer has arrived, or later.
 """
 
 REPORTS_S = 1.0
-"""The time in which a status update certainly arrives."""
+"""A time within which a status update certainly arrives."""
 
 
 def _received_does_not_matter() -> None:
@@ -139,22 +139,22 @@ def _nobody_is_waited_for() -> None:
 
 RULES: Mapping[str, Callable[[], None]] = {
     "nothing is confirmed that was not received": _received_does_not_matter,
-    "a prepare is outstanding until its cut is committed": _released_at_once,
+    "a prepare is outstanding until its commit is delivered": _released_at_once,
     "nothing is confirmed that is not in Kafka": _delivered_does_not_matter,
-    "what was delivered is dropped": _nothing_is_dropped,
-    "offsets predicted are compared before the commit": _prediction_is_true,
-    "with messages nothing is streamed": _messages_are_streamed,
+    "delivered transactions are dropped": _nothing_is_dropped,
+    "predicted offsets are compared before the commit": _prediction_is_true,
+    "nothing is streamed if messages are on": _messages_are_streamed,
     "a refusal is recorded": _refusals_are_forgotten,
-    "nothing comes where there was nothing": _the_server_never_went_back,
-    "what a snapshot does not see waits": _all_go_on,
-    "what fits nowhere is read again": _void_rounds_count,
-    "a snapshot ends where the WAL does": _snapshots_end_where_the_wal_is_flushed,
+    "new transactions are not mistaken for repetitions": _the_server_never_went_back,
+    "transactions that a snapshot does not see wait": _all_go_on,
+    "the rows of a void round are read again": _void_rounds_count,
+    "rows are placed at the insert LSN of their snapshot": _snapshots_end_where_the_wal_is_flushed,
     "rows that have moved are read again": _moved_rows_are_forgotten,
     "a checkpoint has the loads": _loads_are_not_in_the_checkpoint,
     "a checkpoint has the offset of commands": _commands_are_taken_again,
-    "writers are waited for": _nobody_is_waited_for,
+    "a load waits for the writers of its table": _nobody_is_waited_for,
 }
-"""The rules that can be switched off."""
+"""The rules that can be disabled, each with the function that disables it."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Step:
     counts: Callable[..., bool] = lambda *_: True
     """Returns whether a call counts as a pass. It is called with the arguments of the method."""
     armed: Callable[[], threading.Event] | None = None
-    """Creates an event. A call counts only if the event was set since the last call that counted."""
+    """Creates an event. A call counts only if this event was set after the last call that counted."""
 
 
 def _flush(producer: CutProducer) -> None:
@@ -195,10 +195,10 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return an event that is set when the commit of a certain prepared transaction was received.
+    """Return an event that is set when the commit of a prepared transaction of the following kind is received.
 
-    This transaction is not delivered yet, and no other transaction keeps the slot from advancing. A status update is
-    sent when the commit is received. If the update already confirmed the commit, a crash would lose the transaction.
+    The transaction is not delivered yet, and no other transaction keeps the slot from advancing. When its commit is
+    received, a status update is sent. If this update already confirmed the commit, a crash would lose the transaction.
     """
     ended, happened = Session._ended, threading.Event()
 
@@ -209,7 +209,7 @@ def _release_of_the_oldest() -> threading.Event:
         ended(session, transaction, end_lsn)
         if prepare_lsn < min((progress.delivered, *others)) and progress.delivered < end_lsn:
             session._report()
-            assert isinstance(session._stream, ReplicationStream), "the stream is that of the product"
+            assert isinstance(session._stream, ReplicationStream), "the product uses its own stream"
             session._stream._send_report()
             happened.set()
 
@@ -218,7 +218,7 @@ def _release_of_the_oldest() -> threading.Event:
 
 
 def _of_load(state: str) -> Callable[..., bool]:
-    """Return a function that returns whether a mark with this state joins the open cut."""
+    """Return a function that says whether a call adds a mark with this state to the open cut."""
     return lambda _outbox, _loads, _place, marks, *_: any(mark.state == state for mark in marks)
 
 
@@ -227,9 +227,9 @@ def _has_answer(_: Requests, __: CommandState, answers: Sequence[Answer] = (), *
 
 
 SILENCE_S = 3.0
-"""A pause in which nothing is received, as if decoding took so long.
+"""How long nothing is received, as if the server took this long to decode.
 
-Sessions report every two seconds, so within it.
+Sessions report every two seconds, so there is at least one report in this time.
 """
 
 SILENCE = "nothing received and time to report"

@@ -1,8 +1,8 @@
 """Restores a server from a snapshot of its disk, and adopts the slot as the runbook says.
 
 The restored server reuses the LSNs that it had used after the snapshot. But the heartbeats in Kafka say that everything
-up to these LSNs is delivered. If the daemon believed this, it would drop the transactions that now get these LSNs. So
-it has to refuse until an operator adopts the slot (docs/runbook.md).
+up to these LSNs is delivered. If the daemon believed this, it would drop the transactions that get these LSNs now. So
+it has to refuse the server until an operator adopts the slot (docs/runbook.md).
 """
 
 import time
@@ -35,7 +35,7 @@ SCRATCH_ROWS = 1000
 """The number of rows that an unpublished transaction writes."""
 
 MARGIN_BYTES = 256 * 1024
-"""More WAL than an idle server writes in a short time."""
+"""An amount of WAL that an idle server does not write in a short time."""
 
 
 class Restoration:
@@ -120,8 +120,10 @@ class Restoration:
         self._note("the lost WAL is overwritten")
 
     def _refuses_to_start(self, death: Death | None = None, because: str = WENT_BACK) -> bool:
-        """Start the daemon, and return whether it refuses the server. If there is a ``death``, first start a daemon
-        that dies in this way."""
+        """Start the daemon, and return whether it refuses the server.
+
+        If there is a ``death``, first start a daemon that dies in this way.
+        """
         if death is not None:
             self._victim.die(death, or_with=REFUSED)
         said_before = len(self._victim.daemon.log_text())
@@ -146,8 +148,10 @@ class Restoration:
         return True
 
     def _adopt(self, death: Death | None) -> None:
-        """Begin a new epoch. If there is a ``death``, the first daemon with --adopt-slot dies in this way, and a second
-        one follows."""
+        """Begin a new epoch with --adopt-slot.
+
+        If there is a ``death``, first start a daemon with --adopt-slot that dies in this way.
+        """
         if death is not None:
             self._victim.die(death, "--adopt-slot")
         self._victim.start(None, "--adopt-slot")

@@ -1,6 +1,6 @@
 """Runs rounds of storms (see ``storm``) until there have been enough kills. A round has one storm per server version.
 
-``test_faults`` and ``python -m tests.faults`` use it.
+``test_faults`` and ``python -m tests.faults`` use this module.
 """
 
 import itertools
@@ -25,8 +25,7 @@ At the end of a round, everything is read and checked. The next round begins wit
 KILLS_PER_BROKER_KILL = 12
 KILLS_PER_SERVER_KILL = 5
 KILLS_PER_RESTORE = 2
-"""The minimum number of kills in a restoration. The server is killed, and so is the daemon that has adopted the
-slot."""
+"""The minimum number of kills in a restoration: one of the server, and one of the daemon that has adopted the slot."""
 
 OTHER_FAULTS = 6
 """The number of faults around each pipeline in a round, besides kills and a restoration."""
@@ -87,7 +86,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Subject:
-    """The version of the product that is tested. ``without`` is the rule that is switched off, if any."""
+    """The version of the product that is tested. ``without`` is the rule that is disabled, if any."""
 
     versions: Sequence[int] = VERSIONS
     mode: script.Mode = "exactly_once"
@@ -134,7 +133,7 @@ def _round(seed: str, kills: int, servers: Mapping[int, Postgres], cluster: Clus
 
 
 def _together(storms: Mapping[int, Storm], plan: Plan, cluster: Cluster, report: Report) -> dict[int, BaseException]:
-    """Run all storms at the same time. Return the errors that have ended storms early."""
+    """Run all storms at the same time. Return the errors that ended storms early, by server version."""
     failures: dict[int, BaseException] = {}
     calm, stop = threading.Event(), threading.Event()
 

@@ -28,11 +28,11 @@ PASSES = {
     "load about to end": 1,
     "load ended": 1,
 }
-"""For steps that are passed more or less often than others: the highest pass at which the daemon may die."""
+"""The highest pass at which the daemon may die at these steps, which are passed more or less often than others."""
 USUAL_PASSES = 15
 """The highest pass at which the daemon may die at any other step."""
 EARLY_PASSES = 5
-"""The highest pass for a death that has to come early, while most faults happen."""
+"""The highest pass for a death that has to come early, at the time of most faults."""
 FIRST_STEPS = ("slot announced", "slot created")
 """The steps that are passed only when a pipeline starts for the first time."""
 START_STEPS = (
@@ -65,7 +65,7 @@ Mode = Literal["exactly_once", "at_least_once"]
 AT_A_MOMENT = "at a moment"
 
 DEATHS_BEFORE_TRAPS = 5
-"""If a daemon dies more often, some of its deaths are at steps where a prepared transaction could be lost."""
+"""If a daemon dies more often than this, some of its deaths are at steps where a prepared transaction could be lost."""
 
 LIFE_MAX_S = 4.0
 """The longest life of a daemon that dies at a random moment, including its start."""
@@ -86,7 +86,8 @@ ORDERED = (
     "made_1",
     "made_2",
 )
-"""The tables that commands may load. Other tables are so large that their loads would take too long."""
+"""The tables that commands may load. Tables that are listed several times are loaded more often. Other tables are so
+large that their loads would take too long."""
 
 ORDER_PAUSE_S = (1.0, 5.0)
 PAUSED_S = (0.5, 2.0)
@@ -104,7 +105,7 @@ class Loading:
 
     @classmethod
     def draw(cls, rng: random.Random) -> Self:
-        """Draw a small chunk size, so that loads take long."""
+        """Draw settings with a small chunk size, so that loads take long."""
         return cls(rng.choice(("initial", "when_needed")), rng.randint(*CHUNK_ROWS))
 
     def __str__(self) -> str:
@@ -157,8 +158,8 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
     while len(found) < count:
         verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
         # A load of only some rows never replaces rows. If changes of some origins are not sent, a load of all rows does
-        # not replace rows either, so marks do not tell the two kinds apart. So load only some rows if all origins are
-        # sent.
+        # not replace rows either, so marks cannot tell the two kinds of load apart. Therefore, a command loads only
+        # some rows only if the changes of all origins are sent.
         where = "id % 3 = 0" if verb == "start" and options.origin == "any" and rng.random() < 1 / 5 else ""
         table = "goods" if where else rng.choice(ORDERED)
         found.append(Order(verb, rng.uniform(*ORDER_PAUSE_S), table, where))
@@ -201,7 +202,7 @@ class Notice(StrEnum):
 
     RUNNING = "while the daemon runs"
     AT_ONCE = "before a daemon starts"
-    LATE = "before a daemon starts, and after as much was written again"
+    LATE = "before a daemon starts, but after the server has written as much WAL as it lost"
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ class Restore:
         deaths = [f"the daemon dies first: {self.death}"] if self.death else []
         deaths += [f"the adopter dies: {self.adopter}"] if self.adopter else []
         slot = "saved" if self.saves_slot else "not saved"
-        story = f"PostgreSQL restored {self.notice}, after {self.after} deaths", f"{self.scratch} times scratch"
-        return ", ".join((*story, f"slot {slot}", *deaths))
+        story = f"PostgreSQL restored {self.notice}, after {self.after} deaths"
+        return ", ".join((story, f"{self.scratch} unpublished transactions", f"slot {slot}", *deaths))
 
 
 NETWORK = ("cut", "cut at a byte", "stall", "drop", "refuse")
@@ -299,7 +300,8 @@ def deaths(rng: random.Random, count: int, usual: Sequence[str]) -> list[Death]:
             most = 1 if step in START_STEPS else PASSES.get(step, USUAL_PASSES)
             found.append(Death(step, rng.randint(1, most)))
     if count > DEATHS_BEFORE_TRAPS:
-        # The daemon first lives long enough to deliver prepared transactions. More sessions follow.
+        # First, the daemon lives long enough to deliver prepared transactions. Then it dies at the critical steps. One
+        # more death follows, so the consequences show in later sessions.
         traps = [Death(AT_A_MOMENT, seconds=LIFE_MAX_S), Death(SILENCE)]
         traps += [Death(COMMIT_PREPARED)] if COMMIT_PREPARED in usual else []
         found[-len(traps) - 1 : -1] = traps
@@ -318,7 +320,7 @@ def database_weather(rng: random.Random, count: int, kills: int) -> list[Fault]:
 def cluster_weather(rng: random.Random, freezes: int, isolations: int, kills: int) -> list[Fault]:
     """Draw faults of brokers, which happen one after the other.
 
-    If there are other faults, an isolation is not the first fault, because there are no topics yet at the beginning.
+    An isolation is not the first of several faults, because there are no topics yet at the beginning.
     """
     kinds = [BROKER_FROZEN] * freezes + [BROKER_KILLED] * kills
     rng.shuffle(kinds)

@@ -1,7 +1,7 @@
 """A storm: one pipeline with a workload and a script of faults. An independent reader checks the result at the end.
 
 The storms of all server versions share one ``Cluster``. Each storm has a proxy in front of every broker, and one in
-front of its server. ``test_faults`` runs storms, and so does ``python -m tests.faults``, for longer.
+front of its server. ``test_faults`` runs storms, and ``python -m tests.faults`` runs more of them.
 """
 
 import json
@@ -58,10 +58,7 @@ CALM_S = 120.0
 PARTITIONS = 2
 
 LOADED_S = 120.0
-"""The limit of the time in which neither loads nor the deliveries before them make progress.
-
-After it, the storm fails.
-"""
+"""The storm fails if neither loads nor the deliveries before them make progress for this long."""
 
 BESIDE_WORK_S = 15.0
 """How long the workload continues during loads after the last fault. Its prepared transactions lock some tables, so not
@@ -88,7 +85,7 @@ STREAMING_S = 15.0
 
 @dataclass(frozen=True)
 class StormSetup:
-    """The configuration of a storm's daemon. ``without`` is the rule that is switched off, if any."""
+    """The configuration of a storm's daemon. ``without`` is the rule that is disabled, if any."""
 
     options: Options
     mode: Mode
@@ -202,7 +199,7 @@ class Cluster:
                 stop.wait(fault.seconds)
                 self.kafka.resume(fault.broker)
         if not stop.is_set():
-            # A broker that was isolated may still be outdated. It would show the independent reader old logs.
+            # A broker that was isolated may still be outdated, and would show outdated logs to the independent reader.
             self.kafka.wait_until_in_sync()
 
     def _isolate(self, fault: Fault, report: Report, stop: threading.Event) -> None:
@@ -250,7 +247,7 @@ class Storm:
     """One pipeline on one server, from its first start to the final check."""
 
     def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, setup: StormSetup) -> None:
-        """Choose the database, which has to stay empty until ``run``, and the pipeline's listener in the cluster."""
+        """Set the database and the pipeline's listener in the cluster. The database must be empty until ``run``."""
         self.report = Report(Counter([*str(setup.options).split(", "), str(setup.loading)]))
         self.log: list[str] = []
         """The events, each with the seconds since the beginning."""
@@ -335,7 +332,7 @@ class Storm:
 
     @contextmanager
     def _accounted_for(self) -> Iterator[None]:
-        """Log the daemon's state if the block fails, because the daemon will have ended when the error is reported."""
+        """If the block fails, log the daemon's state now. When the error is reported, the daemon will have ended."""
         try:
             yield
         except BaseException:
@@ -352,7 +349,7 @@ class Storm:
         self._die(deaths[restore.after :])
 
     def _die(self, deaths: Sequence[Death]) -> None:
-        """Let the daemon die these deaths, one after the other. Then start a daemon that stays alive."""
+        """Let the daemon die in each of these ways, one after the other. Then start a daemon that stays alive."""
         for death in deaths:
             if death.step in LOAD_STEPS and not self._provoke():
                 self._victim.die(Death(AT_A_MOMENT, seconds=LIFE_MAX_S))
@@ -370,7 +367,7 @@ class Storm:
         self.report.faults[f"PostgreSQL restored {restore.notice}"] += 1
         self._note(f"restored, and {'not refused' if position is None else f'adopted at {position:X}'}")
         if position is None:
-            self.report.tally.complain("other", "the daemon went on with a server that was restored from a snapshot")
+            self.report.tally.complain("other", "the daemon continued with a server that was restored from a snapshot")
         else:
             self._adoptions.append(position)
 
@@ -384,7 +381,7 @@ class Storm:
             self._commander.give(order.verb, [order.table] if order.table else [], order.where)
 
     def _provoke(self) -> bool:
-        """Command the next daemon to load a table. Return whether Kafka has certainly stored the command."""
+        """Send a command to load a table, for the next daemon. Return whether Kafka has certainly stored it."""
         return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
 
     def _load_beside_work(self) -> None:
@@ -406,7 +403,7 @@ class Storm:
     def _finish_loads(self) -> None:
         """Restart the daemon, and wait until every table is loaded.
 
-        Without the restart, the daemon would retry a table that could not be read only after a long time.
+        Without the restart, the daemon would wait for a long time before it retries a table that could not be read.
         """
         self._daemon.stop()
         self._victim.start(None)
@@ -417,14 +414,14 @@ class Storm:
             self._commander.give("start", cancelled)
             are_loaded = self._wait_until_loaded(LOADED_S)
         if not are_loaded:
-            raise TimeoutError(f"tables are not loaded, and nothing has come further for {LOADED_S:g} s")
-        self._note("all is loaded")
+            raise TimeoutError(f"tables are not loaded, and there was no progress for {LOADED_S:g} s")
+        self._note("all tables are loaded")
 
     def _wait_until_loaded(self, timeout_s: float, *, is_quiet: bool = True) -> bool:
         """Wait until there is nothing to load, and no command to carry out. Return False if this takes too long.
 
-        If ``is_quiet`` says that the workload is paused, ``timeout_s`` limits only the time without progress, because a
-        busy machine may need minutes.
+        ``is_quiet`` says that the workload is paused. In this case, ``timeout_s`` limits only the time without
+        progress, because a busy machine may need minutes.
         """
         reached, end = "", time.monotonic() + timeout_s
         # If a command has loaded only some rows of a table, the daemon loads the whole table only after it has read the
@@ -441,7 +438,7 @@ class Storm:
         return True
 
     def _reached(self) -> str:
-        """Return a text from the daemon's status that changes whenever the daemon makes progress."""
+        """Return a part of the daemon's status that changes whenever the daemon makes progress."""
         try:
             status = self._daemon.status()
         except ServerError:
@@ -520,7 +517,7 @@ class Storm:
         producer.flush(FOREIGN_TIMEOUT_S)
 
     def _some_brokers(self, fault: Fault) -> list[Proxy]:
-        """Return the proxy of one broker, or all proxies."""
+        """Return the proxy in front of one broker, or all of the pipeline's proxies."""
         return list(self._brokers.values()) if fault.count % 2 else [self._brokers[fault.broker]]
 
     def _freeze(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Tests that the storms' checker reports each kind of problem, and reports nothing about a correct history.
+"""Tests that the storms' checker reports each kind of problem, and reports no problem in a correct history.
 
 A history is a list of cuts with their records. Each test damages a small history in one way. The cut records match the
-damaged content, as if a daemon with this error had written them.
+damaged content, as if a faulty daemon had written them.
 """
 
 from collections import Counter
@@ -316,7 +316,7 @@ def exchange_cuts(cuts: History) -> None:
 
 
 def exchange_transactions(cuts: History) -> None:
-    """Exchange the commit LSNs of the first two transactions."""
+    """Swap the commit LSNs of the first two transactions."""
     lsns = {100: 200, 200: 100}
     moved = [change(event, lsn=lsns.get(event["lsn"], event["lsn"])) for event in cuts[0]]
     cuts[0] = sorted(moved, key=lambda event: event.position)
@@ -341,12 +341,12 @@ SPOILT: Mapping[str, tuple[str, Spoil]] = {
     "a transaction comes again at a later position": ("doubled", again(500, at=700)),
     "a transaction comes again in its cut": ("other", again(500)),
     "a transaction comes again in a later cut": ("out_of_order", again(400)),
-    "a transaction comes that was never committed": (
+    "a transaction that was never committed is delivered": (
         "other",
         more(row("ledger", "c", 700, 0, 77, 0, None, None, None)),
     ),
     "a change is missing": ("torn", without(400, "debit")),
-    "a change is missing, and nothing between its neighbours": ("torn", without(400, "debit", unnoticed=True)),
+    "a change is missing, and the numbers have no gap": ("torn", without(400, "debit", unnoticed=True)),
     "the first and the last change are missing": ("torn", without(400, "note", "ledger", unnoticed=True)),
     "a change comes twice": ("other", again(600, "aside")),
     "a change comes again in a later cut": ("torn", again(400, "credit")),
@@ -360,7 +360,7 @@ SPOILT: Mapping[str, tuple[str, Spoil]] = {
     "an origin is invented": ("other", with_other(400, "note", origin=ORIGIN)),
     "a change has the xid of another transaction": ("other", with_other(400, "note", xid=7)),
     "a message is missing": ("torn", without(400, "messages", unnoticed=True)),
-    "a message comes whose savepoint was rolled back": ("torn", more(message(600, 4, "17", ORIGIN))),
+    "a message of a rolled-back savepoint is delivered": ("torn", more(message(600, 4, "17", ORIGIN))),
     "a message is in another place": ("torn", misplace_message),
     "a message has other content": ("torn", with_other(400, "messages", content=b"5")),
     "a message is wrongly outside of transactions": ("torn", with_other(400, "messages", transactional=False)),
@@ -460,7 +460,7 @@ class TestNewEpoch:
         assert tally.problems == []
         assert tally.repeated == 0
 
-    def test_a_message_of_no_transaction_comes_again(self) -> None:
+    def test_a_message_outside_of_transactions_comes_again(self) -> None:
         tally = judged(self.history(450), adoptions=[450])
         assert tally.problems == []
         assert tally.repeated == 7
@@ -630,7 +630,7 @@ LOOSE_AGAIN = LOOSE | {"id": "second load"}
 def mark(
     state: str, lsn: int, count: int, rows: int, fields: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return a mark that ``count`` rows and marks precede at its position. ``fields`` select another table or load."""
+    """Return a mark. At its position, ``count`` rows and marks come before it. ``fields`` can set a table or a load."""
     names = {"topic": "p.public.goods", "schema": "public", "table": "goods", "id": "load", "state": state}
     return {**names, "epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True, **fields}
 
@@ -695,9 +695,9 @@ class TestLoads:
         "a row comes twice": ("other", _twice),
         "a row comes after the end of its load": ("other", _behind_the_end),
         "the total is wrong": ("other", lambda scene: scene.count(4)),
-        "a load has an end, but no begin": ("other", lambda scene: scene.marks[1].pop(0)),
+        "a load has an end, but no beginning": ("other", lambda scene: scene.marks[1].pop(0)),
         "a load has no end": ("lost", lambda scene: scene.marks[2].pop()),
-        "the end is of another load": ("other", _of_another_load),
+        "the end belongs to another load": ("other", _of_another_load),
         "a load begins twice": ("other", _begins_twice),
         "a change after the end of the load is missing": ("untrue", lambda scene: without(500, "goods")(scene.cuts)),
     }

@@ -1,5 +1,4 @@
-"""The daemon in a storm, which is a test with a script of faults. It is started again and again, and dies as the script
-says."""
+"""The daemon of a storm. It is started again and again, and dies as the storm's script says."""
 
 import json
 import time
@@ -31,7 +30,7 @@ class Victim:
     """Starts the daemon, and checks how it ends."""
 
     def __init__(self, daemon: Daemon, kills: Counter[str], note: Callable[[str], None], without: str = "") -> None:
-        """Choose the daemon. ``without`` names the rule of the product that is switched off in it, or is empty.
+        """Set the daemon. ``without`` names the rule of the product that is disabled in it, or is empty.
 
         ``kills`` counts the daemon's deaths, and ``note`` logs them.
         """
@@ -83,8 +82,8 @@ class Victim:
                 delivered, since = further, time.monotonic()
             if time.monotonic() - since > standstill_s:
                 raise TimeoutError(
-                    f"the slot did not get from {reached:X} to {lsn:X}, and for {standstill_s:g} s nothing after "
-                    f"{delivered:X} was delivered"
+                    f"the slot is at {reached:X} and has to reach {lsn:X}, but nothing after {delivered:X} was "
+                    f"delivered for {standstill_s:g} s"
                 )
             time.sleep(CONFIRMED_POLL_S)
 
@@ -100,7 +99,7 @@ class Victim:
         return parse_lsn(status.get("delivered_lsn", "0/0"))
 
     def account(self) -> str:
-        """Return the daemon's current status, and the end of its log. All its starts write to the same log."""
+        """Return the daemon's current status, and the end of the log, which all its runs share."""
         try:
             status = json.dumps(self.daemon.status())
         except ServerError as error:

@@ -83,8 +83,8 @@ class Truth:
     """The content of the tables at a position that only advances.
 
     A restored server reuses LSNs. For each epoch except the last, ``lost_from`` has the LSN at which the lost part of
-    the WAL begins. The slot does not return lost transactions. So a transaction that it returns at or after this LSN
-    belongs to a later epoch.
+    the WAL begins. The slot does not return lost transactions. So if it returns a transaction at or after this LSN, the
+    transaction belongs to a later epoch.
     """
 
     def __init__(self, committed: Iterable[Committed], lost_from: Sequence[int] = ()) -> None:

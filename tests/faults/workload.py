@@ -48,12 +48,12 @@ it."""
 
 ACCOUNTS = 40
 HELD = 6
-"""The number of accounts that only prepared transactions change, because these hold their locks for a long time."""
+"""The number of accounts that only prepared transactions change, because they hold their locks for a long time."""
 
 BALANCE = 1000
 
 BIG_BYTES = 12_000
-"""The length of a document's text, which is TOASTed. An update that does not change it does not send it."""
+"""The length of a document's text, which is TOASTed. PostgreSQL does not send it with an update of other columns."""
 
 BATCH_ROWS = (50, 200)
 """The bounds of the number of rows in one step of a large transaction. Most such steps exceed
@@ -81,7 +81,7 @@ PAUSE_S = 0.2
 
 HASTY_PAUSE_S = 0.05
 BURST = 40
-"""The number of transactions in a burst, between which the pauses are short."""
+"""The number of transactions in a burst. The pauses between them are short."""
 REST_S = 3.0
 
 CONNECT_TIMEOUT_S = 5
@@ -95,8 +95,8 @@ GIDS = [f"held {number}" for number in range(1, HELD + 1)]
 
 LONG = GIDS[:3]
 LONG_WEIGHT = 0.08
-"""The weight of a gid in LONG when the prepared transaction to end is chosen. Other gids have the weight 1. The weight
-is so low that these transactions stay prepared while the daemon dies several times."""
+"""The weight of each gid in LONG when the next prepared transaction to end is chosen. Other gids have the weight 1. The
+weight is so low that transactions with these gids stay prepared while the daemon dies several times."""
 
 PREPARED_PAUSE_S = 0.3
 """The longest pause between two actions with prepared transactions."""
@@ -190,9 +190,9 @@ def edit_documents(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Make a transaction so large that the server may send it before its commit.
+    """Write so many rows that the server may send the transaction before its commit.
 
-    Pause between its parts, so that large transactions overlap.
+    Pause between the parts, so that large transactions overlap.
     """
     worker = rng.randrange(2**31)  # marks rows that no other worker touches
     changes = 0
@@ -342,7 +342,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Sets up the session's origin. If the last session was cut off, this fails until the server has noticed that."""
+"""Sets up the session's origin. If the last session lost its connection, this fails until the server has noticed."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),
@@ -392,11 +392,11 @@ class Workload:
 
     @property
     def prepares(self) -> Mapping[int, int]:
-        """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
+        """The end of the WAL just before each PREPARE TRANSACTION, by the transaction's number."""
         return self._preparer.prepares
 
     def populate(self) -> None:
-        """Write the first rows of the other tables. Call this when the daemon's slot exists, so that they are sent."""
+        """Write the first rows of the other tables. The daemon's slot must exist, so that these rows are sent."""
         with self.database.connect() as connection, connection.transaction():
             connection.execute(POPULATE)
             connection.execute("INSERT INTO ledger VALUES (0, %s)", [POPULATE_CHANGES])
@@ -502,7 +502,7 @@ class Preparer:
         self._numbers: dict[str, int] = {}
         """By gid: the number of the last transaction that was prepared under this gid."""
         self.prepares: dict[int, int] = {}
-        """Where the WAL ended just before each PREPARE TRANSACTION, by the transaction's number."""
+        """The end of the WAL just before each PREPARE TRANSACTION, by the transaction's number."""
 
     def step(self, connection: psycopg.Connection) -> None:
         """Prepare a transaction, or end a prepared transaction."""
@@ -522,7 +522,7 @@ class Preparer:
             connection.rollback()
 
     def _fill(self, connection: psycopg.Connection, share: int) -> None:
-        """Change the account that is reserved for ``share``. Sometimes change only unpublished rows, or no rows."""
+        """Change the account that is reserved for ``share``, or sometimes only unpublished rows, or no rows."""
         account = ACCOUNTS + share
         kind = self.rng.randrange(10)
         if kind == 0:
@@ -531,8 +531,8 @@ class Preparer:
             connection.execute("INSERT INTO scratch VALUES (1)")
         else:
             _move(connection, account, account, self.rng.randint(-50, 50))
-            # A large transaction arrives late in the next session. A small one can end so fast that a status update
-            # comes before its delivery.
+            # A large transaction arrives late in the next session. A small one can be received so quickly that a status
+            # update is sent before its delivery.
             is_large = kind < (6 if GIDS[share - 1] in LONG else 4)
             changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
             changes += sum(tentatively(connection, self.rng, work) for work in (remark, say_aside))

@@ -196,7 +196,7 @@ async def run(count: int, seed: int) -> Counter[str]:
     health = Health(lambda: {"state": "streaming"}, lambda: None, lambda _role: None)
     server, inputs = HttpServer("127.0.0.1:0", health, CollectorRegistry(), store), Inputs(seed)
     await server.start()
-    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs a traceback for every second input
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs a traceback for half of the inputs
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watch.loop())
@@ -214,7 +214,7 @@ def main() -> None:
     """Run, and print the outcomes of the inputs."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.http", description=__doc__)
     parser.add_argument("--count", type=int, default=20_000, help="inputs to send")
-    parser.add_argument("--seed", type=int, default=1, help="which inputs")
+    parser.add_argument("--seed", type=int, default=1, help="selects the inputs")
     options = parser.parse_args()
     outcomes = asyncio.run(run(options.count, options.seed))
     for outcome, seen in sorted(outcomes.items()):

@@ -25,12 +25,15 @@ from tests.support.pgoutput_encoder import encode, xlog_data
 CORPUS_COUNT = 4_000
 MUTATIONS_MAX = 3
 ADDRESS_SPACE_BYTES = 1 << 30
-"""The limit is far above what the fuzzer needs, and far below what a length field can request."""
+"""The limit of the process's memory. It is far above what the fuzzer needs, and far below the largest length field."""
 PEAK_SHARE = 50
-"""Measuring the peak of a call is slow, so only one of this many inputs is measured, at the end."""
+"""For one in this many inputs, the peak memory of the call is measured at the end. More would take too long."""
 PEAK_BASE_BYTES = 16_384
 PEAK_FACTOR = 64
-"""A column of a Relation takes 10 bytes on the wire, and about 250 bytes as objects. Lists grow in steps."""
+"""How many bytes of memory a call may use for each byte of its input.
+
+A column of a Relation takes 10 bytes on the wire, and about 250 bytes as objects. Lists grow in steps.
+"""
 RESIDENT_GROWTH_KIB = 2_048
 
 DOCUMENTED = re.compile(r"(?P<name>[A-Za-z ]+)( \(('.'|\d+)\))? at offset (?P<at>\d+): expected .+", re.DOTALL)
@@ -52,7 +55,7 @@ EXTREMES = (
 
 
 class Broken(Exception):
-    """A rule that an input broke."""
+    """Raised when an input breaks a rule."""
 
 
 # -- valid messages ---------------------------------------------------------------------------------------
@@ -306,11 +309,11 @@ def _resident_kib() -> int:
 
 def run_without_growth(count: int, seed: int) -> Counter[str]:
     """Check the inputs, then check that the process did not grow."""
-    run(min(count, CORPUS_COUNT), seed, check)  # from now on, the interpreter's own memory is resident
+    run(min(count, CORPUS_COUNT), seed, check)  # after this, the interpreter's own memory is resident
     before = _resident_kib()
     outcomes = run(count, seed, check)
     growth = _resident_kib() - before
-    sys.stdout.write(f"{growth:>10}  KiB of resident memory more at the end than at the start\n")
+    sys.stdout.write(f"{growth:>10}  KiB of growth of the resident memory\n")
     if growth > RESIDENT_GROWTH_KIB:
         raise Broken(f"memory grew by {growth} KiB, more than {RESIDENT_GROWTH_KIB}")
     return outcomes
@@ -320,7 +323,7 @@ def main() -> None:
     """Run, and print the outcomes of the inputs."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.pgoutput", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs to check")
-    parser.add_argument("--seed", type=int, default=1, help="which inputs")
+    parser.add_argument("--seed", type=int, default=1, help="selects the inputs")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     outcomes = run_without_growth(options.count, options.seed)

@@ -1,7 +1,7 @@
 """Compares both twins of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
 
-The tables have every type that has its own encoding. Rows contain values as servers write them, and invalid ones.
-Messages are whole or damaged. The results, which are records or an error, have to be the same, byte for byte.
+The tables have every type that has its own encoding. Rows contain values as servers write them, and invalid values.
+Messages are whole or damaged. The results are records or an error, and have to be the same, byte for byte.
 """
 
 import argparse
@@ -178,7 +178,7 @@ CHOICES = {
 EXTENSIONS = ("citext", "ltree")
 
 EXPECTED_LSN = 1000
-"""The commit LSN of a transaction whose first record was refused."""
+"""The commit LSN of a transaction whose first record is replaced by a dead letter, if the table has dead letters."""
 
 KEY_TYPES = [name for name in VALUES if name not in ("_int4", "jsonb")]
 
@@ -188,7 +188,8 @@ _EDGES = {
     4: (-730_119, 2_921_940, 2**31 - 1 - 10_957),
     8: (-730_119 * _DAY_US, 2_921_940 * _DAY_US, 2**63 - 1 - 10_957 * _DAY_US),
 }
-"""In days and in microseconds since 2000: the first day of year 1, the first day of year 10000, and the last moment."""
+"""Values by size in bytes. They are days (4) or microseconds (8) since 2000: the first day of year 1, the first day of
+year 10000, and the last moment."""
 
 
 def _whole(size: int) -> Callable[[Random], bytes]:
@@ -211,7 +212,7 @@ def _time(random: Random) -> bytes:
 
 
 def _seldom(random: Random, *odd: int) -> tuple[int, ...]:
-    """Seldom return values that cause an error, because an error hides all other values of the row."""
+    """Return the values ``odd``, which cause an error, in one of five calls. An error hides the row's other values."""
     return odd if random.random() < 0.2 else ()
 
 
@@ -270,7 +271,7 @@ SENT: dict[str, Callable[[Random], bytes]] = {
     "interval": lambda random: random.choice((bytes(16), random.randbytes(16))),
     "jsonb": _version_1,
 }
-"""Functions that draw values in binary format. Most values are such as the types' send functions write."""
+"""Functions that draw values in binary format. Most of these values could come from the types' send functions."""
 
 
 class Differ(AssertionError):
@@ -312,7 +313,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
 
 
 def _dead_letters(random: Random) -> DeadLetters | None:
-    """Return a target for dead letters that already expects one, or None."""
+    """Return dead letters that already expect a refused record, or None."""
     if random.random() < 0.5:
         return None
     found = DeadLetters(Target("dead", 21, 22), lambda _letter: None)
@@ -469,7 +470,7 @@ def _run_outcome(
 
 
 def run_whole(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` streams of small transactions. They are processed as wholes, and message by message."""
+    """Compare ``count`` streams of small transactions, processed as whole transactions and message by message."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -525,7 +526,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if len(TWINS) == 1:
-        sys.exit("the compiled modules were not built here: there is nothing to compare")
+        sys.exit("the compiled modules were not built here, so there is nothing to compare")
     found = run(options.count, options.seed) + run_runs(options.count // 5, options.seed)
     found += run_whole(options.count // 10, options.seed)
     for what, count in found.most_common():

@@ -28,7 +28,7 @@ from tests.support import hostile_records as hostile
 INPUT_S: Final = 1.0
 """How long one input may take on a busy machine. Most inputs take less than a millisecond."""
 HANG_S: Final = 60.0
-"""After this time, the stack is printed, to show an input that never ends."""
+"""After this time, the stack is printed, to show where the processing of an input hangs."""
 BATCH: Final = 1_000
 CORPUS_COUNT: Final = 500
 
@@ -82,7 +82,7 @@ def _other(random: Random) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 - any JSON
-    """Yield every part of ``value``, as its container and its key or index there."""
+    """Yield every part of ``value``: its container, and its key or index in this container."""
     names: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
     for name in names:
         yield value, name
@@ -200,7 +200,7 @@ def main() -> None:
     """Run, and print the outcomes of the inputs."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.topics", description=__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs to check")
-    parser.add_argument("--seed", type=int, default=1, help="which inputs")
+    parser.add_argument("--seed", type=int, default=1, help="selects the inputs")
     options = parser.parse_args()
     outcomes = run(options.count, options.seed)
     for outcome, seen in sorted(outcomes.items()):

@@ -1,7 +1,7 @@
 """Properties of the Avro encoding.
 
-fastavro reads from it the values that psycopg reads from PostgreSQL's text. A text that PostgreSQL never writes is
-either read in the same way or marked as a value that does not fit.
+fastavro reads the same values from Avro as psycopg reads from PostgreSQL's text. If PostgreSQL never writes a text, the
+text is either read in the same way, or marked as a value that does not fit.
 """
 
 import io
@@ -145,7 +145,7 @@ KINDS = sorted(TYPES)
 
 
 def mutations(text: bytes) -> st.SearchStrategy[bytes]:
-    """Return texts like ``text`` in which one part is replaced by a character that texts of other types contain."""
+    """Return copies of ``text`` in which one part is replaced by a character that occurs in texts of other types."""
     piece = st.sampled_from(
         [b"", b"-", b"+", b"_", b" ", b".", b"0", b"9", b"e", b":", b'"', b"\\", b"{", b"}", b",", b"\xff"]
     )
@@ -201,7 +201,7 @@ def test_a_text_that_postgresql_never_writes_is_marked_or_read_as_by_psycopg(kin
 
 
 def agrees(value: object, reading: object) -> bool:
-    """Compare like :func:`same`, but compare decimals by value, because a mutated text may have fewer digits."""
+    """Compare as :func:`same` does, but compare decimals by value, because a mutated text may have fewer digits."""
     return same(value, reading) or (isinstance(value, Decimal) and value == reading)
 
 
@@ -224,7 +224,7 @@ def test_any_bytes_are_encoded_or_marked(kind: Kind, text: bytes) -> None:
 
 
 @given(st.sampled_from(KINDS).flatmap(cells))
-def test_a_key_holds_what_the_row_holds(case: tuple[Kind, bytes]) -> None:
+def test_a_key_has_the_same_value_as_the_row(case: tuple[Kind, bytes]) -> None:
     kind, text = case
     relation = table(kind)
     fields = TableFields(OPTIONS).assign(relation)
@@ -281,7 +281,7 @@ def days_of_year(year: int) -> int:
 @example(9999, 364, 86_399_999_999)
 @example(10_000, 0, 0)
 def test_dates_and_times_of_any_year_are_counted_from_1970(year: int, day_of_year: int, time_us: int) -> None:
-    # 2001 is not a leap year. In leap years, dates after February come one day later.
+    # 2001 is not a leap year. In leap years, dates after February are one day later in the year.
     day = date(2001, 1, 1) + timedelta(days=day_of_year)
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
     days = days_of_year(year) + day_of_year + (1 if is_leap and day.month > 2 else 0)
@@ -364,7 +364,7 @@ def test_field_names_depend_only_on_the_registered_schemas(versions: list[Relati
     history = TableFields(OPTIONS)
     registered: list[dict[str, Any]] = []
     for relation in versions:
-        # A restart derives the names from the registered schemas, each of which it reads once.
+        # After a restart, each registered schema is read once, and the names are derived from these schemas.
         found = envelope(TableFields(OPTIONS, FieldHistory(registered)), relation)
         assert found == envelope(history, relation)
         registered += [] if found in registered else [found]

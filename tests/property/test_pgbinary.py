@@ -81,7 +81,7 @@ TYPMODS = {"numeric": (-1, numeric(10, 2)[1])}
 
 @cache
 def encoders(name: str) -> list[tuple[RowEncoder, ToText]]:
-    """Return encoders of a row with a column of this type, each with the conversion to text that it uses."""
+    """Return encoders of rows with one column of this type, each with the conversion to text that it uses."""
     pg_type = PgType(OIDS[name], "public", name) if name in OIDS else PgType(0, CATALOG, name)
     found = []
     for typmod in TYPMODS.get(name, (-1,)):
@@ -111,7 +111,7 @@ def confirm(name: str, value: bytes) -> None:
 
 
 def mutations(value: bytes) -> st.SearchStrategy[bytes]:
-    """Return values like ``value`` in which some bytes are replaced, or the end is cut off."""
+    """Return copies of ``value`` in which some bytes are replaced, or the end is cut off."""
     position, length = st.integers(0, len(value)), st.integers(0, 4)
     piece = st.binary(max_size=4) | st.sampled_from([bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0\0\0\x01"])
     replaced = st.builds(lambda at, gone, new: value[:at] + new + value[at + gone :], position, length, piece)
@@ -132,7 +132,7 @@ def test_bytes_similar_to_those_of_send_functions(name: str, data: st.DataObject
 def test_the_text_of_a_value_that_does_not_fit_is_utf_8() -> None:
     """The text of a value that does not fit has to be valid UTF-8, as in text format.
 
-    The example is a two-dimensional array with a byte that only a database without encoding accepts.
+    The example is a two-dimensional array with a byte that only a database with the encoding SQL_ASCII accepts.
     """
     confirm("_text", bytes.fromhex("00000002 00000000 00000019" + "00000001 00000001" * 2 + "00000001 80"))
 

@@ -135,7 +135,7 @@ def test_every_truncation_is_refused(case: tuple[bool, bytes]) -> None:
     in_stream, payload = case
     for length in range(len(payload)):
         if payload[:1] == b"A" and length == 9:
-            continue  # this is a Stream Abort without the fields of parallel streaming
+            continue  # this is a valid Stream Abort without the fields of parallel streaming
         with pytest.raises(ProtocolError):
             _decode(payload[:length], in_stream=in_stream)
 
@@ -184,7 +184,7 @@ def test_every_message_has_a_strategy() -> None:
 
 @given(CONTENT, LSN, st.none() | LSN, TIME)
 @settings(deadline=None)
-def test_wal_data_comes_out_of_its_frame(payload: bytes, start: int, wal_end: int | None, time: int) -> None:
+def test_xlog_data_is_read_as_it_was_written(payload: bytes, start: int, wal_end: int | None, time: int) -> None:
     frame = parse_frame(memoryview(xlog_data(payload, start, wal_end, time)))
     assert isinstance(frame, bytes)
     assert frame[MESSAGE_AT:] == payload
@@ -193,7 +193,7 @@ def test_wal_data_comes_out_of_its_frame(payload: bytes, start: int, wal_end: in
 
 @given(LSN, TIME, st.booleans())
 @settings(deadline=None)
-def test_a_keepalive_comes_out_of_its_frame(wal_end: int, time: int, reply: bool) -> None:  # noqa: FBT001  # drawn
+def test_a_keepalive_is_read_as_it_was_written(wal_end: int, time: int, reply: bool) -> None:  # noqa: FBT001  # drawn
     frame = keepalive(wal_end, time, reply_requested=reply)
     assert parse_frame(frame) == Keepalive(wal_end, time, reply)
     for length in range(len(frame)):

@@ -1,6 +1,6 @@
 """``python -m tests.simulation --seed 7`` runs the simulated world with seed 7, and prints its events.
 
-With ``--seeds 1000``, it runs 1000 worlds, and this seed is the first.
+With ``--seeds 1000``, it runs 1000 worlds, whose seeds begin with this one.
 """
 
 import argparse
@@ -21,9 +21,9 @@ def tell(text: str) -> None:
 
 def main() -> bool:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0, help="the world, or the first of them")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the world, or of the first world")
     parser.add_argument(
-        "--seeds", type=int, default=0, help="how many worlds; without it, print all events of one world"
+        "--seeds", type=int, default=0, help="the number of worlds; by default, run one and print its events"
     )
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
     found = parser.parse_args()

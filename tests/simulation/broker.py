@@ -1,8 +1,8 @@
 """The scripted Kafka: logs, a transaction coordinator, and the clients of confluent_kafka that talk to it.
 
-Transactions work as in Kafka. Each producer has an epoch. A request to end a transaction
-(EndTxn) decides its outcome before the markers reach the partitions. An open transaction hides all later records from
-read_committed readers. The timeout of a transaction begins with its first record. The clients block in virtual time
+Transactions work as in Kafka. Each producer has an epoch. A request to end a transaction (EndTxn) decides the outcome
+before the markers reach the partitions. An open transaction hides all later records from read_committed readers. The
+timeout of a transaction begins with its first record. The clients block in virtual time
 (:mod:`tests.simulation.virtual`). :class:`Weather` contains the faults between clients and brokers.
 """
 
@@ -29,8 +29,8 @@ MAX_TIMEOUT_MS = 60_000
 OUTDATED_IN_A_ROW = 12
 """The highest number of new clients of one process that reach the outdated broker in a row.
 
-A process that finds a topic changed asks again with about twenty new clients, and stops if all answers agree. So the
-outdated broker must not answer all of them.
+If a topic seems to have changed, a process asks again with about twenty new clients, and stops if all answers agree. So
+the outdated broker must not answer all of them.
 """
 
 
@@ -45,7 +45,7 @@ class Entry:
     shown: bool | None = None
     """Set if a late copy of a marker has made the record visible (True) or hidden it (False).
 
-    The outcome of the record's own transaction then has no effect on it.
+    The outcome of the record's own transaction then no longer affects its visibility.
     """
 
     @property
@@ -92,7 +92,7 @@ class Transaction:
     """The offsets of its records in each partition, in order."""
     committed: bool | None = None
     unmarked: set[tuple[str, int]] = field(default_factory=set)
-    """The partitions that have not got the marker of this transaction yet."""
+    """The partitions that do not have the marker of this transaction yet."""
 
 
 @dataclass(slots=True)
@@ -308,7 +308,7 @@ class View:
     """The logs as one client sees them: as they are now, or as they were when its broker was isolated."""
 
     def __init__(self, broker: Broker, *, asks: float) -> None:
-        """``asks`` is a number from 0 to 1 that selects the client's broker."""
+        """``asks`` is a number from 0 to 1 that decides which broker the client asks."""
         self._broker = broker
         self._asks = asks
 
@@ -340,12 +340,12 @@ class View:
 
 @dataclass(slots=True)
 class Outdated:
-    """A broker that lost touch with its cluster. It answers as if nothing had been written since then."""
+    """A broker that was isolated from its cluster. It answers as if nothing had been written since then."""
 
     broker: Broker
     topics: set[str]
     led: dict[tuple[str, int], tuple[int, int]]
-    """High watermark and last stable offset of each partition that the broker still believes to lead."""
+    """The high watermark and the last stable offset of each partition whose leader the broker believes itself to be."""
     share: float
     """The share of clients that ask this broker, including clients that were already connected."""
 
@@ -380,7 +380,7 @@ class Client:
         return self.broker.sessions
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
-        """Let the duration of a request pass. Raise a time-out if Kafka is down."""
+        """Let the time pass that a request takes. Raise a time-out if Kafka is down."""
         weather = self.broker.weather
         self.process.step()
         if lag_s := self.lag_s():
@@ -504,7 +504,7 @@ class ScriptedIdempotentProducer(_Queue):
             self._client.process.step()
 
     def _break(self) -> None:
-        """Lose one queued record and all later records, so that there is no gap, and fail the producer."""
+        """Lose one queued record and all later ones, so that readers see no gap. The producer fails."""
         lost = self._dice.choice(self._queue)
         first = self._queue.index(lost)
         for record in self._queue[:first]:

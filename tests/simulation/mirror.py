@@ -1,4 +1,4 @@
-"""A consumer with copies of tables. It applies events as docs/events.md says, and compares copies and tables."""
+"""Applies events to copies of tables, as a consumer does (docs/events.md), and compares the copies with the tables."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -34,7 +34,7 @@ class Mirror:
         self._tables: State = {}
         self._copies: dict[str, dict[str, tuple[Position, Row]]] = {}
         self._left: dict[str, Row] = {}
-        """By topic: the last deleted row, which may come back under another key."""
+        """By topic: the last deleted row, which the next event may insert under another key."""
         self._loads = Loads(violate)
         self._oids: dict[str, int] = {}
         """The OID of the table that each load reads."""
@@ -51,7 +51,7 @@ class Mirror:
         apply(self._tables, truths)
 
     def unnoticed(self) -> dict[int, set[str]]:
-        """Return, by OID, the columns with a default that were added since the load of a table.
+        """Return, by table OID, the columns that were added with a default since the table was loaded.
 
         The daemon should have noticed these columns, and should have loaded the table again.
         """
@@ -172,7 +172,7 @@ class Mirror:
         self._copies.setdefault(topic, {})[key] = position, row
         oid = self._oids.get(load.id)
         if oid is None:
-            return  # The load of only some rows began and ended in this cut, so no record names its table.
+            return  # This load of only some rows began and ended in the same cut, so no record names its table.
         there = self._tables.get(oid, {}).get(key.encode())
         if there is None or not self._is_same(oid, there, row):
             self._violate(f"{topic}: {row} was read for {position[1]:X}, where the table has {there}")

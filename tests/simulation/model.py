@@ -38,7 +38,10 @@ _parsed: dict[int, Any] = {}
 
 @dataclass(slots=True)
 class Event:
-    """The expected content of a record. A row has two accepted forms, because the publication may lack a column."""
+    """The expected content of a record. A row has two accepted forms: with all columns, and without the column "w".
+
+    The publication may leave out this column.
+    """
 
     op: str
     table: str
@@ -73,7 +76,7 @@ def _events(change: Change) -> list[Event]:
 def _rows(
     change: Change, values: Values | None, *, key_only: bool = False, without: frozenset[str] = frozenset()
 ) -> list[Row | None]:
-    """Return the accepted forms of a published row. ``without`` has the columns whose value was not sent."""
+    """Return the accepted forms of a published row. ``without`` has the columns whose values were not sent."""
     if values is None:
         return [None]
     row: Row = {}
@@ -102,9 +105,9 @@ class Model:
         """The commands, in worlds that have some."""
         self.two_phase_at: Callable[[], int | None] = lambda: None
         self.delivered = 0
-        """The end LSN of the last committed checkpoint, but not beyond the point where the server left its history."""
+        """The end LSN of the last committed checkpoint, as far as it is valid for the server's present history."""
         self.recorded = 0
-        """The end LSN of the last committed checkpoint, on any history. It is 0 in at-least-once mode."""
+        """The end LSN of the last committed checkpoint of any history. It is 0 in at-least-once mode."""
         self.cuts = 0
         self.epoch = 1
         self.births = 1
@@ -133,13 +136,13 @@ class Model:
         self._present: set[tuple[str, int, int, int]] = set()
         self._last_seen: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._delivered_at: dict[int, int] = {}
-        """By session: the position that was delivered when the session wrote its first record."""
+        """By session: the delivered position at the time when the session wrote its first record."""
         self._following: dict[tuple[str, int], int] = {}
         """By partition: the end (``next``) that the last cut gave for it."""
         self._listed: set[str] = set()
         """The topics that cut records have listed."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
-        """Records at or after the ``next`` that their cut gives, because a copy of a marker came before them."""
+        """The records that are not below the ``next`` of their cut, because a copy of a marker came before them."""
 
     @property
     def owes(self) -> Truth | None:
@@ -168,11 +171,11 @@ class Model:
 
     @property
     def has_rows_behind(self) -> bool:
-        """Whether rows that were read from tables come after the position at which a timeline ended."""
+        """Whether rows that were read from tables have positions after the end of a timeline."""
         return self.mirror is not None and any(self.mirror.placed_at > end for end in self._switches)
 
     def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
-        """Return ``end``, but not beyond the position at which the server left the history of ``end``.
+        """Return ``end``, or the position at which the server left the history of ``end`` if that is lower.
 
         A cut in flight may belong to a history that the server has left.
         """
@@ -238,7 +241,10 @@ class Model:
             self._refusals.append(checkpoint["refused"])
 
     def _highest_epoch_before(self, transaction: Transaction) -> int:
-        """Return the highest epoch of all cut records, including aborted records, which a late marker may show."""
+        """Return the highest epoch of all other cut records.
+
+        This includes aborted records, because a late marker may have made them visible.
+        """
         log = self.broker.partition((f"{PREFIX}.transactions", 0)).log
         values = (entry.value for entry in log if entry.value and entry.transaction is not transaction)
         return max((json.loads(value)["epoch"] for value in values if not is_probe(value)), default=self.epoch)
@@ -287,7 +293,7 @@ class Model:
         end = self._on_this_history(end, checkpoint["timeline"], transaction.epoch)
         about = (checkpoint["end_lsn"], checkpoint["cut"], checkpoint["epoch"])
         if about != (cut["end_lsn"], number, self.epoch) or epoch != self.epoch:
-            self._violate(f"cut {number} at {end:X} and its checkpoint contradict one another")
+            self._violate(f"cut {number} at {end:X} and its checkpoint contradict each other")
         if number != self.cut + 1:
             self._violate(f"cut {number} follows cut {self.cut}")
         if cut["end_lsn"] < self.delivered:
@@ -415,12 +421,13 @@ class Model:
         published = [truth for truth in expected if self._events_of(truth) and not truth.standalone]
         events = rows + sum(len(self._events_of(truth)) for truth in expected)
         if (cut["transactions"], cut["events"]) != (len(published), events):
-            self._violate(f"cut {cut['cut']} counts {cut['transactions']} transactions, {cut['events']} events: wrong")
+            found = f"{cut['transactions']} transactions, {cut['events']} events"
+            self._violate(f"cut {cut['cut']} has wrong counts: {found}")
         if published and (cut["first_lsn"], cut["last_lsn"]) != (published[0].lsn, published[-1].lsn):
             self._violate(f"cut {cut['cut']} names the wrong first or last transaction")
 
     def _check_offsets(self, cut: dict[str, Any], transaction: Transaction) -> None:
-        """Check that a reader of each partition from ``first`` to ``next`` gets exactly this cut's records."""
+        """Check that a consumer that reads each partition from ``first`` to ``next`` gets exactly the cut's records."""
         named = {
             (topic["topic"], place["partition"]): (place["first"], place["next"])
             for topic in cut["topics"]
@@ -474,7 +481,7 @@ class Model:
         return any(log[offset].shown for offset in transaction.partitions.get(place, ()))
 
     def _check_topics(self, cut: dict[str, Any], data: dict[str, dict[int, list[bytes]]]) -> None:
-        """Check the number of changes of each kind in each topic, and the schemas, in the order of their last use."""
+        """For each topic, check the number of changes of each kind, and the schemas in the order of their last use."""
         wanted = {}
         for topic, partitions in data.items():
             changes = {}

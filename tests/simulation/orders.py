@@ -10,7 +10,7 @@ from pgsluice.commands import VERBS, Command
 from tests.simulation.broker import Broker, Entry
 
 OFTEN = 10, 4, 2, 4, 1, 6
-"""The relative frequency of each of the ``VERBS``. The pipeline resumes more often than it pauses, to save time."""
+"""The relative frequency of each of the ``VERBS``. Commands to resume are more frequent than pauses, to save time."""
 
 NEVER_MS = 2**60
 """The time at which commands expire. No world lasts that long."""
@@ -42,7 +42,7 @@ class Orders:
         """The tables whose load a command has requested, with the command's id."""
         self._answered: set[str] = set()
         self._accepted: Counter[tuple[str, str]] = Counter()
-        """The accepted commands, with their tables, that have no final answer yet."""
+        """The accepted commands that have no final answer yet, each with one of its tables."""
 
     def give(self, tables: Sequence[str]) -> None:
         """Give a random command. If it concerns a table, choose one of ``tables``."""
@@ -110,7 +110,7 @@ class Orders:
                 self._violate(f"{answer} is about a table that no command has requested")
             ends = [one for one in marks if f"{one['schema']}.{one['table']}" == table and one["state"] == "end"]
             if answer["outcome"] == "loaded" and answer["rows"] not in [one["rows"] for one in ends]:
-                self._violate(f"{answer} comes without its end: {ends}")
+                self._violate(f"{answer} is not in the same cut as the end of its load. Ends in this cut: {ends}")
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         wanted = {f"{one['schema']}.{one['table']}": one["command"] for one in state["requests"]}
@@ -130,7 +130,7 @@ class Orders:
     def on_change(self) -> None:
         """Check that the pipeline may deliver something now.
 
-        It may deliver even after a checkpoint that says it is paused, if it may have read a later command to resume.
+        If the last checkpoint says that the pipeline is paused, it may deliver only if a command to resume follows.
         """
         if self._is_pipeline_paused and self._offset is not None:
             later = [one for at, one in self._commands.items() if at >= self._offset]
@@ -157,8 +157,8 @@ class Orders:
             return None
         unanswered = [one for one in self._commands.values() if one.id not in self._answered]
         if unanswered:
-            return f"command {unanswered[0]} is never answered"
-        return f"no final answer comes to {list(self._accepted)}" if self._accepted else None
+            return f"command {unanswered[0]} was never answered"
+        return f"there was no final answer to {list(self._accepted)}" if self._accepted else None
 
 
 def _goes_on(command: Command) -> bool:
@@ -166,6 +166,6 @@ def _goes_on(command: Command) -> bool:
 
 
 def loaded_by(values: Iterable[bytes]) -> set[str]:
-    """Return the tables that were loaded because of commands, as these answers say."""
+    """Return the tables whose loads were requested by commands, and have ended according to these answers."""
     answers = [json.loads(value)["answer"] for value in values]
     return {table for one in answers if one["outcome"] == "loaded" for table in one["tables"]}

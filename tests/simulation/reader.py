@@ -42,7 +42,10 @@ def relation_of(table: Table) -> Relation:
 
 
 def layout_of(table: Table) -> Layout:
-    """Return the columns of the table as the catalog shows them to all sessions. Clients only add and drop columns."""
+    """Return the columns of the table as the catalog shows them to all sessions.
+
+    Clients only add and drop columns, so nothing else in the layout changes.
+    """
     columns = tuple(
         ColumnLayout(attnum(name), name, type_, -1, 0, is_filled=name in table.filled) for name, type_ in table.shown
     )

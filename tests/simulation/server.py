@@ -119,8 +119,8 @@ class Server:
     def go_back(self, end: int, slot: Slot, *, promote: bool) -> None:
         """Crash, and give the server a WAL that ends at ``end``, and the slot ``slot``.
 
-        With ``promote``, a standby takes over that has not received the rest of the WAL. Otherwise, the server is
-        restored from a snapshot of its disk, which the daemons cannot see from its timeline.
+        With ``promote``, a standby that has not received the rest of the WAL takes over. Otherwise, the server is
+        restored from a snapshot of its disk. Daemons cannot notice this from the timeline, which stays the same.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))
@@ -184,7 +184,7 @@ class Server:
             self.wake()
 
     def acknowledge(self, flushed: int) -> None:
-        """Accept a status update without checks, like a real server."""
+        """Process a status update. Like a real server, accept every position. Report a position that is too high."""
         slot = self.slot
         if not flushed or slot is None:
             return
@@ -238,7 +238,7 @@ class Connection:
         if server.slot is None:
             return None
         if server.active not in (None, self):
-            raise SlotInUse("active for another")
+            raise SlotInUse("active for another process")
         if self.stream is not None and server.active is None:
             raise SourceUnavailable("the stream has ended")
         return server.slot.confirmed
@@ -304,7 +304,7 @@ class Connection:
         await self._ask()
         server = self._server
         if server.active is not None:
-            raise SlotInUse("active for another")
+            raise SlotInUse("active for another process")
         assert server.slot is not None
         server.active = self
         if server.options.two_phase and server.slot.two_phase_at is None:

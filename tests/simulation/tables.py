@@ -1,8 +1,9 @@
 """A WAL of tables that have rows. Clients change these rows, and readers read them.
 
 As in PostgreSQL, a transaction keeps its locks on rows and tables until other transactions can see it. It may become
-visible after its commit record was sent (if a synchronous standby has not answered), or before the record is on disk
-(with an asynchronous commit). So the order in which transactions become visible may differ from their commit order.
+visible some time after its commit record was sent (while it waits for a synchronous standby), or before the record is
+on disk (with an asynchronous commit). So transactions may become visible in an order that differs from their commit
+order.
 """
 
 import random
@@ -18,7 +19,7 @@ IDS = 40
 """The number of keys. It is low, so that keys are reused."""
 
 FULL_XIDS = (700, 2**32 - 40, 3 * 2**32 - 40, 2**31)
-"""The possible first transaction ids, as 64-bit numbers. If a world begins at some of them, ids soon exceed 32 bits."""
+"""The possible first transaction ids, as 64-bit numbers. Two of them are just below the next 32-bit wraparound."""
 
 FIRST_NORMAL_XID = 3
 
@@ -59,7 +60,7 @@ class Visible:
     xmax: int
     running: frozenset[int]
     hidden: frozenset[int]
-    """The ids of these transactions as the WAL contains them, with 32 bits."""
+    """The 32-bit ids of the same transactions, as the WAL contains them."""
 
 
 def attnum(column: str) -> int:
@@ -156,7 +157,7 @@ class TableWal(Wal):
         return Visible(self.end, len(self.truth), self._xid + 1, running, hidden)
 
     def rows_at(self, table: Table, visible: Visible) -> dict[bytes, Values]:
-        """Return the rows that a query would read now with the earlier snapshot ``visible``."""
+        """Return the rows that a query would read now with ``visible``, a snapshot that was taken earlier."""
         state: State = {}
         apply(state, [one for one in self.truth[: visible.truth] if one.xid not in visible.hidden])
         ending = {one.xid for one in self.ending}

@@ -27,11 +27,11 @@ TICK_S = 1e-6
 
 
 class Killed(BaseException):
-    """Ends a thread whose process was killed, because the thread must have no effect any more."""
+    """Ends a thread whose process was killed, so that the thread has no further effect."""
 
 
 class Stuck(Exception):
-    """Raised when no timer is left, because nothing can happen any more."""
+    """Raised when no timer is left. Then nothing can happen any more."""
 
 
 class Process:
@@ -90,7 +90,7 @@ class _Thread:
 
 
 class _Lane:
-    """The replacement of an executor with one worker thread. It runs its calls one after the other."""
+    """Replaces an executor that has one worker thread. It runs its calls one after the other."""
 
     def __init__(self, loop: "Loop", process: Process | None) -> None:
         self._loop = loop
@@ -200,7 +200,7 @@ class Loop(asyncio.BaseEventLoop):
 
 
 class _Event:
-    """The replacement of threading.Event, for threads that run one at a time."""
+    """Replaces threading.Event, for threads that run one at a time."""
 
     def __init__(self) -> None:
         self._set = False

@@ -1,6 +1,6 @@
 """A WAL of random transactions: the changes that clients make, and the changes that a consumer has to see.
 
-The scripted walsender (:mod:`tests.simulation.walsender`) decodes its records. Locks are as in PostgreSQL: a
+The scripted walsender (:mod:`tests.simulation.walsender`) decodes the WAL. Locks are as in PostgreSQL: a
 (sub)transaction that changes a table's columns locks the table until it ends.
 """
 
@@ -171,7 +171,7 @@ class Transaction:
     xid: int
     origin: str | None
     stack: list[list[int]]
-    """The current savepoints. Each has its own id, and the ids of the savepoints that were released into it."""
+    """The current savepoints, each as a list of its own id and the ids of the savepoints that were released into it."""
     changes: list[Change] = field(default_factory=list)
     undo: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     tables: set[int] = field(default_factory=set)
@@ -202,7 +202,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A position of the WAL: its end, the numbers of records and transactions, and the last transaction id."""
+    """The state of the WAL at one moment: its end, the numbers of records and transactions, and the last xid."""
 
     end: int
     records: int
@@ -223,7 +223,7 @@ class Wal:
         self.open: list[Transaction] = []
         self.prepared: list[Transaction] = []
         self.outcomes: dict[int, str] = {}
-        """The outcomes of transactions, which a decoder may know before it reaches the record."""
+        """The outcomes of transactions. A decoder may look up an outcome before it decodes the transaction's end."""
         self.origins: dict[int, str | None] = {}
         self._xid = 700
         self._token = 0

@@ -62,7 +62,7 @@ FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_ls
 OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
 CALM_S = 900.0
-"""How long everything may take to arrive after the last fault. This includes back-offs, time-outs and retries."""
+"""How long after the last fault everything must have arrived. This includes back-offs, time-outs and retries."""
 
 SPILLING_BYTES = 200
 """The memory limit of spools. It is so low that most rows go to files."""
@@ -72,13 +72,13 @@ STEPS = 150
 
 
 COMMANDED = 0.5
-"""Among the worlds in which tables are loaded, the share of worlds in which commands are given."""
+"""The share of worlds with commands among the worlds in which tables are loaded."""
 
 ORDER_S = (0.3, 2.0, 6.0)
 """The possible mean times between two commands. Each world uses one of them."""
 
 MEANWHILE = 0.2
-"""The probability of a client's action between two steps of a load."""
+"""The probability that a client acts between two steps of a load."""
 
 
 class Schemas(MemoryRegistry):
@@ -105,7 +105,7 @@ class World:
     note: Callable[[str], None]
     mode: Mode | None = None
     loads: bool = False
-    """Whether tables have rows before the stream begins, which have to be loaded."""
+    """Whether tables have rows before the stream begins, so that they have to be loaded."""
     commands: bool | None = None
     """Whether commands are given if tables are loaded. If None, the seed decides."""
     violation: str | None = None
@@ -154,7 +154,7 @@ class Simulation:
                 self.model.orders = Orders(self.broker, COMMANDS_TOPIC, orders, world.violate)
                 self.broker.topics[COMMANDS_TOPIC] = [Partition()]
         self.is_quiet = False
-        """Whether clients must write nothing that is published, because a fault requires this."""
+        """Whether a fault requires that clients write nothing that is published."""
         self.is_over = False
         """Whether clients have finished their work in this world."""
         self.is_held = False
@@ -235,7 +235,7 @@ class Simulation:
         return self.server.is_up and not self.server.shutting_down and not self.is_quiet
 
     def _write_meanwhile(self) -> None:
-        """Let a client act between two steps of a load, when its changes matter most."""
+        """Let a client act between two steps of a load, because then its changes can do the most harm."""
         if self._may_write and not self.is_over and self._meanwhile.random() < MEANWHILE:
             for _ in range(self._meanwhile.choice((1, 1, 5))):
                 self.wal.step()
@@ -501,7 +501,7 @@ async def _kill(simulation: Simulation) -> None:
 
 
 async def _kill_at_a_step(simulation: Simulation) -> None:
-    """Kill a process after a step that others can see, such as a commit or an acknowledgement, or just before it."""
+    """Kill a process just before or after a step that others can see, such as a commit or an acknowledgement."""
     process = simulation.dice.choice(simulation.daemons).process
     process.steps_left = simulation.dice.randrange(1, 60)
 
@@ -580,17 +580,17 @@ async def _overtake_a_start(simulation: Simulation) -> None:
 
 
 async def _restore(simulation: Simulation) -> None:
-    """Restore the server from a snapshot of its disk, which lacks the last WAL."""
+    """Restore the server from a snapshot of its disk that lacks the last WAL."""
     if simulation.mode == "exactly_once":
         await _go_back(simulation, promote=False)
 
 
 async def _restore_without_the_last(simulation: Simulation) -> None:
-    """Restore the server from a snapshot of its disk, which also lacks published transactions."""
+    """Restore the server from a snapshot of its disk that also lacks published transactions."""
     server, dice = simulation.server, simulation.dice
     if simulation.mode != "exactly_once" or simulation.is_held or not _can_go_back(simulation):
         return
-    assert server.slot is not None, "a case that has been examined"
+    assert server.slot is not None, "_can_go_back has checked this"
     simulation.is_quiet = True
     snapshot, slot = simulation.wal.snapshot(), server.slot.snapshot()
     messages = dice.choice((0.0, 0.3, 1.0))
@@ -621,7 +621,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
     server, dice = simulation.server, simulation.dice
     if not _can_go_back(simulation):
         return
-    assert server.slot is not None, "a case that has been examined"
+    assert server.slot is not None, "_can_go_back has checked this"
     simulation.is_quiet = True
     since, slot = simulation.wal.end, server.slot.snapshot()
     for _ in range(dice.randrange(4)):
@@ -636,7 +636,7 @@ async def _go_back(simulation: Simulation, *, promote: bool) -> None:
             simulation.expect_new_epoch()
         simulation.model.on_history(end, promoted=promote)
         if dice.random() < 0.5:
-            for _ in range(20):  # write as much WAL as was lost, before a daemon connects
+            for _ in range(20):  # write about as much WAL as was lost, before a daemon connects
                 simulation.wal.step()
         await asyncio.sleep(dice.choice((0.5, 5.0)))
         server.is_up = True
@@ -667,10 +667,10 @@ async def _lose_checkpoints(simulation: Simulation) -> None:
 
 
 def _forge(simulation: Simulation, partition: Partition) -> bool:
-    """Write a checkpoint under the pipeline's key that contradicts the cut records, and return True.
+    """Write a checkpoint with the pipeline's key that contradicts the cut records, and return True.
 
-    Return False if the last checkpoint does not belong to the last cut, because a checkpoint was lost or forged before.
-    pgsluice does not have to survive two such faults.
+    Return False if the last checkpoint does not belong to the last cut. In this case, a checkpoint was already lost or
+    forged, and pgsluice does not have to survive two of these faults.
     """
     values = [entry.value or b"" for entry in partition.log if entry.is_visible and entry.key == KEY]
     genuine = [json.loads(value) for value in values if not is_probe(value)]
@@ -759,7 +759,7 @@ async def _outdated_broker(simulation: Simulation) -> None:
 
 
 async def _foreign_transaction(simulation: Simulation) -> None:
-    """Let another program write a record that looks like a checkpoint. It commits, or leaves its transaction open."""
+    """Let another program write a record that looks like a checkpoint, and commit it or leave its transaction open."""
     broker = simulation.broker
     transaction = broker.open("somebody", simulation.dice.choice((1.0, 20.0)))
     broker.append(transaction, (f"{PREFIX}.checkpoint", 0), b"x", FOREIGN.to_json())
@@ -769,7 +769,7 @@ async def _foreign_transaction(simulation: Simulation) -> None:
 
 
 async def _foreign_rows(simulation: Simulation) -> None:
-    """Let another program write to topics of changes. It commits or aborts."""
+    """Let another program write to topics of changes in a transaction, and commit or abort the transaction."""
     broker, dice = simulation.broker, simulation.dice
     places = [(name, dice.randrange(PARTITIONS)) for name in sorted(broker.topics) if ".public." in name]
     transaction = broker.open("somebody", dice.choice((0.01, 1.0, 20.0)))

@@ -1,4 +1,4 @@
-"""Parses the command lines of Kafka's tools in the documentation, and executes them with a client library."""
+"""Parses the commands for Kafka's tools that the documentation shows, and executes them with a client library."""
 
 import re
 import shlex

@@ -33,7 +33,7 @@ def numeric(precision: int, scale: int) -> Kind:
 
 
 def table(*kinds: Kind) -> Relation:
-    """Return a relation with a column ``c0``, ``c1``, ... of each type. The first column is its key."""
+    """Return a relation with the columns ``c0``, ``c1``, ..., one of each type. The first column is the key."""
     cache = RelationCache()
     for name, oid in EXTENSIONS.items():
         cache.on_type(messages.Type(None, oid, "public", name))
@@ -82,9 +82,9 @@ def _load(name: str, text: bytes) -> Any:  # noqa: ANN401 - whatever the type ho
 
 
 def nearest_single(text: bytes) -> float:
-    """Return the float4 nearest to ``text``, using exact arithmetic on all floats around it."""
+    """Return the float4 that is nearest to ``text``. Compare it with its neighbours in exact arithmetic."""
     number = float(text)
-    if number == 0 or not math.isfinite(number):  # also for 0e123456789, with which Fraction would take too long
+    if number == 0 or not math.isfinite(number):  # also covers 0e123456789, which would take Fraction too long
         return number
     exact = Fraction(text.decode())
     bits = struct.unpack("<i", struct.pack("<f", abs(number)))[0]

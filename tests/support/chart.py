@@ -11,11 +11,11 @@ from sandbox.chart import CHART, render
 Manifest = dict[str, Any]
 
 CASES = sorted(file.name.removesuffix("-values.yaml") for file in (CHART / "ci").glob("*-values.yaml"))
-"""The features for which ``ci`` has a file of values."""
+"""The features that have a values file in the chart's directory ``ci``."""
 
 
 def values_of(case: str) -> list[str]:
-    """Return the options of Helm for the values of a case."""
+    """Return the options with which Helm uses the values of a case."""
     return ["--values", str(CHART / "ci" / f"{case}-values.yaml")]
 
 
@@ -58,5 +58,5 @@ def container(deployment: Manifest, name: str = "pgsluice") -> Manifest:
 
 
 def variables(container_manifest: Manifest) -> dict[str, str]:
-    """Return the environment of a container, without variables from other objects."""
+    """Return the environment of a container, without variables whose values are in other objects, such as Secrets."""
     return {item["name"]: item["value"] for item in container_manifest.get("env", []) if "value" in item}

@@ -25,8 +25,8 @@ SAMPLES = 2
 """The number of messages of each schema that are read with all other schemas."""
 
 WIDER = (("int", "long"), ("int", "double"), ("float", "double"))
-"""The changes of a column's type after which the column keeps its field. Changes of decimals are not listed. Readers
-with earlier schemas refuse the new values."""
+"""The changes of a column's type after which the column keeps its field, and readers with earlier schemas refuse the
+new values. Changes between decimals are not listed."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def narrow(self) -> set[str]:
-        """The fields whose type in the reader's schema is narrower than in the writer's."""
+        """The fields that have a narrower type in the reader's schema than in the writer's schema."""
         wide = {entry["name"]: entry["type"][1] for entry in row_fields(self.writer.schema)}
         read = {entry["name"]: entry["type"][1] for entry in row_fields(self.reader.schema)}
         return {name for name in read.keys() & wide.keys() if (read[name], wide[name]) in WIDER}
@@ -72,7 +72,7 @@ class Pair:
         read = {entry["name"]: entry["type"] for entry in self.reader.schema["fields"]}
         return all(name in types and types[name] in (kind, *_narrower(kind)) for name, kind in read.items())
 
-    def expected(self, message: bytes) -> Any:  # noqa: ANN401 - JSON; None: the reader refuses it
+    def expected(self, message: bytes) -> Any:  # noqa: ANN401 - JSON, or None
         """Return the value that the reader must get from a message, or None if it must refuse the message."""
         written = _read(self.writer.schema, self.writer.schema, message)
         names = [entry["name"] for entry in row_fields(self.reader.schema)]
@@ -93,7 +93,7 @@ def _narrower(kind: Any) -> list[Any]:  # noqa: ANN401 - JSON
 
 
 def _read(writer: Any, reader: Any, message: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return the value that fastavro reads as JSON."""
+    """Read a message with fastavro, and return its value as JSON."""
     value = fastavro.schemaless_reader(BytesIO(message), physical(writer), physical(reader))
     return json_of(reader, value)
 
@@ -132,7 +132,7 @@ def fastavro_problems(found: Sequence[Pair]) -> list[str]:
 
 
 def java_problems(found: Sequence[Pair]) -> list[str]:
-    """Return the differences between the values and verdicts of Avro's Java library and the expected ones."""
+    """Return the values and the verdicts of Avro's Java library that differ from the expected ones."""
     asked = [
         (pair, message)
         for pair in found

@@ -11,7 +11,7 @@ from sandbox import tools
 
 
 def write_schemas(definitions: Path, directory: Path) -> Path:
-    """Write JSON schemas of custom resources that refuse unknown fields. Return their directory."""
+    """Write a JSON schema for each custom resource, and return the directory. The schemas refuse unknown fields."""
     for file in definitions.glob("*.yaml"):
         definition = yaml.safe_load(file.read_text())["spec"]
         (version,) = definition["versions"]

@@ -27,7 +27,7 @@ def documented_run() -> list[str]:
 
 
 class Container(Daemon):
-    """A daemon in a container. Docker's client passes signals to the daemon, and ends with the daemon's exit code."""
+    """A daemon in a container. Docker's client passes signals to the daemon, and exits with the daemon's exit code."""
 
     def __init__(
         self,
@@ -68,7 +68,10 @@ class Container(Daemon):
             self.wait_until_ready("active")
 
     def start_as_documented(self) -> None:
-        """Start a container with the command in README.md, and a name. It listens on port 8080 of all addresses."""
+        """Start a container with the command in README.md, to which only a name is added.
+
+        The daemon listens on port 8080 of all addresses.
+        """
         self.write_configuration()
         self._starts += 1
         self._launch(("--name", self.container), ())

@@ -1,4 +1,4 @@
-"""Simulates a disk that hangs, for the code that waits for it."""
+"""Simulates a disk that hangs, for tests of the code that waits for the disk."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""PostgreSQL, Kafka and the registry in memory, for faults and timings that real servers do not offer.
+"""In-memory replacements of PostgreSQL, Kafka and the registry, for tests that need unusual faults and timings.
 
 A :class:`World` outlives sessions, as PostgreSQL and Kafka do. It has the WAL, the slot, and everything that was
 committed. A test can schedule errors for a step (``world.faults``). Each error is raised once.
@@ -66,7 +66,7 @@ class World:
     described_topics: set[str] = field(default_factory=set)
     """The topics whose schemas the registry knew when the sink opened its topics."""
     owner: "FakeSink | None" = None
-    """The most recently registered producer."""
+    """The sink that has fenced all others, because its producer was the last to register."""
     topics: set[str] = field(default_factory=set)
     prepared: list[list[str]] = field(default_factory=list)
     """The topics of each call that prepared topics."""
@@ -78,9 +78,9 @@ class World:
     seen: list[Snapshot] = field(default_factory=lambda: [Snapshot(1000, 1000, frozenset())])
     """The results of the next queries for the visible transactions. The last result is repeated."""
     writers: list[set[str]] = field(default_factory=list)
-    """The results of the next queries for the transactions that are changing a table."""
+    """The results of the next queries for the transactions that currently change a table."""
     writers_of: dict[int, set[str]] = field(default_factory=dict)
-    """Transactions that every query reports as changing a table, by table OID."""
+    """By table OID: the transactions that every query reports as currently changing the table."""
     read: asyncio.Event = field(default_factory=_is_set)
     """Rows are read only while this event is set."""
     loaded: dict[tuple[str, str], Loaded] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class World:
     layouts: dict[int, Layout] = field(default_factory=dict)
     """The current columns of tables in the catalog, by table OID."""
     described: list[list[int]] = field(default_factory=list)
-    """For each query for types, the OIDs in the query."""
+    """The OIDs in each query for descriptions of types."""
     schemas: dict[str, list[Any]] = field(default_factory=dict)
     faults: dict[str, list[Exception | None]] = field(default_factory=dict)
     """The errors that the next calls of each step raise. None means that the call raises no error."""
@@ -160,7 +160,7 @@ class World:
             stream.queue.put_nowait([frame])
 
     def break_stream(self, error: PgsluiceError) -> None:
-        """Let the open streams raise ``error`` when all frames so far have been read."""
+        """Let the open streams raise ``error`` after all frames that were sent so far have been read."""
         for stream in self.streams:
             stream.queue.put_nowait(error)
 
@@ -168,7 +168,7 @@ class World:
     def numbers(self) -> list[int]:
         """The inserted numbers that read_committed consumers see.
 
-        Each number is read from the last byte of a key, a zigzag-encoded int.
+        The last byte of each record's key is the number, as a zigzag-encoded int.
         """
         return [(record.key or b"\0")[-1] // 2 for _, records, _ in self.cuts for record in records]
 
@@ -242,7 +242,7 @@ class MemorySpool:
 
 
 class HangingSpool(MemorySpool):
-    """A spool whose disk does not finish any write until it is thawed."""
+    """A spool whose disk does not finish any write until ``thaw`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -412,7 +412,7 @@ class FakeReader:
     async def check_readable(self, shape: Shape) -> None:
         self._world.step("check_readable")
         if shape.where == "nonsense":
-            raise TableUnreadable("nonsense is no condition")
+            raise TableUnreadable("nonsense is not a condition")
 
     async def confirm(self) -> None:
         self._world.step("confirm")
@@ -430,7 +430,7 @@ class FakeReader:
 class FakeCommands:
     """Reads ``world.commands``.
 
-    Later sessions read all commands from the beginning, as from a broker that is out of date.
+    Each later session reads all commands from the beginning, as if the broker were out of date.
     """
 
     def __init__(self, world: World) -> None:

@@ -1,7 +1,7 @@
-"""Processes arbitrary records of service topics in all ways in which pgsluice processes them.
+"""Processes arbitrary records of service topics in all the ways in which pgsluice processes them.
 
 The property tests and the fuzzer use this module. Each function returns a description of the result. Only documented
-errors are allowed: a PgsluiceError, or a ValueError to which callers add the topic and the offset.
+errors are allowed. These are PgsluiceError, and ValueError, to whose message the product adds the topic and the offset.
 """
 
 import json
@@ -65,11 +65,11 @@ _IDENTITY = Identity("shop", "slot", "selection", is_atomic=True, adopt=False)
 
 
 def take_checkpoint(value: bytes) -> str:
-    """Read the record as a checkpoint, and use it as the start of a session does."""
+    """Read the record as a checkpoint, and use it in the same way as a session that starts."""
     try:
         found = Checkpoint.from_json(value, "Record 5 of topic shop.checkpoint")
     except HistoryError as error:
-        assert str(error).startswith("Record 5 of topic shop.checkpoint is not one")  # noqa: PT017 - it need not be raised
+        assert str(error).startswith("Record 5 of topic shop.checkpoint is not one")  # noqa: PT017 - the error is optional
         str(error).encode()
         return "refused checkpoint"
     assert Checkpoint.from_json(found.to_json()) == found
@@ -86,7 +86,7 @@ def take_checkpoint(value: bytes) -> str:
 
 
 def take_schema(value: bytes | None) -> str:
-    """Read the record as a schema, and use it as the registry and the encoders do."""
+    """Read the record as a schema, and use it in the same way as the registry and the encoders."""
     store = SchemaStore()
     try:
         found = parse(value)
@@ -131,12 +131,12 @@ def take_cut(value: bytes, schema: str = CUT_TEXT) -> str:
 
 
 def take_cut_of(schema: str, body: bytes) -> str:
-    """Read ``body`` as a cut record with any schema."""
+    """Read ``body`` as a cut record that was written with ``schema``, which may be any schema."""
     return take_cut(header(CUT_ID) + body, schema)
 
 
 def take_command(value: bytes | None) -> str:
-    """Read the record as a command, as the pipeline does, and as an answer, as the command line does."""
+    """Read the record as a command, like the pipeline, and as an answer, like the command line."""
     answer = read_answer(value)
     if answer is not None:
         answer.detail.encode()

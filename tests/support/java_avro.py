@@ -75,7 +75,7 @@ public class Avro {
 
 @dataclass(frozen=True)
 class Task:
-    """A request to check whether ``reader`` can read records of ``writer``, and to read ``data``, a message's body."""
+    """Asks whether ``reader`` can read records of ``writer``, and what it reads from ``data``, a message's body."""
 
     writer: Schema
     reader: Schema
@@ -84,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of Java. ``value`` is Avro's JSON without logical types. ``error`` says why there is no value."""
+    """Java's answer. ``value`` is the value as Avro's JSON, without logical types. ``error`` says why there is none."""
 
     compatible: bool
     value: Any = None

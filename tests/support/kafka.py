@@ -1,4 +1,4 @@
-"""Functions for topics, transactions and records that use only Kafka's clients, and no code of pgsluice."""
+"""Functions for topics, transactions and records. They use Kafka's client library, and not pgsluice's own clients."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class SecuredKafka(Kafka):
 
 
 def properties(kafka: Kafka) -> dict[str, str]:
-    """Return the client properties with which a user with all rights connects to a broker."""
+    """Return the properties of a client that connects to a broker as a user with all rights."""
     return kafka.properties() if isinstance(kafka, SecuredKafka) else {"bootstrap.servers": kafka.bootstrap_servers}
 
 
@@ -172,7 +172,7 @@ def paused(kafka: Kafka, *nodes: int) -> Iterator[None]:
 def transaction(
     kafka: Kafka, topic: str, values: Sequence[bytes | None], name: str | None = None, key: bytes = KEY
 ) -> Iterator[Producer]:
-    """Provide a producer with an open transaction that has written ``values`` to the topic. The block must end it."""
+    """Provide a producer that has written ``values`` in an open transaction. The block must end the transaction."""
     producer = Producer({**properties(kafka), "transactional.id": name or f"other-{topic}"})
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()

@@ -1,4 +1,4 @@
-"""A proxy in front of a broker. It can recognize requests, hold them, drop their answers, or forward them late.
+"""A proxy in front of a broker. It can recognise requests, hold them, drop their answers, or forward them late.
 
     with KafkaProxy() as proxy, Kafka(listeners=[Listener("SEEN", advertised={1: proxy.address})]) as kafka:
         proxy.target = kafka.addresses("SEEN")
@@ -48,7 +48,7 @@ class Request:
         return len(self._frame)
 
     def forward(self) -> None:
-        """Forward the request to the broker. The answer is returned to the client."""
+        """Forward the request to the broker. The client receives the answer."""
         self._connection.to_broker(self._frame)
 
     def lose_answer(self) -> None:
@@ -71,7 +71,7 @@ Handler = Callable[[Request], None]
 
 
 class KafkaProxy:
-    """A proxy for a listener, which must advertise the proxy's address. It forwards requests that have no handler."""
+    """A proxy for a listener that advertises the proxy's address. The proxy forwards requests that have no handler."""
 
     def __init__(self) -> None:
         self.target = ""

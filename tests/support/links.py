@@ -1,4 +1,4 @@
-"""The network between brokers. It can isolate one broker from the others while clients still reach it.
+"""Simulates the network between brokers. It can isolate one broker from the others while clients still reach it.
 
     links = Links()
     with Kafka(brokers=3, forward=links.forward) as kafka: links.isolate(1)
@@ -30,7 +30,7 @@ class Links:
             yield
 
     def isolate(self, node: int, *, silently: bool = False) -> None:
-        """Isolate a broker from all others, in both directions, until ``heal``.
+        """Isolate a broker from all others, in both directions, until ``heal`` is called.
 
         If ``silently`` is true, connections stay open, and data that is sent during the isolation arrives late, as with
         TCP on a network that drops all packets for a while. Otherwise, connections are reset, and new ones are refused.

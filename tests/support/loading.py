@@ -24,10 +24,10 @@ def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
 
 
 def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
-    """Run a statement. Return all cuts up to the first one that ends after the statement.
+    """Run a statement. Return all cuts up to the first one that includes the statement.
 
-    The statement must write something, so that the WAL ends after the loaded rows. On an idle server, loaded rows have
-    the position at which the WAL currently ends.
+    The statement must write something, so that the last of these cuts ends after the rows that were loaded before. On
+    an idle server, loaded rows have the position at which the WAL ends.
     """
     with database.connect() as connection:
         connection.execute(statement)

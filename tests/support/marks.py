@@ -1,6 +1,7 @@
-"""Tracks the loads of tables by the marks in cut records, as docs/events.md specifies. The tests' consumers use it.
+"""Follows the loads of tables with the marks in cut records, as docs/events.md specifies.
 
-A consumer must report marks and events with op ``r`` in the order of their positions.
+The tests' consumers use this module. A consumer must report marks, and events with op ``r``, in the order of their
+positions.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Loads:
         """Count a loaded row. Return its load, or None if no load is in progress."""
         load = self.under_way.get(name)
         if load is None:
-            self._complain(f"{name} has a row that no load has read")
+            self._complain(f"{name} has a row with op r, but no load is in progress")
         else:
             load.rows += 1
         return load
@@ -53,7 +54,7 @@ class Loads:
             self._begin(name, mark)
         load = self.under_way.get(name)
         if load is None or load.id != mark["id"] or load.rows != mark["rows"]:
-            self._complain(f"{mark} is not of {load}")
+            self._complain(f"{mark} does not belong to {load}")
             load = None
         if state == "end":
             self.under_way.pop(name, None)
@@ -67,5 +68,5 @@ class Loads:
 
 
 def position_of(thing: Any) -> Position:  # noqa: ANN401 - an event or a mark
-    """Return the position of an event or a mark. Positions order events and marks."""
+    """Return the position of an event or a mark. Events and marks are ordered by position."""
     return thing["epoch"], thing["lsn"], thing["seq"]

@@ -1,4 +1,4 @@
-"""Sorts test files so that the longest files run first. Otherwise one process could begin a long file at the end."""
+"""Sorts test files so that the longest files run first. Otherwise a long file could begin when all others are done."""
 
 from collections.abc import Sequence
 from pathlib import Path

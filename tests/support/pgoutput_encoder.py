@@ -1,4 +1,4 @@
-"""Writes pgoutput as a walsender does. It encodes messages as bytes, and puts them into CopyData frames.
+"""Writes pgoutput messages as a walsender does: encodes them as bytes, and puts the bytes into CopyData frames.
 
 The tests and their scripted servers use this module. It shares only the message classes with the decoder. It was
 written field by field from the tables in the manual, so that it does not repeat the decoder's mistakes.
@@ -17,8 +17,7 @@ def encode(message: Message, *, flags: int = 0) -> bytes:
     """Return the bytes of ``message``.
 
     If ``message`` is a change with an xid, the bytes contain the xid. A Stream Abort with an LSN has the long form.
-    ``flags`` are set in the flags byte of messages that have such a byte (C, c, P, p, K, r, M, T), to create invalid
-    input.
+    Some messages (C, c, P, p, K, r, M, T) have a byte of flags. ``flags`` are set in this byte to create invalid input.
     """
     return _WRITERS[type(message)](message, flags)
 

@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 class Proxy:
-    """Forwards the connections of one port. It works without faults until one of its methods is called.
+    """Forwards the connections of one port. There are no faults until a method causes one.
 
-    If a direction is None, a method affects both directions. A change of ``target`` affects later connections.
+    A method that is called without a direction affects both. A change of ``target`` affects only later connections.
     """
 
     host = HOST
@@ -66,7 +66,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port for clients, which never changes."""
+        """The port that clients connect to. It never changes."""
         return self._at[1]
 
     @property
@@ -100,7 +100,7 @@ class Proxy:
         self._each(direction, lambda way: way.open.clear())
 
     def drop(self, direction: Direction | None = None) -> None:
-        """Drop everything that is sent, including the end of a connection, as if a host no longer answered."""
+        """Drop everything that is sent, even the end of a connection, as if a host no longer answered."""
         self._each(direction, _Way.drop)
 
     def refuse(self) -> None:
@@ -165,7 +165,7 @@ class Proxy:
 
 
 class _Way:
-    """One direction of all connections."""
+    """The state of one direction, which all connections share."""
 
     def __init__(self) -> None:
         self.forwarded = 0

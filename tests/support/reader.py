@@ -50,7 +50,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Event:
-    """One record of a table's topic or of the topic of messages. If ``value`` is None, the record is a tombstone."""
+    """One record of a table's topic, or of the topic of messages. If ``value`` is None, the record is a tombstone."""
 
     topic: str
     partition: int
@@ -122,7 +122,7 @@ class Reader:
         self._next: dict[Place, int] = {}
         """The offset up to which each partition was read."""
         self._partitions: dict[str, int] = {}
-        """The number of each topic's partitions. It is fetched again after each reading."""
+        """The number of partitions by topic. ``read_until`` and ``read_rest`` discard it, so it is fetched again."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -138,7 +138,7 @@ class Reader:
         return cuts
 
     def topics(self) -> set[str]:
-        """Return the existing topics of tables. They are cached like the numbers in :meth:`partitions`."""
+        """Return the topics of tables that exist. They are cached in the same way as :meth:`partitions`."""
         services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
         return {topic for topic in self._counts() if topic.startswith(f"{self.prefix}.")} - services
 
@@ -211,7 +211,7 @@ class Reader:
         self._next |= wanted
 
     def _read(self, wanted: dict[Place, int]) -> Iterator[Event]:
-        """Yield the records from the previous positions up to the positions in ``wanted``."""
+        """Yield the records from where the last call ended up to the offsets in ``wanted``."""
         open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
         while open_places:

@@ -25,7 +25,10 @@ Answer = tuple[int, Any]
 
 @dataclass
 class Fault:
-    """A fault of the next ``times`` requests whose "METHOD path" matches: a delay, and an answer if it has a status."""
+    """A fault of the next ``times`` requests whose "METHOD path" matches ``match``.
+
+    Each request is delayed. If ``status`` is set, it is then answered with ``status`` and ``body``.
+    """
 
     match: str = ""
     status: int | None = None
@@ -248,7 +251,7 @@ def _not_permitted(message: str) -> Answer:
 def _reads(new: str, old: str) -> bool:
     """Return whether a reader with schema ``new`` can read data that was written with schema ``old``.
 
-    Only the fields of records are compared.
+    For records, compare only the names and the defaults of the fields.
     """
     reader, writer = json.loads(new), json.loads(old)
     if not isinstance(reader, dict) or "fields" not in reader:

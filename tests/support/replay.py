@@ -20,7 +20,7 @@ from tests.support.pg_text import SESSION, canonical_floats, converter
 from tests.support.reader import Cut, Event
 
 UNKNOWN = "<unknown>"
-"""Stands for a value that was never sent. An insert can lack values if a row filter has made it from an update."""
+"""Stands for a value that was never sent. An insert can lack values if a row filter turned an update into it."""
 
 ESCAPE = re.compile("_x([0-9A-F]{4,6})_")
 
@@ -76,9 +76,9 @@ class Replay:
         """Start with empty tables.
 
         ``tombstones`` returns whether a table (``schema.table``) has tombstones. ``partitions`` returns the number of a
-        topic's partitions. ``partial`` has the tables that had rows before the first event. ``completes`` returns
-        whether the load of a mark reads all rows of the table. For the id of such a load, ``forgets`` returns whether
-        the load begins a new copy of the table.
+        topic's partitions. ``partial`` has the tables that had rows before the first event. ``completes`` gets a mark,
+        and returns whether the mark's load reads all rows of the table. ``forgets`` gets the id of such a load, and
+        returns whether the consumer discards its copy of the table when the load begins.
         """
         self.loads = Loads(self._complain_of_load)
         self._completes = completes
@@ -132,7 +132,7 @@ class Replay:
             forgets = self._forgets(load.id)
             if forgets:
                 table.clear()
-            # In a table without a key, loaded rows exist twice until the load ends.
+            # In the copy of a table without a key, loaded rows exist twice until the load ends.
             table.is_partial = table.is_partial or forgets or table.key is None
         elif mark["state"] == "end":
             if mark["replaces"]:
@@ -170,7 +170,7 @@ class Replay:
         }
         found = {name: record[name] for name in expected}
         if found != expected:
-            self._complain(cut, f"says {found}, holds {expected}")
+            self._complain(cut, f"says {found}, but its records have {expected}")
         if {event["epoch"] for event in events} - {record["epoch"]}:
             self._complain(cut, "has events of another epoch")
         self._check_topics(cut, events)
@@ -180,7 +180,7 @@ class Replay:
         offsets = cut.offsets
         expected = {(event.topic, event.partition) for event in cut.events}
         self._topics |= {topic for topic, _ in offsets}
-        # The first cut of a session that writes to a topic lists all partitions of this topic.
+        # In each session, the first cut that writes to a topic lists all partitions of the topic.
         whole = {topic for topic, _ in offsets if all((topic, p) in offsets for p in range(self._partitions(topic)))}
         expected |= {(topic, place) for topic, place in offsets if topic in whole}
         if cut.record["full"]:
@@ -192,7 +192,7 @@ class Replay:
                 self._complain(cut, f"{place} goes from {first} to {following} after {self._next[place]}")
             self._next[place] = following
         if not (self.cuts or cut.record["full"]):
-            self._complain(cut, "is the first one and not full")
+            self._complain(cut, "is the first cut, but not full")
 
     def _check_topics(self, cut: Cut, events: list[Event]) -> None:
         counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -209,7 +209,7 @@ class Replay:
             self._complain(cut, f"does not list {list(counts)}")
 
     def _check_place(self, cut: Cut) -> None:
-        """Check the order of cuts, the order of events in each partition, and that offsets are within the cut."""
+        """Check the order of cuts, the order of events in each partition, and that the cut lists their offsets."""
         if self.cuts:
             self._check_order(cut.record, self.cuts[-1].record, cut)
         offsets = cut.offsets
@@ -243,7 +243,10 @@ class Replay:
             self._complain(cut, f"{event}: its key was in partition {expected} before")
 
     def _check_tombstones(self, cut: Cut) -> None:
-        """Check that there is a tombstone after each delete of a table with a key and tombstones, and nowhere else."""
+        """Check that each delete of a table with a key and tombstones is followed by a tombstone.
+
+        No other event may be followed by one.
+        """
         by_place: dict[tuple[str, int], list[Event]] = defaultdict(list)
         for event in cut.events:
             by_place[event.topic, event.partition].append(event)
@@ -270,7 +273,7 @@ class Replay:
     # --- events
 
     def _apply(self, copies: list[Event]) -> None:
-        """Apply one change. If the change is a truncate, ``copies`` has an event for each partition."""
+        """Apply one change. For a truncate, ``copies`` has an event for each partition. Otherwise, it has one event."""
         event = copies[0]
         name = f"{event['schema']}.{event['table']}"
         table = self.table(name)
@@ -297,7 +300,7 @@ class Replay:
         if event["op"] == "d":
             self._delete(table, event, key, before)
         elif event["op"] == "r":
-            table.rows.pop(key, None)  # the row may already exist, because a change has preceded the loaded row
+            table.rows.pop(key, None)  # the row may already exist, because a change of it came before the loaded row
             self._put(table, key, self._merged(after, None, event, columns), event)
         elif event["op"] == "u":
             old = self._take(table, key, before)
@@ -355,7 +358,7 @@ class Replay:
         return self._image(event, "after", self._columns_of(event))
 
     def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:
-        """Return the row with the values that were not sent, which are taken from the old row."""
+        """Return ``after``, with each value that was not sent replaced by the value in the old row."""
         assert after is not None, "after"
         names = {name: column for name, column, _ in columns}
         for name in event["unchanged"]:
@@ -493,5 +496,5 @@ def _row_columns(envelope: dict[str, Any]) -> Columns:
 
 
 def _column_of(entry: Mapping[str, Any]) -> str:
-    """Return the name of a field's column. If it is not an Avro name, take it from a property, or decode escapes."""
+    """Return the name of a field's column. Take it from the field's property, or else decode the field's name."""
     return entry.get("pg.name") or ESCAPE.sub(lambda match: chr(int(match[1], 16)), entry["name"])

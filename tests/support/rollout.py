@@ -82,7 +82,7 @@ class Pod:
         self._kubelet.start()
 
     def terminate(self) -> float:
-        """Terminate the pod as its deletion does. Return how long the process took, at most the grace period."""
+        """Terminate the pod as its deletion does. Return how long that took. It must not exceed the grace period."""
         self._stop.set()
         grace = self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         began = time.monotonic()
@@ -139,9 +139,12 @@ class Observer:
         self.without_ready_s = 0.0
         """The total time during which no pod was ready."""
         self.unanswered_s = 0.0
-        """The total time during which no daemon reported that it was ready. The probes' thresholds can hide this."""
+        """The total time during which no daemon reported that it was ready.
+
+        Kubernetes may not notice such a time, because a probe must fail several times.
+        """
         self.idle_s: list[float] = []
-        """The length of each period in which no pod owned the slot and delivered. Each hand-over has one period."""
+        """The length of each period in which no pod owned the slot and delivered. Each hand-over causes one period."""
 
     def __enter__(self) -> Self:
         self._thread = Thread(target=self._watch, daemon=True)
@@ -170,7 +173,7 @@ class Observer:
 def update(
     pods: list[Pod], make: Callable[[], Pod], wait_until: Callable[[Callable[[], Any], str], Any]
 ) -> list[float]:
-    """Replace all pods with the manifest's strategy. Return how long each of the old pods took to end.
+    """Replace all pods as the manifest's strategy says. Return how long each of the old pods took to end.
 
     The owner of the slot is replaced first, which is the worst order that the controller can choose.
     """

@@ -44,7 +44,7 @@ ODD_SETTINGS = (
     "extra_float_digits = 0",
     "bytea_output = escape",
 )
-"""Settings of the database. They also apply to walsenders, and must not affect the values."""
+"""Settings of the database. They also apply to walsenders, and must not affect the values in events."""
 
 DECODING: Mapping[int, Sequence[str]] = {
     14: ("logical_decoding_work_mem = '64kB'",),
@@ -52,8 +52,8 @@ DECODING: Mapping[int, Sequence[str]] = {
     16: ("debug_logical_replication_streaming = immediate",),
     18: ("debug_logical_replication_streaming = immediate",),
 }
-"""Settings of the database by server version, with which the server streams large or all transactions. Version 17 runs
-with its defaults."""
+"""Settings of the database by server version. They make the server stream large transactions, or all transactions.
+Version 17 runs with its defaults."""
 
 END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 
@@ -74,7 +74,7 @@ class Verdict:
 
 
 class Followed:
-    """A database, its scenarios, and the daemon that streams its changes."""
+    """A database, its scenarios, and the daemon that streams the database's changes."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Followed:
         self._context.close()
 
     def work(self) -> None:
-        """Run the scenarios, while the daemon is restarted, killed and started, and later stopped and started."""
+        """Run the scenarios. Meanwhile, restart the daemon, then kill and start it, and finally stop and start it."""
         third = len(self.scenarios) // 3
         self._do("work", self.scenarios[:third])
         with ThreadPoolExecutor(1) as beside:
@@ -135,7 +135,7 @@ class Followed:
         """Run the scenarios. The daemon is killed after their first part, and started after their second part."""
         self._do("work", self.scenarios)
         self.read()
-        # Otherwise the server would send rows again, with the names of columns that were valid when they were written.
+        # Otherwise the server would send rows again, with the column names from the time when the rows were written.
         self._wait_until_confirmed(self.read_lsn)
         self.daemon.kill()
         self._do("while_down", self.scenarios)

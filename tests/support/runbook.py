@@ -59,7 +59,7 @@ def rows() -> Mapping[str, Row]:
 
 
 class Scene:
-    """A pipeline of numbers, and the actions of its operator. Its consumers are assumed to keep all that they read."""
+    """A pipeline with a table of numbers, and its operator's actions. Consumers keep everything that they have read."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -98,7 +98,7 @@ class Scene:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the daemon in an orderly way. When the block ends, try to start it. The daemon should refuse."""
+        """Stop the daemon in an orderly way. When the block ends, try to start it. It should refuse to start."""
         self.daemon.stop_well()
         yield
         self.start_in_vain()
@@ -169,7 +169,7 @@ class Scene:
         assert len(inserted) == len(set(inserted)), "a change came twice"
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the events in all partitions of a topic. The name is without the prefix."""
+        """Return the events in all partitions of a topic. ``name`` does not include the prefix."""
         topic = self.topic(name)
         context = SerializationContext(topic, MessageField.VALUE)
         partitions = admin(self.pipeline.kafka).list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
@@ -213,7 +213,7 @@ class Scenario:
 
 
 class Stage:
-    """Plays several scenarios on one pipeline if possible, so that few daemons have to start."""
+    """Plays several scenarios on one pipeline where possible, so that few daemons have to be started."""
 
     def __init__(self, start: Start, settings: dict[str, dict[str, Any]] | None = None) -> None:
         self._start = start

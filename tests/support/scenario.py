@@ -106,13 +106,13 @@ class Scenario:
     ops: Mapping[str, str] = field(default_factory=dict)
     """The operations of each table's events, in order, as one string."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """The same as ``ops`` for tables in other schemas, by ``schema.table``."""
+    """Like ``ops``, but for tables in other schemas, which are named ``schema.table``."""
     check: Callable[[Found], None] | None = None
     """Further checks of the events."""
     since: int = FIRST_VERSION
     until: int = 99
     lacking: str = ""
-    """The feature that other versions lack."""
+    """The feature that versions before ``since`` or after ``until`` lack."""
     rules: Sequence[Mapping[str, Any]] = ()
     """Entries of [[tables.rules]]. ``match`` is the name of a table of the scenario."""
     exclude: Sequence[str] = ()
@@ -155,7 +155,7 @@ class Scenario:
         return {**names, **self.contents}
 
     def settings(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the rules and exclusions, with the schema's name added."""
+        """Return the rules and the exclusions, in which tables are named ``schema.table``."""
         rules = [{**rule, "match": f"{self.name}.{rule['match']}"} for rule in self.rules]
         return rules, [f"{self.name}.{table}" for table in self.exclude]
 

@@ -1,4 +1,4 @@
-"""Sessions of a sink without a pipeline: the sink, the cuts that it receives, and the resulting records."""
+"""Runs sessions of a sink without a pipeline: passes cuts to the sink, and reads the resulting records."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def policy(target: Target, partitions: int = 1, **config: str) -> TablePolicy:
 
 
 class Session:
-    """A sink from its preparation to its end, and its latest checkpoint."""
+    """One session of a sink, from its preparation to its end, and the latest checkpoint."""
 
     def __init__(  # noqa: PLR0913 - each test needs other values
         self,
@@ -84,7 +84,10 @@ class Session:
         await self.open_topics()
 
     async def open_topics(self, *topics: str) -> None:
-        """Open ``topics`` and all topics written so far, so that cut records list them. All of them have schemas."""
+        """Open ``topics``, and all topics to which earlier cuts have written, so that cut records list them.
+
+        Tell the sink that all of them have registered schemas.
+        """
         await self.sink.open_topics(self.checkpoint.cut, topics, {*topics, *self._recorded.topics})
 
     async def deliver(self, *records: Record) -> None:

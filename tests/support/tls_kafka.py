@@ -58,7 +58,10 @@ class TlsKafka(Kafka):
         self._store("trusted").write_bytes(authority.certificate.read_bytes())
 
     def properties(self, listener: str, **changed: str) -> dict[str, str]:
-        """Return a client's properties for a listener, without credentials. In ``changed``, underscores are dots."""
+        """Return a client's properties for a listener, without credentials.
+
+        ``changed`` adds or overrides properties. In their names, underscores stand for dots.
+        """
         protocol = next(each.protocol for each in LISTENERS if each.name == listener)
         return {
             "security.protocol": protocol,

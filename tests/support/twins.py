@@ -1,4 +1,4 @@
-"""The twins of the compiled modules, for tests that check and compare the results of both twins."""
+"""The compiled modules and their twins in Python, for tests that check both and compare their results."""
 
 from types import ModuleType
 

@@ -21,8 +21,8 @@ def covers_all() -> bool:
 def covered(versions: Iterable[int] = VERSIONS, usual: Collection[int] = USUAL) -> list[int]:
     """Return the versions in ``versions`` that this run covers.
 
-    A test must include one of the ``usual`` versions in addition to the versions that matter to it. Otherwise it would
-    run only with ``make test-all``.
+    ``versions`` must include at least one of the ``usual`` versions. Otherwise the test would run only with
+    ``make test-all``.
     """
     found = [version for version in versions if covers_all() or version in usual]
     assert found, f"{versions} has none of {usual}, so the test would only run in make test-all"
@@ -30,5 +30,5 @@ def covered(versions: Iterable[int] = VERSIONS, usual: Collection[int] = USUAL) 
 
 
 def long(*values: object) -> list[object]:
-    """Return parameters with which a test runs only in ``make test-all``, because the test takes long with each."""
+    """Return the values as parameters with the mark ``long``, because the test takes long with each of them."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -1,4 +1,4 @@
-"""A table of numbers and the daemon that streams it, for tests of faults that must not change the result.
+"""A table of numbers, and the daemon that streams it, for tests of faults that must not change what consumers read.
 
 Every test writes numbered rows, and reads the topic with an ordinary read_committed consumer. Every number must arrive
 once and in order.
@@ -89,7 +89,7 @@ class Pipeline:
             return [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n")]
 
     def expect(self, other: "Pipeline") -> None:
-        """Include the numbers that were written with ``other``, another daemon's pipeline on the same table."""
+        """Continue after the numbers that ``other`` has written. It is another daemon's pipeline on the same table."""
         self._written = other._written
 
     def assert_complete(self) -> None:
@@ -183,7 +183,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:  # noqa: ANN401 
 class Start(Protocol):
     """Starts a pipeline. This is the type of the ``start`` fixture."""
 
-    def __call__(  # noqa: PLR0913 - tests set different ones of them
+    def __call__(  # noqa: PLR0913 - each test sets a few of them
         self,
         settings: dict[str, dict[str, Any]] | None = None,
         *,
@@ -196,7 +196,7 @@ class Start(Protocol):
     ) -> Pipeline:
         """Start a pipeline on the shared servers, or on the given broker, server or database.
 
-        The caller must drop ``database``. ``conninfo`` returns the connection string of the daemon.
+        The caller must drop ``database`` itself. ``conninfo`` returns the connection string for the daemon.
         """
 
 

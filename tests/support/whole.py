@@ -1,4 +1,4 @@
-"""Processes frames as a session does: message by message, or with the shortcut for whole transactions."""
+"""Processes frames as a session does, either message by message or with the shortcut for whole transactions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

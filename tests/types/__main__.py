@@ -16,7 +16,7 @@ _SHOWN = 20
 def main() -> int:
     """Run, and print how many values of each type were compared. Return 1 if one of them was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.types", description=__doc__)
-    parser.add_argument("--count", type=int, default=1000, help="values of each type, as each of its shapes")
+    parser.add_argument("--count", type=int, default=1000, help="number of values of each type, in each shape")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--version", type=int, choices=range(10, 19), action="append")
     options = parser.parse_args()
@@ -36,7 +36,7 @@ def _run(version: int, seed: int, count: int) -> Outcome:
 
 
 def table(outcomes: dict[int, Outcome]) -> str:
-    """Return a table of the number of values, by type and version. The number of marked values is in brackets."""
+    """Return a table of the numbers of values, by type and version. The numbers of marked values are in brackets."""
     names = sorted({name for outcome in outcomes.values() for name in outcome.tallies})
     lines = [f"{'type':<18}" + "".join(f"{f'PostgreSQL {version}':>22}" for version in outcomes)]
     for name in names:

@@ -1,4 +1,7 @@
-"""The expected value in a column whose type was chosen, derived independently from the documentation, for ``proof``."""
+"""The expected values of columns for which the settings choose an Avro type. ``proof`` uses this module.
+
+The values are derived from the documentation, independently of the product.
+"""
 
 import math
 import re
@@ -20,10 +23,13 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "timestamptz": ["timestamp-millis"],
     "interval": ["interval-micros"],
 }
-"""The types that can be chosen for each type, besides its own Avro type and ``string``, which is always possible."""
+"""The Avro types that can be chosen for each type, besides its usual Avro type and ``string``.
+
+``string`` can always be chosen.
+"""
 
 UNFIT: Final = object()
-"""Stands for a value that is marked."""
+"""Stands for a value that is marked, because the Avro type cannot hold it."""
 
 _LONG_MAX = 2**63
 _MOMENT = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?(?:\+00)?")
@@ -33,7 +39,7 @@ _PARTS_US = {"D": 86_400_000_000, "H": 3_600_000_000, "M": 60_000_000, "S": 1_00
 
 
 def expected(choice: str, pg_type: str, text: str) -> Any:  # noqa: ANN401 - any value
-    """Return what has to arrive for the server's ``text``. Return UNFIT if the value is marked."""
+    """Return the value that has to arrive for the server's ``text``, or UNFIT if the value has to be marked."""
     if choice == "string":
         return text
     if choice.startswith("decimal"):
@@ -45,7 +51,7 @@ def expected(choice: str, pg_type: str, text: str) -> Any:  # noqa: ANN401 - any
 
 
 def arrived(value: Any) -> Any:  # noqa: ANN401 - any value
-    """Return what fastavro read, without the time zone, which is always UTC."""
+    """Return fastavro's value. Remove the time zone, which is always UTC."""
     return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 

@@ -2,8 +2,8 @@
 
 Each type is tried as itself, as a domain over it, as an array of it, as an array of the domain, and as a domain over
 the array. The formats are text and, if the server supports it, binary. Both must give the same bytes, with both twins
-of ``rows``. A value must be marked if, and only if, its column's Avro type cannot hold it. This module derives
-independently, from the documentation, which values are marked, and how keys represent them.
+of ``rows``. A value must be marked if, and only if, its column's Avro type cannot hold it. This module derives from the
+documentation, independently of the product, which values are marked, and how keys represent them.
 """
 
 import re
@@ -171,9 +171,9 @@ class Arrived:
 
 
 async def _arrived(database: Database, slot: str, publication: str, *, binary: bool) -> dict[str, Arrived]:
-    """Read everything up to the commit, table by table.
+    """Read everything up to the commit, and return the rows by table.
 
-    Empty transactions of autovacuum may come before it, because servers before 15 send those as well.
+    Ignore empty transactions, such as those of autovacuum, because servers before 15 send them.
     """
     cache, decoder, rows = RelationCache(), Decoder(), defaultdict[int, list[TupleData]](list)
     options = options_for(database)
@@ -200,7 +200,10 @@ async def _arrived(database: Database, slot: str, publication: str, *, binary: b
 
 
 class Encoded(NamedTuple):
-    """One row: its body, the texts that did not fit, by field, and the key's body, or None for poison."""
+    """One row: its body, the texts that did not fit (by field), and the key's body.
+
+    If the key cannot be encoded (poison), its body is None.
+    """
 
     body: bytes
     raw: dict[str, str]
@@ -276,7 +279,7 @@ _EXTREMES = {"date": (INT_MIN, INT_MAX), "timestamp": (LONG_MIN, LONG_MAX), "tim
 
 
 def infinite_key(pg_type: str, text: str) -> bytes | None:
-    """Return the bytes of an infinity in a key."""
+    """Return the bytes with which a key represents ``text`` if it is an infinite date or timestamp, or else None."""
     if pg_type not in _EXTREMES or text not in ("infinity", "-infinity"):
         return None
     return encode_long(_EXTREMES[pg_type][text == "infinity"])
@@ -451,7 +454,7 @@ class Proof:
                     self._complain(subject, str(options), text[1], binary[1], None)
 
     def _compare_twins(self, subject: Subject, in_binary: Arrived) -> None:
-        """Check that both twins write the same for values in binary format."""
+        """Check that both twins write the same bytes for values in binary format."""
         for options in _OPTIONS:
             encoding = Encoding(in_binary, in_binary.options(**options))
             for row in in_binary.rows:
@@ -460,7 +463,7 @@ class Proof:
 
     def _complain(self, subject: Subject, where: str, text: object, value: object, raw: object) -> None:
         shown = [repr(one)[:200] for one in (text, value, raw)]
-        self.problems.append(f"{subject.sample.declaration}, {where}: {shown[0]} arrived as {shown[1]}, raw {shown[2]}")
+        self.problems.append(f"{subject.sample.declaration}, {where}: {shown[0]} came as {shown[1]} (raw: {shown[2]})")
 
     def _summary(self) -> dict[str, Tally]:
         names = sorted({name for name, _ in self._tallies})

@@ -1,6 +1,6 @@
-"""Values of every type that a column can have: difficult ones, and any number of random ones.
+"""Values of every type that a column can have: difficult values, and any number of random values.
 
-Used by ``proof``. The values are drawn from a seed, as text for the type's input function.
+``proof`` uses this module. The values are texts for the type's input function. A seed determines the random values.
 """
 
 import struct
@@ -16,7 +16,7 @@ NEVER_IN_TABLES = {
     *("pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "gtsvector"),
     *("pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"),
 }
-"""Types for which no values can be written. Except for the first, their input functions refuse everything."""
+"""Types of which no values can be written. The input functions refuse every text, except the one of ``smgr``."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Sample:
     delimiter: str = ","
 
     def values(self, rng: Random, count: int) -> list[str]:
-        """Return the edges, and drawn values up to a total of ``count``."""
+        """Return all ``edges``, and enough drawn values for a total of ``count``."""
         drawn = [self.draw(rng) for _ in range(count - len(self.edges))] if self.draw is not None else []
         return [*self.edges, *drawn]
 
@@ -78,7 +78,7 @@ def _natural(bits: int) -> Draw:
 
 
 def _float8(rng: Random) -> str:
-    """Return any float, one with few digits, a power of two, or one that may be halfway between two others."""
+    """Return any float, one with few digits, a power of two, or one whose text may be halfway between two others."""
     kind = rng.randrange(4)
     if kind == 0:
         return repr(struct.unpack(">d", rng.randbytes(8))[0])
@@ -120,7 +120,7 @@ def _money(rng: Random) -> str:
 
 
 def _day(rng: Random, years: tuple[int, int] = (-4712, 9999)) -> tuple[str, str]:
-    """Return a day, and the era, which comes after the time."""
+    """Return a date, and its era (``" BC"`` or nothing), which the caller must append after the time."""
     year = rng.randrange(*years)
     era = " BC" if year <= 0 else ""
     return f"{year if year > 0 else 1 - year:04}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}", era
@@ -170,7 +170,7 @@ LETTERS = "abNUL \t\n\r\v\f\\\"'{}()[],;:&|!<>=-*üß☃😀\x01\x7f"
 
 
 def text(rng: Random, longest: int = 8) -> str:
-    """Return a text of letters that have a meaning in some syntax."""
+    """Return a text of letters, and of characters that have a special meaning in the syntax of some types."""
     return "".join(rng.choices(LETTERS, k=rng.randrange(longest + 1)))
 
 

@@ -224,7 +224,7 @@ async def test_loads_without_a_request_end_if_the_settings_load_nothing() -> Non
         (command("start", "public.gone"), "Table public.gone does not exist any more."),
         (command("start", "public.strange"), "public.strange is left out until"),
         (command("start", "public.changed"), "public.changed is left out until"),
-        (command("start", "public.numbers", where="nonsense"), "nonsense is no condition"),
+        (command("start", "public.numbers", where="nonsense"), "nonsense is not a condition"),
         (command("start", "public.numbers", where="x" * (WHERE_MAX + 1)), f"more than {WHERE_MAX} characters"),
         (command("cancel", "public.numbers"), "None of these tables is being loaded."),
     ],

@@ -66,7 +66,7 @@ def test_values_that_were_not_sent_are_remembered() -> None:
         event("u", key, LAMP),
     )
 
-    assert found[1:] == ["manual not sent: as it was", ""]
+    assert found[1:] == ["manual not sent (unchanged)", ""]
 
 
 def test_a_row_keeps_its_values_under_another_key() -> None:
@@ -78,7 +78,7 @@ def test_a_row_keeps_its_values_under_another_key() -> None:
         event("u", {"sku": "LAMP-2"}, {**LAMP, "sku": "LAMP-2", "price": Decimal(1)}),
     )
 
-    assert found[1:] == ["continues under another key", "was sku=LAMP, manual not sent: as it was", "price 39.90 -> 1"]
+    assert found[1:] == ["continues under another key", "was sku=LAMP, manual not sent (unchanged)", "price 39.90 -> 1"]
 
 
 @pytest.mark.parametrize("end", [event("d", {"sku": "LAMP"}), event("t", None)])

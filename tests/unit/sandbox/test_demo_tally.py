@@ -27,8 +27,8 @@ def test_a_missing_cut_is_reported() -> None:
 
 
 def test_a_torn_cut_is_reported() -> None:
-    assert tally(cut(4, 10, events=2)).problems == ["cut 4 announces 2 events and has 1"]
+    assert tally(cut(4, 10, events=2)).problems == ["cut 4 lists 2 events, but has 1"]
 
 
 def test_events_that_come_twice_are_reported() -> None:
-    assert tally(cut(4, 10, 20), cut(5, 20, 30)).problems == ["1 event of cut 5 came before"]
+    assert tally(cut(4, 10, 20), cut(5, 20, 30)).problems == ["1 event of cut 5 had already come"]
