@@ -81,7 +81,7 @@ _UNFINISHED: Final[Mapping[str, str]] = {
     "unloaded": "no load of the table has begun since the mirror began",
     "loading": "its rows are being read",
     "partial": "the mirror lacks some of its rows or changes",
-    "stale": "it was altered, and has values that were not sent",
+    "stale": "it has values that were not sent, for example because it was altered",
     "gap": "a new epoch has begun, and changes may be missing",
 }
 

@@ -19,7 +19,7 @@ LOADED: Final = "loaded"
 PARTIAL: Final = "partial"
 """Some rows or changes are missing, or the last load did not replace the earlier rows of the copy."""
 STALE: Final = "stale"
-"""The table was altered in such a way that its rows have values that were not sent."""
+"""The table's rows have values that were not sent, for example because the table was altered."""
 GAP: Final = "gap"
 """A new epoch has begun since the table was loaded, so changes may be missing."""
 

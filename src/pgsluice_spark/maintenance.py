@@ -64,10 +64,10 @@ class Keeper:
         """Maintain the target if maintenance is due. Log the parts that fail. The next maintenance tries them again."""
         if self._copies.entry is None:
             return
-        self._attempt("the time of the last maintenance", self._learn)
+        self._attempt("reading the time of the last maintenance", self._learn, "with the next batch")
         if self._done is not None and time.time() >= self._done + self._every_s:
             begin, self._done = time.monotonic(), time.time()
-            if self._attempt("the control table", lambda: self._run(time.time() - self._keep_s)):
+            if self._attempt("maintenance of the control table", lambda: self._run(time.time() - self._keep_s)):
                 _LOG.info("maintenance took %.1f s", time.monotonic() - begin)
 
     def _learn(self) -> None:
@@ -87,21 +87,21 @@ class Keeper:
 
     def _maintain(self, table: str, upkeep: Upkeep) -> None:
         with self._copies.session() as spark:
-            self._attempt(table, lambda: self._copies.table(spark, table).maintain(upkeep))
+            self._attempt(f"maintenance of {table}", lambda: self._copies.table(spark, table).maintain(upkeep))
 
     def _upkeep(self, kept: frozenset[int], before: float) -> Upkeep:
         return Upkeep(kept, before, self._keep_s, self._every_s + self._keep_s, self._compact)
 
-    def _attempt(self, what: str, action: Callable[[], None]) -> bool:
+    def _attempt(self, what: str, action: Callable[[], None], again: str = "") -> bool:
         """Carry out a part of the maintenance, and return whether it succeeded."""
         try:
             action()
         except (PipelineError, PySparkException, Py4JError) as error:
             _LOG.warning(
-                "maintenance of %s failed, and is attempted again in %d s. The query continues, and no data that is "
+                "%s failed, and is attempted again %s. The query continues, and no data that is "
                 "needed was deleted. The error is: %s",
                 what,
-                self._every_s,
+                again or f"in {self._every_s} s",
                 error,
             )
             return False

@@ -21,8 +21,8 @@ from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
-"""The number of cut records that are searched for topics. At least one full cut, which lists all topics, is written in
-each minute."""
+"""The number of cut records that are read first to find all topics. It is doubled until one of them is a full cut,
+which lists all topics. pgsluice writes at least one full cut a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,18 @@ class Origin:
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def topics_of_tables(self, offset: int) -> list[str]:
-        """Return the topics of tables that cut records name. Cut records from long before ``offset`` are not read."""
+        """Return the topics of tables that exist at ``offset`` in the topic of cut records, or later."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
         begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
-        found = collected(self.cuts_from(max(begin, offset - _BACK)))
+        back = _BACK
+        while (first := offset - back) > begin and not self._has_full_cut(first, offset):
+            back *= 2
+        found = collected(self.cuts_from(max(begin, first)))
         return sorted({topic for cut in found for topic in cut.topics if self.is_of_tables(topic)})
+
+    def _has_full_cut(self, first: int, last: int) -> bool:
+        """Return whether a full cut begins between these offsets. Its later parts alone do not list all topics."""
+        return not self.cuts_from(first).where(f"full AND part = 0 AND offset <= {last}").isEmpty()
 
     def is_of_tables(self, topic: str) -> bool:
         """Return whether ``topic`` has the changes of tables, and not messages or dead letters."""

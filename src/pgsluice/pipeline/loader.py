@@ -322,7 +322,7 @@ class Loader:
                 one.size = sizes.get(oid, TableSize())
 
     def _is_wanted(self, relation: TableId) -> bool:
-        """Return whether the table is to be loaded: a command requests it, it was never loaded, or it was altered."""
+        """Return whether the table is to be loaded: a command requests it, it was never loaded, or it is stale."""
         if self._is_asked_for(relation) or not self._options.is_initial:
             return self._is_asked_for(relation)
         return not (self._begun.is_loaded(relation) or (self._is_stale(relation) and not self._options.is_altered))
