@@ -177,7 +177,7 @@ class TestRights:
                 ResourceType.TOPIC,
                 f"{name}.public.numbers",
                 AclOperation.WRITE,
-                f"What was to be written: .*{name}.public.numbers",
+                f"pgsluice was writing to .*{name}.public.numbers",
             ),
             (ResourceType.TRANSACTIONAL_ID, f"pgsluice-{name}-{name}", AclOperation.WRITE, "Transactional"),
             (ResourceType.TOPIC, f"{name}.checkpoint", AclOperation.WRITE, f"{name}.checkpoint"),

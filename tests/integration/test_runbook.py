@@ -36,7 +36,7 @@ FOLLOWED: Mapping[str, str] = {
     "it is a standby's copy of a slot of the primary, so wait for the standby's promotion or connect to the primary": "postgres_failures::a_synchronised_slot_is_waited_for",
     "Another producer with our transactional.id has taken over": "exactly_once::a_program_that_fences_us_and_writes_nothing_is_not_taken_for_another_owner",
     "Check the credentials under kafka.client": "kafka_weather::a_changed_password_stops_the_daemon",
-    "What was to be written: …": "kafka_weather::rights_that_are_withdrawn_stop_the_daemon",
+    "pgsluice was writing to …": "kafka_weather::rights_that_are_withdrawn_stop_the_daemon",
     "Check the files under kafka.client: whether they exist, belong together, and may be read": "kafka_tls::files_that_are_missing",
     "Transactions that have not committed yet need more than buffer.spill_max": "spill::the_allowed_bytes_on_disk_are_not_exceeded",
     "…, which holds rows of a transaction that has not committed yet, is not as it was written": "spill::a_truncated_file_stops_the_daemon_and_loses_nothing",
@@ -99,7 +99,7 @@ PRODUCED: Mapping[str, str] = {
     "Create topic … yourself, give pgsluice the right to create it (Create)": "minimal_rights::topics_made_beforehand_need_no_right_to_create_them",
     "Topic … was not created, because this pipeline already has … topics, including reserved ones": "kafka_sink::",
     "Topic … has cleanup.policy=compact, but truncates or rows without a key go to it": "poison::a_table_whose_topic_was_made_compacted",
-    "The types of a table's columns consist of more than … others": "postgres_catalog::",
+    "The types of a table's columns contain more than … other types": "postgres_catalog::",
     "Replication slot … exists already": "cli::check_and_the_slot_commands_report_what_they_find",
 }
 """Like FOLLOWED, for tests that produce a message but do not follow its advice."""
@@ -156,7 +156,7 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "COMMIT PREPARED of a transaction that was not received",
         "the last checkpoint has no cut record, so it was not committed",
         "another program writes to the topic of checkpoints",
-        "the topic of commands ends before the last one that was read",
+        "the topic of commands ends before the last command that was read",
         "transactions do not work: if a former owner left one open, readers wait for its timeout",
         "reading waits",
         "the types of the published columns were not checked",

@@ -92,8 +92,8 @@ class TopicCommandReader:
             # Perhaps only this broker lacks the last records. If we read from an earlier offset, we could read commands
             # twice.
             log.warning(
-                "the topic of commands ends before the last one that was read: new commands are ignored until it has "
-                "grown to that offset. If Kafka lost its records, delete the topic",
+                "the topic of commands ends before the last command that was read: new commands are ignored until it "
+                "has grown to that offset. If Kafka lost its records, delete the topic",
                 topic=self._topic,
                 end=high,
                 offset=state.offset,

@@ -125,7 +125,7 @@ class TransactionalProducer(CutProducer):
                 self._producer.begin_transaction()
         except PermissionDenied as error:
             topics = ", ".join(sorted(self._purged)[:TOPICS_NAMED])
-            return PermissionDenied(f"{error} What was to be written: {topics}.")
+            return PermissionDenied(f"{error} pgsluice was writing to {topics}.")
         except PgsluiceError as error:
             return error
         return super()._why_purged()

@@ -15,8 +15,8 @@ log = structlog.get_logger(__name__)
 TableState = Literal["waiting", "loading", "blocked", "left_out", "stale", "skipped", "assumed", "loaded"]
 """``blocked``: the last read failed, or transactions that are changing the table have not ended. ``left_out``: the
 table cannot be loaded as it is. ``stale``: after the table was loaded, rows changed in a way that the stream does not
-show, and the settings prevent a new load. ``skipped``: the settings say that the table is not loaded. ``assumed``: the table counts as loaded,
-because an earlier version of pgsluice has delivered its changes."""
+show, and the settings prevent a new load. ``skipped``: the settings say that the table is not loaded. ``assumed``: the
+table counts as loaded, because an earlier version of pgsluice has delivered its changes."""
 
 STATES: Final[Sequence[TableState]] = get_args(TableState)
 
@@ -33,7 +33,8 @@ SHOWN_MAX: Final = 20
 class TableReport:
     """A published table, the number of rows that were read, and PostgreSQL's estimate of all its rows.
 
-    ``reason`` says why the table is not read. ``is_stale`` says that after the table was loaded, rows changed in a way that the stream does not show.
+    ``reason`` says why the table is not read. ``is_stale`` says that after the table was loaded, rows changed in a way
+    that the stream does not show.
     """
 
     table: str

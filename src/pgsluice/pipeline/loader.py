@@ -50,7 +50,7 @@ SHOWN_S: Final = 0.02
 sessions. Until then, no table is read."""
 
 STANDBY: Final = (
-    "Tables cannot be loaded from a standby. Let snapshot.primary name the primary, or connect pgsluice to it."
+    "Tables cannot be loaded from a standby. Set snapshot.primary to the primary, or connect pgsluice to it."
 )
 
 REPORT_S: Final = 1.0

@@ -432,8 +432,8 @@ def _column_layout(found: Sequence[str]) -> ColumnLayout:
 def _check_number(described: Collection[TypeDescription]) -> None:
     if sum(len(one.parts) + 1 for one in described) > PARTS_MAX:
         raise TableRefused(
-            f"The types of a table's columns consist of more than {PARTS_MAX} others. Give the columns simpler types, "
-            "or leave the table out with tables.exclude."
+            f"The types of a table's columns contain more than {PARTS_MAX} other types. Give the columns simpler "
+            "types, or leave the table out with tables.exclude."
         )
 
 

@@ -20,7 +20,7 @@ SELECT pg_is_in_recovery()::text, (SELECT system_identifier::text FROM pg_contro
        CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"""
 
 _AFTER_PROMOTION: Final = (
-    "If pgsluice is connected to the primary now, remove snapshot.primary. Otherwise let snapshot.primary name the "
+    "If pgsluice is connected to the primary now, remove snapshot.primary. Otherwise set snapshot.primary to the "
     "present primary."
 )
 
@@ -41,10 +41,10 @@ class Primary:
             raise _refused(
                 f"belongs to the cluster with system identifier {systemid}, but the stream comes from the cluster with "
                 f"{self.systemid}",
-                "Let snapshot.primary name the primary of the server from which pgsluice streams.",
+                "Set snapshot.primary to the primary of the server from which pgsluice streams.",
             )
         if timeline is None or in_recovery == "true":
-            raise _refused("is a standby", "Let snapshot.primary name the primary.")
+            raise _refused("is a standby", "Set snapshot.primary to the primary.")
         if int(timeline, 16) != self.timeline:
             raise _refused(
                 f"is on timeline {int(timeline, 16)}, but the stream is on timeline {self.timeline}: a standby was "

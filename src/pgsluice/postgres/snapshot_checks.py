@@ -70,7 +70,7 @@ async def check(
     """
     server = await catalog.server()
     if server.in_recovery:
-        remedy = "Let snapshot.primary name the primary, or connect to the primary."
+        remedy = "Set snapshot.primary to the primary, or connect to the primary."
         return [Finding(_NAME, Verdict.WARN, "the server is a standby, from which no table can be loaded", remedy)]
     found = await catalog.loadable_tables(publications)
     policies = {table.oid: policy_of(table.schema, table.name) for table in found}
