@@ -2,7 +2,7 @@
 
 Used by :mod:`.delta` and :mod:`.parquet`.
 
-``tests/spark/test_changelog.py`` covers this module.
+``tests/spark/test_parquet.py`` covers this module.
 
 https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-common/filesystem/filesystem.html
 """
