@@ -54,7 +54,10 @@ class Origin:
         return read_ranges(spark, topic, self.bootstrap_servers, self.options, offsets)
 
     def tables_loaded_after(self, cut: Cut) -> set[str]:
-        """Return the tables for which a load that replaces all rows begins after a cut."""
+        """Return the tables for which a load begins after a cut that is expected to replace all rows.
+
+        If the load turns out not to replace them, its ``end`` mark says so, and the table becomes partial.
+        """
         found = self.cuts_from(cut.offset + 1)
         marks = found.select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
