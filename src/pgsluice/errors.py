@@ -5,13 +5,13 @@
     PgsluiceError
     ├── RetryableError              the session ends; a new one starts after a back-off
     │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
-    │   │   └── PrimaryUnavailable  snapshot.primary cannot be read; streaming continues, and the read is retried
+    │   │   └── PrimaryUnavailable  rows cannot be read from the primary; streaming continues, and the read is retried
     │   ├── SlotInUse               another process streams from the slot; this process waits as its standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
     │   ├── TypeChanged             a composite type has gained an attribute since the catalog was read
     │   ├── TableUnreadable         one table cannot be read now; streaming continues, and the read is retried
     │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next attempt reads fewer rows
-    │   │   └── ValueRefused        a text in the query is not a valid value of its type, such as an enum's former label
+    │   │   └── ValueRefused        a key, or a literal in a condition, does not fit its type: an enum's former label
     │   ├── TooManyDescriptions     the server has described more tables on the connection than the limit allows
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was abandoned
@@ -21,7 +21,7 @@
         ├── UsageError        2     the command line is not valid
         ├── ProtocolError    65     bytes that are not pgoutput; the error says where, and what was expected
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
-        │   └── Diverged     65     the server has another history; the refusal is recorded for all later starts
+        │   └── Diverged     65     the server has another history; Kafka records this, and later starts stop as well
         ├── PoisonError      65     a change that Kafka refuses or Avro cannot represent
         ├── IncompatibleSchema 65   the schema registry refuses a schema that an ALTER TABLE has changed
         ├── CommandRefused   65     a running pipeline has refused a command, or did not finish loading a table
@@ -29,7 +29,7 @@
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or denies a privilege
         └── ConfigError      78     settings, slot or publication are wrong
-            └── TableRefused 78     one table cannot be published with these settings; tables.refused decides
+            └── TableRefused 78     one table cannot be published: quarantine, or a stop (tables.refused)
 
 Every other exception that escapes is a bug (exit code 70). The exit codes are those of ``sysexits.h``.
 A message says what happened, what follows and what to do. It never contains row data or secrets.
@@ -46,7 +46,10 @@ class PgsluiceError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The message, line by line. A line break inside a line belongs to a text that the message quotes."""
+        """The message, line by line.
+
+        If an element of the tuple contains a line break, this break belongs to a text that the message quotes.
+        """
         return (str(self),)
 
 
@@ -88,7 +91,7 @@ class ReadTooSlow(TableUnreadable):
 
 
 class ValueRefused(TableUnreadable):
-    """A text in the query is not a valid value of its type, such as an enum's label that was renamed since."""
+    """A key, or a literal in a condition, does not fit its type. For example, a label of an enum was renamed."""
 
 
 class TooManyDescriptions(RetryableError):

@@ -1,9 +1,9 @@
 """Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
-Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit is first
-made on a branch of its own. Then ``main`` is moved to the end of this branch. The catalog refuses this if ``main`` has
-changed since the branch was created. So no other program can commit between our check of the table and our own commit.
-A batch that fails halfway leaves ``main`` unchanged.
+Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit of a batch
+is first made on a branch of its own. Then ``main`` is moved to the end of this branch. The catalog refuses this if
+``main`` has changed since the branch was created. So no other program can commit between our check of the table and our
+own commit. A batch that fails halfway leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -45,7 +45,7 @@ _STATE: Final = "pgsluice.state"
 _SNAPSHOT: Final = "pgsluice.snapshot"
 """An entry that only the summary of a maintenance snapshot has: the id of the snapshot of our last commit.
 
-The other entries are the same as in the summary of that snapshot.
+The other entries of a maintenance snapshot are copied from the summary of our last commit's snapshot.
 """
 
 _BRANCH: Final = "pgsluice_"
@@ -55,7 +55,7 @@ _REWRITING: Final = (
     "spark.sql.catalog.default_rewrite_catalog",
     "org.apache.iceberg.spark.SparkRewriteTableCatalog",
 )
-"""A setting that rewriting files needs. Iceberg sets it only in the default session."""
+"""A setting that is needed to rewrite files. Iceberg sets it only in the default session."""
 
 _REWRITTEN: Final = "replace"
 """The operation of snapshots that have the same rows as the snapshot before, in other files."""
@@ -104,8 +104,8 @@ class Iceberg:
     def table(self, spark: SparkSession, name: str, since: int | None = None) -> "IcebergTable":
         """Return a table of the target, which need not exist yet.
 
-        ``since`` is the id of our last snapshot, if it is known. Each schema of PostgreSQL is a namespace below this
-        one.
+        ``since`` is the id of our last snapshot, if it is known. Each schema of PostgreSQL is a namespace below
+        ``self.namespace``.
         """
         return IcebergTable(spark, f"{self.namespace}.{name}", since)
 
@@ -203,7 +203,10 @@ class IcebergTable:
         return _last(self.name, self._loaded(), self.since) if self.exists else None
 
     def forget(self, condition: str) -> None:
-        """Delete rows without changing the number and the state of our last commit."""
+        """Delete rows in a snapshot that is not a commit.
+
+        :meth:`last` still returns our former commit, with its id and state.
+        """
         rest = self.read().where(f"NOT ({condition})")
         # The rows are overwritten because a DELETE of whole files would not write our entries to the summary.
         with self._summary(_carried(self.last())):
@@ -231,7 +234,10 @@ class IcebergTable:
 
     @contextmanager
     def _actions(self) -> Iterator[Any]:
-        """Yield Iceberg's actions. They use the active session of the thread, so make this session the active one."""
+        """Yield Iceberg's actions.
+
+        They use the active session of the thread, so this session is the active one while the context lasts.
+        """
         jvm, session = self.spark._jvm, self.spark._jsparkSession  # noqa: SLF001 - as in _loaded
         sessions = jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
@@ -353,7 +359,7 @@ def _carried(last: Committed | None) -> dict[str, str]:
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots that are older than ``before`` and that neither ``kept`` nor a branch or a tag names."""
+    """Return the snapshots that are older than ``before``, are not in ``kept``, and have neither a branch nor a tag."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]

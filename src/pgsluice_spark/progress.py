@@ -1,4 +1,7 @@
-"""The cuts that a query applied last, for the query's log and its caller. Used by :mod:`.query`. It does no I/O."""
+"""The cuts that a query applied last, for the query's log and its caller.
+
+Used by :mod:`.query`. This module does no I/O.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +14,8 @@ class Progress:
     """Cuts that were applied together, and became visible in one row of the control table.
 
     ``events`` is the number of changes that the cut records declare, including those of tables that are not copied.
-    ``seconds`` is the time that it took to apply the cuts. ``lag_s`` is the age that their last transaction had after
-    that, by this machine's clock, or None if no cut has a time.
+    ``seconds`` is the time that it took to apply the cuts. ``lag_s`` is the age of their last transaction when all cuts
+    had been applied, by this machine's clock. It is None if no cut has a time.
     """
 
     first_cut: int

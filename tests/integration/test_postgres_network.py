@@ -124,7 +124,7 @@ async def test_connections_cut_at_any_byte_lose_or_repeat_nothing(
         try:
             await follower.follow(written)
         except RetryableError:
-            await asyncio.sleep(0.05)  # the server has not noticed the end yet
+            await asyncio.sleep(0.05)  # the server has not noticed yet that the former connection is gone
     assert follower.rows == list(range(written))
     assert follower.sessions > CUTS / 4, "some cuts come in the middle of the stream"
 
@@ -153,7 +153,7 @@ async def test_a_stall_at_any_byte_is_detected(
         try:
             await follower.follow(written)
         except RetryableError:
-            await asyncio.sleep(0.05)  # the server has not noticed the end yet
+            await asyncio.sleep(0.05)  # the server has not noticed yet that the former connection is gone
     assert follower.rows == list(range(written))
 
 
@@ -196,7 +196,8 @@ def test_the_daemon_delivers_everything_once_on_a_bad_network(followed: Database
 def test_the_walsender_stays_connected_while_kafka_accepts_nothing(
     followed: Database, own_kafka: Kafka, start: Start
 ) -> None:
-    """The stream is not read for several times wal_sender_timeout, but the status updates must continue."""
+    """pgsluice does not read the stream for much longer than wal_sender_timeout, but its status updates must
+    continue."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"wal_sender_timeout": "1s", "status_interval": "300ms"},
         "delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"},

@@ -1,7 +1,8 @@
 """A ledger in two tables. Drivers mirror the tables and are killed. The mirror is then compared with the source.
 
-At every entry of the control table, all tables have to equal the source's tables at the entry's position. PostgreSQL
-itself decodes their content (``tests/faults/witness.py``), and ``deltalake`` reads the Delta tables, without Spark.
+At every entry of the control table, all tables have to equal the source's tables at the entry's position. The expected
+content of the source's tables comes from a second slot, which PostgreSQL itself decodes (``tests/faults/witness.py``).
+``deltalake`` reads the mirror's Delta tables, without Spark.
 """
 
 import random
@@ -227,7 +228,8 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return the entries, each with the previous entry's version of ``table``, as if its last commit were missing."""
+    """Return the entries. Each has the version of ``table`` from the previous entry with that table, as if the table's
+    last commit before the entry were missing."""
     found = []
     before: int | None = None
     for row in rows:

@@ -52,7 +52,7 @@ class TlsKafka(Kafka):
     def renew(self, authority: Authority) -> None:
         """Give the broker a certificate of this authority. The broker uses it after its next start.
 
-        The broker then also trusts clients with certificates of this authority.
+        From its next start on, its listener MUTUAL trusts only clients whose certificates this authority has signed.
         """
         self._keep("broker", *authority.issue("broker", HOSTS))
         self._store("trusted").write_bytes(authority.certificate.read_bytes())

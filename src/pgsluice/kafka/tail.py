@@ -1,4 +1,4 @@
-"""Reads the last committed records of a topic with one partition, completely up to its high watermark.
+"""Reads the last committed records of a topic with one partition, up to its high watermark.
 
 A session uses it to read checkpoints and the last cuts, in order to find out where to continue. An ordinary
 read_committed reader would not be enough, because another producer's open transaction hides all records after it.
@@ -31,13 +31,14 @@ FIRST_WINDOW = 64
 offsets."""
 
 WINDOW_FACTOR = 16
-"""Each attempt reads this many times as many offsets as the attempt before."""
+"""The number of offsets that an attempt reads is multiplied by this factor for the next attempt."""
 
 SAY_S = 5.0
 """If a read takes longer than this, the log says why it waits. Usually a read takes milliseconds."""
 
 RENEW_S = 5.0
-"""If nothing arrives, a consumer that is older than this is replaced, because its broker may be outdated."""
+"""If nothing arrives, a consumer that is older than this is replaced, because its broker may have lost touch with the
+cluster, and so may lack the latest records."""
 
 _POLL_S = 0.2
 
@@ -125,8 +126,8 @@ class Tail:
                     yield value
                 continue
             if error is not None and error.code() == PARTITION_EOF:
-                # A read_committed reader gets this event at the end of the partition, after all commit markers, or at
-                # the first open transaction.
+                # A read_committed reader gets this event either at the end of the partition (behind all commit
+                # markers), or at the beginning of the first open transaction.
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return

@@ -174,7 +174,7 @@ def _count(cursor: Cursor) -> int:
     """Read the number of parts, each of which has a length."""
     (count,) = cursor.fields(INT32)
     if not 0 <= count * _LENGTH.size <= len(cursor.data):
-        raise Malformed(0, "a count of what follows")
+        raise Malformed(0, "a count of elements that fits the length of the value")
     return int(count)
 
 

@@ -17,8 +17,8 @@ _WEIGHTS: Final = (b"", b"C", b"B", b"A")
 """The letters of a position's weight. D is not written."""
 
 _COUNT_WIDTH: Final = 2
-"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if the value is too short for that
-many of them."""
+"""The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if the whole value is shorter than
+this size times the count."""
 
 
 def tsvector(value: bytes) -> bytes:
@@ -32,7 +32,7 @@ def tsvector(value: bytes) -> bytes:
 def _count(cursor: Cursor) -> int:
     (count,) = cursor.fields(INT32)
     if not 0 <= count * _COUNT_WIDTH <= len(cursor.data):
-        raise Malformed(0, "a count of what follows")
+        raise Malformed(0, "a count of elements that fits the length of the value")
     return int(count)
 
 

@@ -39,7 +39,10 @@ class Alterations:
         self._loads_again = loads_again
 
     async def look(self) -> Sequence[PublishedName]:
-        """Compare all loaded tables with their records. Return the published tables."""
+        """Compare the present layout of each loaded table with the layout that was recorded for it.
+
+        Return the published tables.
+        """
         published = await self._source.published_names()
         for some in in_portions([one for one in published if self._begun.complete(one) is not None]):
             # The layouts are read before the relations, so a relation has all columns of its layout.
@@ -52,7 +55,10 @@ class Alterations:
         return published
 
     async def _note_left(self, published: Collection[int]) -> None:
-        """Mark tables that are not published any more, because changes will be missing if they are published again."""
+        """Mark tables that are not published any more.
+
+        Even if such a table is published again, the changes made in the meantime will be missing.
+        """
         left = [one for one in self._begun.all_complete() if one.oid not in published]
         there = await self._source.layouts([one.oid for one in left]) if left else {}
         for loaded in left:

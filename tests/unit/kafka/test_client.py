@@ -153,7 +153,8 @@ class TestClientErrors:
         assert errors.counts.total() == 18
 
     def test_old_reports_may_come_late(self) -> None:
-        """Every client queues its reports until it is polled. So reports from before Kafka's answer are ignored."""
+        """Every client queues its reports until it is polled. For ``STALE_S`` after an answer, no report makes us log
+        that Kafka cannot be reached."""
         now = 0.0
         errors = ClientErrors(clock=lambda: now)
         with structlog.testing.capture_logs() as lines:

@@ -1,4 +1,5 @@
-"""Unit tests of pgsluice_spark.batches: the division into pieces of whole cuts, and the offsets of their records."""
+"""Unit tests of pgsluice_spark.batches: pieces consist of whole cuts, and the offsets of each piece's records are
+found."""
 
 from pgsluice_spark.batches import declared, pieces, places, ranges, topics
 from pgsluice_spark.cuts import Cut, TopicCut
