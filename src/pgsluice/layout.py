@@ -55,6 +55,10 @@ class Layout:
     filter: str = ""
     former: tuple[tuple[str, int], ...] = ()
 
+    def has(self, names: Collection[str]) -> bool:
+        """Return whether there is a column of each of these names."""
+        return {one.name for one in self.columns}.issuperset(names)
+
     def only(self, names: Collection[str]) -> "Layout":
         """Return the layout with only the columns of these names. The caller passes the published columns."""
         return replace(self, columns=tuple(one for one in self.columns if one.name in names))

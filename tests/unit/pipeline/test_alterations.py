@@ -98,6 +98,17 @@ async def test_a_table_whose_rows_ddl_has_changed_is_stale() -> None:
     assert scene.woken == 1
 
 
+async def test_a_column_that_is_renamed_between_the_queries_does_not_make_the_table_stale() -> None:
+    scene = Scene(LOADED)
+    scene.world.layouts = {7: BEFORE}  # a rename comes between this answer and the next one
+    renamed = replace(NUMBERS, columns=(replace(NUMBERS.columns[0], name="k"),))
+    scene.world.published = [renamed]
+    assert await scene.look() == []
+    scene.world.layouts = {7: replace(BEFORE, columns=(replace(BEFORE.columns[0], name="k"),))}
+    assert await scene.look() == []
+    assert scene.marks == []
+
+
 async def test_a_stale_table_is_reported_once() -> None:
     scene = Scene(LOADED)
     await scene.look()
@@ -129,14 +140,14 @@ async def test_the_warning_about_a_skipped_table_names_the_command() -> None:
 
 async def test_an_unchanged_table_is_left_alone() -> None:
     scene = Scene(LOADED)
-    scene.world.layouts = {7: BEFORE}
+    scene.world.layouts, scene.world.published = {7: BEFORE}, [NUMBERS]
     assert await scene.look() == []
     assert (scene.marks, scene.records, scene.woken) == ([], [], 0)
 
 
 async def test_a_change_that_affects_no_row_is_recorded() -> None:
     scene = Scene(LOADED)
-    scene.world.layouts = {7: replace(BEFORE, storage="2c3d")}
+    scene.world.layouts, scene.world.published = {7: replace(BEFORE, storage="2c3d")}, [NUMBERS]
     assert await scene.look() == []
     assert (scene.marks, scene.woken) == ([], 0)
     assert scene.records == [replace(LOADED, layout=replace(BEFORE, storage="2c3d"))] == [scene.begun.loaded(WIDE)]
