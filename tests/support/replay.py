@@ -212,7 +212,7 @@ class Replay:
             self._complain(cut, f"does not list {list(counts)}")
 
     def _check_place(self, cut: Cut) -> None:
-        """Check the order of cuts, the order of events in each partition, and that the cut's offsets include its events."""
+        """Check the order of the cuts, and the order and the offsets of the events in each partition."""
         if self.cuts:
             self._check_order(cut.record, self.cuts[-1].record, cut)
         offsets = cut.offsets

@@ -78,7 +78,10 @@ def _natural(bits: int) -> Draw:
 
 
 def _float8(rng: Random) -> str:
-    """Return any float, a number with few digits, a power of two, or a number that may be halfway between two floats."""
+    """Return any float, a number with few digits, a power of two, or a number that may lie halfway between two floats.
+
+    The four kinds are equally likely.
+    """
     kind = rng.randrange(4)
     if kind == 0:
         return repr(struct.unpack(">d", rng.randbytes(8))[0])
