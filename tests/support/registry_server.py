@@ -196,7 +196,7 @@ class RegistryServer:
         if names:
             own = getattr(self.subjects.get(names[0], Subject()), attribute)
             if own is None and query.get("defaultToGlobal") != "true":
-                return 404, {"error_code": code, "message": f"Subject '{names[0]}' has none of its own"}
+                return 404, {"error_code": code, "message": f"Subject '{names[0]}' has no {attribute} of its own"}
             found = own or found
         return 200, {"compatibilityLevel" if what == "config" else "mode": found}
 
