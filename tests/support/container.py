@@ -68,7 +68,7 @@ class Container(Daemon):
             self.wait_until_ready("active")
 
     def start_as_documented(self) -> None:
-        """Start a container with the command in README.md, to which only a name is added.
+        """Start a container with the command in README.md, and add only a name and the network of the host.
 
         The daemon listens on port 8080 of all addresses.
         """
@@ -77,7 +77,7 @@ class Container(Daemon):
         self._launch(("--name", self.container), ())
 
     def fail(self) -> tuple[int, str]:
-        """Start a container that should end by itself. Return its exit code, and the reason that it has logged."""
+        """Start a container that should end by itself. Return its exit code, and the reason from its log."""
         self.start(wait=False)
         return self.wait(), self.why_it_stopped()
 

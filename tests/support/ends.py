@@ -76,9 +76,9 @@ class World:
     """The values of the first column of each table's rows in order, by table OID."""
     shapes: dict[int, Shape] = field(default_factory=dict)
     seen: list[Snapshot] = field(default_factory=lambda: [Snapshot(1000, 1000, frozenset())])
-    """The results of the next queries for the visible transactions. The last result is repeated."""
+    """The results of the next queries that ask which transactions are visible. The last result is repeated."""
     writers: list[set[str]] = field(default_factory=list)
-    """The results of the next queries for the transactions that currently change a table."""
+    """The results of the next queries that ask which transactions currently change a table."""
     writers_of: dict[int, set[str]] = field(default_factory=dict)
     """By table OID: the transactions that every query reports as currently changing the table."""
     read: asyncio.Event = field(default_factory=_is_set)
@@ -148,7 +148,7 @@ class World:
     def end_streams(self, error: PgsluiceError) -> None:
         """End the open streams immediately with ``error``.
 
-        ``wait_ended`` raises it even if nobody reads the streams.
+        ``wait_ended`` raises the error even if nobody reads the streams.
         """
         for stream in self.streams:
             stream.end(error)

@@ -1,7 +1,8 @@
 """Processes arbitrary records of service topics in all the ways in which pgsluice processes them.
 
-The property tests and the fuzzer use this module. Each function returns a description of the result. Only documented
-errors are allowed. These are PgsluiceError, and ValueError, to whose message the product adds the topic and the offset.
+The property tests and the fuzzer use this module. Each function returns a description of the result. The code under
+test may raise only PgsluiceError and ValueError. If it raises ValueError, pgsluice adds the topic and the offset to the
+message.
 """
 
 import json

@@ -84,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """Java's answer. ``value`` is the value as Avro's JSON, without logical types. ``error`` says why there is none."""
+    """Java's answer: either the value as Avro's JSON, without logical types, or an error."""
 
     compatible: bool
     value: Any = None

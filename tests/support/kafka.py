@@ -148,7 +148,10 @@ def allow(
     *operations: AclOperation,
     pattern: ResourcePatternType = ResourcePatternType.LITERAL,
 ) -> None:
-    """Grant a user rights to the resource ``name``, or with a prefixed ``pattern`` to all names that begin with it."""
+    """Grant a user rights to the resource ``name``.
+
+    If ``pattern`` is prefixed, grant the rights to all resources whose names begin with ``name``.
+    """
     rights = [
         AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
         for operation in operations
@@ -202,7 +205,7 @@ def end_of(kafka: Kafka, topic: str, partition: int = 0) -> int:
 
 
 def wait_for_end(kafka: Kafka, topic: str, end: int) -> None:
-    """Wait until partition 0 has reached this end offset. Markers are written shortly after a transaction ends."""
+    """Wait until partition 0 has the end offset ``end``. Kafka writes markers shortly after a transaction has ended."""
     while end_of(kafka, topic) < end:
         time.sleep(0.05)
 

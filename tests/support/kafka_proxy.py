@@ -4,7 +4,7 @@
         proxy.target = kafka.addresses("SEEN")
         proxy.on(END_TXN, Request.lose_answer)
 
-It reads only the headers of requests: https://kafka.apache.org/protocol#protocol_messages
+The proxy reads only the headers of requests: https://kafka.apache.org/protocol#protocol_messages
 """
 
 import socket
@@ -118,7 +118,7 @@ class KafkaProxy:
 
 
 class _Connection:
-    """A client, its connection to the broker, and the ids of the answers that it must not receive."""
+    """A client, its connection to the broker, and the ids of the answers that the client must not receive."""
 
     def __init__(self, client: socket.socket, broker: socket.socket, handlers: dict[int, Handler]) -> None:
         self._client = client

@@ -19,20 +19,20 @@ def wait_for(daemon: Daemon, words: str, count: int = 1) -> None:
 
 
 def wait_until_loaded(daemon: Daemon, count: int = 1) -> None:
-    """Wait until the daemon has finished this many loads."""
+    """Wait until the daemon has finished ``count`` loads."""
     wait_for(daemon, '"event": "loaded"', count)
 
 
 def read_behind(statement: str, daemon: Daemon, kafka: Kafka, database: Database) -> list[Cut]:
     """Run a statement. Return all cuts up to the first one that includes the statement.
 
-    The statement must write something, so that the last of these cuts ends after the rows that were loaded before. On
-    an idle server, loaded rows have the position at which the WAL ends.
+    The statement must write something. On an idle server, loaded rows have the position at which the WAL ends. Only a
+    new change proves that the returned cuts contain all rows that were loaded before.
     """
     with database.connect() as connection:
         connection.execute(statement)
         row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
-        assert row is not None, "a query has a row"
+        assert row is not None, "the query returns one row"
     reader = Reader(kafka.bootstrap_servers, daemon.url, daemon.name)
     try:
         return reader.read_until(int(row[0]))

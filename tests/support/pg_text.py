@@ -43,7 +43,7 @@ def canonical_floats(text: str) -> str:
     return _FLOAT.sub(lambda match: match[0] if match[0] == "NULL" else repr(float(match[0])), text)
 
 
-def _array(items: Any, pg_type: str) -> Converter:  # noqa: ANN401 - as above
+def _array(items: Any, pg_type: str) -> Converter:  # noqa: ANN401 - an Avro schema as JSON
     to_text, delimiter = converter(items, pg_type.removeprefix("_")), ";" if pg_type == "_box" else ","
 
     def write(values: list[Any]) -> str:

@@ -2,8 +2,8 @@
 
     with Proxy(server.host, server.port) as proxy: ...; proxy.cut()
 
-Its event loop runs in a separate thread, so that tests with and without an event loop can use the proxy. Each method
-has taken effect when it returns.
+The proxy's event loop runs in a separate thread, so that tests with and without an event loop can use the proxy. Each
+method has taken effect when it returns.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ T = TypeVar("T")
 class Proxy:
     """Forwards the connections of one port. There are no faults until a method causes one.
 
-    A method that is called without a direction affects both. A change of ``target`` affects only later connections.
+    A method that is called without a direction affects both directions. A change of ``target`` affects only later
+    connections.
     """
 
     host = HOST
@@ -88,11 +89,11 @@ class Proxy:
         self._do(self._cut)
 
     def cut_after(self, count: int, direction: Direction) -> None:
-        """Reset all connections when exactly ``count`` more bytes have been forwarded, counting all connections."""
+        """Reset all connections when exactly ``count`` more bytes have been forwarded on all of them together."""
         self._each(direction, lambda way: way.limit(count))
 
     def stall_after(self, count: int, direction: Direction) -> None:
-        """Stall all connections when exactly ``count`` more bytes have been forwarded, counting all connections."""
+        """Stall all connections when exactly ``count`` more bytes have been forwarded on all of them together."""
         self._each(direction, lambda way: way.limit(count, stalls=True))
 
     def stall(self, direction: Direction | None = None) -> None:
@@ -108,7 +109,7 @@ class Proxy:
         self._do(self._refuse)
 
     def resume(self) -> None:
-        """End all faults. Dropped data stays lost, so the caller must cut the connections that lack it."""
+        """End all faults. Dropped data stays lost, so the caller must cut the connections that lack data."""
         self._each(None, _Way.resume)
         self._do(self._listen)
 

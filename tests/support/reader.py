@@ -122,7 +122,7 @@ class Reader:
         self._next: dict[Place, int] = {}
         """The offset up to which each partition was read."""
         self._partitions: dict[str, int] = {}
-        """The number of partitions by topic. ``read_until`` and ``read_rest`` discard it, so it is fetched again."""
+        """A cache of the numbers of partitions, by topic. ``read_until`` and ``read_rest`` clear it."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -138,7 +138,7 @@ class Reader:
         return cuts
 
     def topics(self) -> set[str]:
-        """Return the topics of tables that exist. They are cached in the same way as :meth:`partitions`."""
+        """Return the existing topics except for the service topics. They are cached as in :meth:`partitions`."""
         services = {f"{self.prefix}.{name}" for name in SERVICE_TOPICS}
         return {topic for topic in self._counts() if topic.startswith(f"{self.prefix}.")} - services
 
@@ -159,7 +159,7 @@ class Reader:
     def partitions(self, topic: str) -> int:
         """Return the number of a topic's partitions.
 
-        The numbers for all topics are fetched in one request, and cached until the next call of ``read_until``.
+        The numbers for all topics are fetched in one request. ``read_until`` and ``read_rest`` clear this cache.
         """
         return self._counts()[topic]
 
@@ -211,7 +211,7 @@ class Reader:
         self._next |= wanted
 
     def _read(self, wanted: dict[Place, int]) -> Iterator[Event]:
-        """Yield the records from where the last call ended up to the offsets in ``wanted``."""
+        """Yield the unread records of each partition in ``wanted``, up to the partition's offset in ``wanted``."""
         open_places = {place: end for place, end in wanted.items() if end > self._next.get(place, 0)}
         self._rows.assign([TopicPartition(*place, self._next.get(place, 0)) for place in open_places])
         while open_places:
@@ -254,7 +254,7 @@ class Reader:
             value,
         )
 
-    def _key(self, topic: str, data: bytes | None) -> Any:  # noqa: ANN401 - as above
+    def _key(self, topic: str, data: bytes | None) -> Any:  # noqa: ANN401 - any key
         """Return the decoded key.
 
         Dates and timestamps that Python cannot represent (infinity) are returned as numbers.
@@ -265,7 +265,7 @@ class Reader:
             types = {entry["name"]: entry["type"] for entry in self._schema(data)["fields"]}
             return {name: _temporal(types[name], value) for name, value in self._numbers(data).items()}
 
-    def _decode(self, topic: str, part: MessageField, data: bytes | None) -> Any:  # noqa: ANN401 - as above
+    def _decode(self, topic: str, part: MessageField, data: bytes | None) -> Any:  # noqa: ANN401 - any record
         """Return the decoded record.
 
         If the record has a date or timestamp that Python cannot represent, all its dates and times are numbers.
@@ -275,7 +275,7 @@ class Reader:
         except (OverflowError, ValueError):
             return self._numbers(data)
 
-    def _numbers(self, data: bytes | None) -> Any:  # noqa: ANN401 - as above
+    def _numbers(self, data: bytes | None) -> Any:  # noqa: ANN401 - any record
         """Return the decoded record, with dates and times as numbers."""
         assert data is not None, "only a record with content can have a date that is out of range"
         return fastavro.schemaless_reader(BytesIO(data[5:]), _plain(self._schema(data)))
@@ -307,7 +307,7 @@ def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
     }
 
 
-def _temporal(schema: Any, value: Any) -> Any:  # noqa: ANN401 - as above
+def _temporal(schema: Any, value: Any) -> Any:  # noqa: ANN401 - any schema and value
     kind = schema.get("logicalType") if isinstance(schema, dict) else None
     with suppress(OverflowError):
         if kind == "date":

@@ -27,7 +27,7 @@ Answer = tuple[int, Any]
 class Fault:
     """A fault of the next ``times`` requests whose "METHOD path" matches ``match``.
 
-    Each request is delayed. If ``status`` is set, it is then answered with ``status`` and ``body``.
+    Each request is delayed by ``delay_s``. If ``status`` is set, the answer is ``status`` and ``body``.
     """
 
     match: str = ""
@@ -196,7 +196,7 @@ class RegistryServer:
         if names:
             own = getattr(self.subjects.get(names[0], Subject()), attribute)
             if own is None and query.get("defaultToGlobal") != "true":
-                return 404, {"error_code": code, "message": f"Subject '{names[0]}' has none of its own"}
+                return 404, {"error_code": code, "message": f"Subject '{names[0]}' has no {attribute} of its own"}
             found = own or found
         return 200, {"compatibilityLevel" if what == "config" else "mode": found}
 
@@ -236,7 +236,7 @@ class RegistryServer:
                 # The client has closed the connection, or one side does not trust the other.
                 except (ssl.SSLError, ConnectionError):
                     self.close_connection = True
-                    with suppress(OSError):  # if the server closed immediately, the client could not read the alert
+                    with suppress(OSError):  # if the server closed immediately, the client could not read the TLS alert
                         self.connection.shutdown(SHUT_WR)
                         while self.connection.recv(65536):
                             pass

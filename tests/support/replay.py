@@ -20,7 +20,10 @@ from tests.support.pg_text import SESSION, canonical_floats, converter
 from tests.support.reader import Cut, Event
 
 UNKNOWN = "<unknown>"
-"""Stands for a value that was never sent. An insert can lack values if a row filter turned an update into it."""
+"""Stands for a value that was never sent.
+
+If a row filter has turned an update into an insert, the insert can lack values.
+"""
 
 ESCAPE = re.compile("_x([0-9A-F]{4,6})_")
 
@@ -209,7 +212,7 @@ class Replay:
             self._complain(cut, f"does not list {list(counts)}")
 
     def _check_place(self, cut: Cut) -> None:
-        """Check the order of cuts, the order of events in each partition, and that the cut lists their offsets."""
+        """Check the order of the cuts, and the order and the offsets of the events in each partition."""
         if self.cuts:
             self._check_order(cut.record, self.cuts[-1].record, cut)
         offsets = cut.offsets
@@ -245,7 +248,7 @@ class Replay:
     def _check_tombstones(self, cut: Cut) -> None:
         """Check that each delete of a table with a key and tombstones is followed by a tombstone.
 
-        No other event may be followed by one.
+        No other event may be followed by a tombstone.
         """
         by_place: dict[tuple[str, int], list[Event]] = defaultdict(list)
         for event in cut.events:
@@ -315,12 +318,14 @@ class Replay:
         """Check that a change has the images that its operation requires."""
         op, image, moves = event["op"], event["before_image"], "key_change" in event["flags"]
         assert op in ("c", "u", "d", "r"), f"op {op}"
-        assert op != "r" or not (event["xid"] or event["unchanged"] or before), "a row that was read"
-        assert (after is None) == (op == "d"), "after"
-        assert (before is None) == (image == "none"), "before and before_image"
-        assert image in ("key", "full") or (op != "d" and not moves), "before_image"
-        assert op != "c" or moves == (before is not None), "before of an insert"
-        assert not (image == "full" and event["unchanged"]), "the old row has the unchanged values"
+        assert op != "r" or not (event["xid"] or event["unchanged"] or before), (
+            "a loaded row has no xid, no unchanged values and no old row"
+        )
+        assert (after is None) == (op == "d"), "exactly the deletes have no new row"
+        assert (before is None) == (image == "none"), "before_image is none exactly if there is no old row"
+        assert image in ("key", "full") or (op != "d" and not moves), "deletes and changes of a key have an old row"
+        assert op != "c" or moves == (before is not None), "only an insert with key_change has an old row"
+        assert not (image == "full" and event["unchanged"]), "a full old row includes the unchanged values"
 
     def _delete(self, table: Table, event: Event, key: Any, before: Row | None) -> None:  # noqa: ANN401 - any hashable value
         old = self._take(table, key, before)
@@ -339,7 +344,7 @@ class Replay:
         return old
 
     def _take(self, table: Table, key: Any, before: Row | None) -> Row:  # noqa: ANN401 - any hashable value
-        """Remove and return the row that the event changes. Return an empty row if it has not been loaded yet."""
+        """Remove and return the row that the event changes. Return an empty row if the row has not been loaded yet."""
         if key is None:
             assert before is not None, "a row without key is found by its old values"
             key = next((key for key, row in table.rows.items() if _agree(row, before)), None)
@@ -359,7 +364,7 @@ class Replay:
 
     def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:
         """Return ``after``, with each value that was not sent replaced by the value in the old row."""
-        assert after is not None, "after"
+        assert after is not None, "the event has a new row"
         names = {name: column for name, column, _ in columns}
         for name in event["unchanged"]:
             assert after[names[name]] is None, f"{name} is unchanged and has a value"
@@ -367,14 +372,14 @@ class Replay:
         return after
 
     def _check_before(self, event: Event, old: Row | None, before: Row | None) -> None:
-        """Compare the old row in the event with the row before the event."""
+        """Compare the old row in the event with ``old``, the row that the mirror had before the event."""
         if before is None:
             return
-        assert old is not None, "no row to compare before with"
+        assert old is not None, "the mirror has no row to compare with the old row"
         if event["before_image"] == "key" and event.key_schema is not None:
             names = {_column_of(entry) for entry in event.key_schema["fields"]}
             before = {name: value for name, value in before.items() if name in names}
-        assert _agree(old, before), f"before differs from {old}"
+        assert _agree(old, before), f"the old row differs from {old}"
 
     def _follow_key(self, table: Table, event: Event) -> None:
         """Store the rows under new keys if the columns of the table's key have changed."""
@@ -414,7 +419,7 @@ class Replay:
 
     def _key(self, event: Event) -> tuple[str, ...]:
         """Return the texts of the key, and check that they equal the texts in the row."""
-        assert event.key is not None, "a key"
+        assert event.key is not None, "the event has a key"
         assert event.key_schema is not None, "a key has a schema"
         image, prefix = ("after", "") if event["after"] is not None else ("before", "before.")
         texts = []
@@ -484,7 +489,7 @@ def _agree(row: Row, image: Row) -> bool:
 
 
 def _distinct(events: Iterable[Event]) -> list[Event]:
-    """Return one of the copies of each event."""
+    """Return each event once, although a truncate has a copy in each partition."""
     return list({event.position: event for event in events}.values())
 
 

@@ -57,7 +57,7 @@ async def read_transactions(stream: ReplicationStream, count: int = 1) -> list[m
 
 
 async def read_inserts(stream: ReplicationStream, count: int) -> list[list[bytes | None]]:
-    """Read up to the commit after ``count`` inserted rows. Return their values."""
+    """Read whole transactions until they have inserted at least ``count`` rows. Return the values of the rows."""
     rows: list[list[bytes | None]] = []
     while len(rows) < count:
         decoded = await read_transactions(stream)

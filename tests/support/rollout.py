@@ -1,7 +1,6 @@
-"""Simulates what Kubernetes does during the update of a Deployment: the probes of the kubelet, and the steps of the
-controller.
+"""Simulates Kubernetes during the update of a Deployment: the probes of the kubelet, and the steps of the controller.
 
-Both follow the rendered manifest. The pods are real daemons. No other part of Kubernetes runs.
+The probes and the steps follow the rendered manifest. The pods are real daemons. No other part of Kubernetes runs.
 
 https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#container-probes
 https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#rolling-update-deployment
@@ -82,7 +81,10 @@ class Pod:
         self._kubelet.start()
 
     def terminate(self) -> float:
-        """Terminate the pod as its deletion does. Return how long that took. It must not exceed the grace period."""
+        """Terminate the pod as Kubernetes does when it deletes a pod. Return the duration.
+
+        Fail if the pod has not ended within the grace period.
+        """
         self._stop.set()
         grace = self.deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         began = time.monotonic()
@@ -178,7 +180,7 @@ def update(
     The owner of the slot is replaced first, which is the worst order that the controller can choose.
     """
     strategy = pods[0].deployment["spec"]["strategy"]["rollingUpdate"]
-    assert strategy == {"maxSurge": 1, "maxUnavailable": 0}, "the steps below follow from it"
+    assert strategy == {"maxSurge": 1, "maxUnavailable": 0}, "the steps below are for this strategy"
     took = []
     for former in sorted(pods, key=lambda pod: pod.daemon.readiness("active") != OK):
         new = make()

@@ -158,7 +158,7 @@ class Followed:
     def idle_until(self, lsn: int) -> list[str]:
         """Wait until the pipeline has confirmed ``lsn``. Return a problem for each cut with events.
 
-        Since the last call, only another database was written to, so the pipeline should have no events.
+        Since the last call, the test has written only to another database, so the pipeline should have no events.
         """
         cuts = self.reader.read_until(lsn)
         self.replay.apply(cuts)

@@ -59,7 +59,7 @@ def rows() -> Mapping[str, Row]:
 
 
 class Scene:
-    """A pipeline with a table of numbers, and its operator's actions. Consumers keep everything that they have read."""
+    """A pipeline with a table of numbers, and the actions of the pipeline's operator."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -88,7 +88,10 @@ class Scene:
         return (self.daemon.log_text()[self._mark :] + self._refusals).replace('\\"', '"')
 
     def ended(self) -> int:
-        """Return the exit code of a refused start, or wait until the daemon ends by itself and return its exit code."""
+        """Return the exit code of the daemon's last run.
+
+        If ``start_in_vain`` was not called in this scenario, wait until the daemon ends by itself.
+        """
         return self.daemon.wait() if self._code is None else self._code
 
     def deliver(self, count: int = 3) -> None:
@@ -120,7 +123,7 @@ class Scene:
 
     @contextmanager
     def restarted(self, **settings: Mapping[str, object]) -> Iterator[None]:
-        """Restart the daemon, with these sections replaced. The block should make the daemon stop."""
+        """Restart the daemon with ``settings``, which replace whole sections. The block should make the daemon stop."""
         self.daemon.stop_well()
         self.daemon.settings |= {section: dict(keys) for section, keys in settings.items()}
         self.daemon.start()

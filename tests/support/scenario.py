@@ -161,5 +161,5 @@ class Scenario:
 
 
 def quoted(name: str) -> str:
-    """Return ``name``, with quotes if SQL requires them."""
+    """Return ``name`` in double quotes, so that SQL accepts any name."""
     return '"' + name.replace('"', '""') + '"'

@@ -86,7 +86,7 @@ class Session:
     async def open_topics(self, *topics: str) -> None:
         """Open ``topics``, and all topics to which earlier cuts have written, so that cut records list them.
 
-        Tell the sink that all of them have registered schemas.
+        Tell the sink that all these topics have registered schemas.
         """
         await self.sink.open_topics(self.checkpoint.cut, topics, {*topics, *self._recorded.topics})
 

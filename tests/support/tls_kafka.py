@@ -23,7 +23,7 @@ LISTENERS = (
 
 
 class TlsKafka(Kafka):
-    """The broker. ``authority`` signs its certificates, and those of the clients that it trusts."""
+    """The broker. ``authority`` signs the certificates of the broker and of the clients that the broker trusts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -52,7 +52,7 @@ class TlsKafka(Kafka):
     def renew(self, authority: Authority) -> None:
         """Give the broker a certificate of this authority. The broker uses it after its next start.
 
-        From its next start on, its listener MUTUAL trusts only clients whose certificates this authority has signed.
+        After that start, the listener MUTUAL trusts only clients whose certificates this authority has signed.
         """
         self._keep("broker", *authority.issue("broker", HOSTS))
         self._store("trusted").write_bytes(authority.certificate.read_bytes())

@@ -101,7 +101,7 @@ class Walsender:
         self.frame(struct.pack(">cQqB", b"k", wal_end, 0, reply_requested))
 
     def refuse(self, kind: bytes = b"E", **fields: str) -> None:
-        """Send an ErrorResponse (``E``) or a NoticeResponse (``N``). The names of the fields are their letters."""
+        """Send an ErrorResponse (``E``) or a NoticeResponse (``N``). The name of each field is its one-letter type."""
         body = b"".join(letter.encode() + text.encode() + b"\0" for letter, text in fields.items())
         self.send(message(kind, body + b"\0"))
 

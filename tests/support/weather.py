@@ -89,7 +89,7 @@ class Pipeline:
             return [n for (n,) in connection.execute("SELECT n FROM numbers ORDER BY n")]
 
     def expect(self, other: "Pipeline") -> None:
-        """Continue after the numbers that ``other`` has written. It is another daemon's pipeline on the same table."""
+        """Continue after the numbers that ``other``, the pipeline of another daemon on the same table, has written."""
         self._written = other._written
 
     def assert_complete(self) -> None:

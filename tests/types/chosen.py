@@ -1,6 +1,6 @@
 """The expected values of columns for which the settings choose an Avro type. ``proof`` uses this module.
 
-The values are derived from the documentation, independently of the product.
+The values are derived from the documentation, independently of pgsluice's code.
 """
 
 import math
@@ -64,21 +64,21 @@ def _decimal(text: str, precision: int, scale: int) -> Any:  # noqa: ANN401 - UN
     return number if fits else UNFIT
 
 
-def _double(text: str) -> Any:  # noqa: ANN401 - as above
+def _double(text: str) -> Any:  # noqa: ANN401 - UNFIT is an object
     number = float(text)
     if not math.isfinite(number):
         return number if text.lstrip("-") in ("NaN", "Infinity") else UNFIT
     return number if Decimal(repr(number)) == Decimal(text) else UNFIT
 
 
-def _long(text: str) -> Any:  # noqa: ANN401 - as above
+def _long(text: str) -> Any:  # noqa: ANN401 - UNFIT is an object
     if len(text) > 20 or not re.fullmatch("-?[0-9]+", text):
         return UNFIT
     return int(text) if -_LONG_MAX <= int(text) < _LONG_MAX else UNFIT
 
 
 def _moment(digits: int) -> Callable[[str], Any]:
-    def read(text: str) -> Any:  # noqa: ANN401 - as above
+    def read(text: str) -> Any:  # noqa: ANN401 - UNFIT is an object
         match = _MOMENT.fullmatch(text)
         if match is None or len(match[7] or "") > digits:
             return UNFIT
@@ -87,7 +87,7 @@ def _moment(digits: int) -> Callable[[str], Any]:
     return read
 
 
-def _time_millis(text: str) -> Any:  # noqa: ANN401 - as above
+def _time_millis(text: str) -> Any:  # noqa: ANN401 - UNFIT is an object
     match = _TIME.fullmatch(text)
     assert match is not None
     if text == "24:00:00" or len(match[4] or "") > 3:
@@ -95,7 +95,7 @@ def _time_millis(text: str) -> Any:  # noqa: ANN401 - as above
     return time.fromisoformat(f"{text[:8]}.{match[4] or '0':<06}")
 
 
-def _interval_micros(text: str) -> Any:  # noqa: ANN401 - as above
+def _interval_micros(text: str) -> Any:  # noqa: ANN401 - UNFIT is an object
     days, _, hours = text.partition("T")
     parts = [*_PART.findall(days), *_PART.findall(hours)]
     if "infinity" in text or any(unit in "YM" for _, unit in _PART.findall(days)):

@@ -1,9 +1,9 @@
 """Inserts values of every type into a real server, and compares what arrives with the server's own text.
 
 Each type is tried as itself, as a domain over it, as an array of it, as an array of the domain, and as a domain over
-the array. The formats are text and, if the server supports it, binary. Both must give the same bytes, with both twins
-of ``rows``. A value must be marked if, and only if, its column's Avro type cannot hold it. This module derives from the
-documentation, independently of the product, which values are marked, and how keys represent them.
+the array. The formats are text and, if the server supports it, binary. Both formats must give the same bytes, with
+both twins of ``rows``. A value must be marked if, and only if, its column's Avro type cannot hold it. This module
+derives from the documentation, independently of pgsluice's code, which values are marked, and how keys represent them.
 """
 
 import re
@@ -419,7 +419,7 @@ class Proof:
             self._complain(subject, "key", text, encoded.key, None)
 
     def _compare_chosen(self, subject: Subject, texts: list[list[str | None]], found: Arrived) -> None:
-        """Compare what arrives for each type that can be chosen."""
+        """Compare what arrives with the expected values, for each Avro type that can be chosen."""
         for choice in _choices(subject):
             encoding = Encoding(found, found.options(**_chosen(choice)))
             for row, (text, *_) in zip(found.rows, texts, strict=False):

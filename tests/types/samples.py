@@ -16,7 +16,7 @@ NEVER_IN_TABLES = {
     *("pg_node_tree", "pg_ndistinct", "pg_dependencies", "pg_mcv_list", "gtsvector"),
     *("pg_brin_bloom_summary", "pg_brin_minmax_multi_summary"),
 }
-"""Types of which no values can be written. The input functions refuse every text, except the one of ``smgr``."""
+"""Types that have no samples. The input functions of all these types except ``smgr`` refuse every text."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ def _natural(bits: int) -> Draw:
 
 
 def _float8(rng: Random) -> str:
-    """Return any float, one with few digits, a power of two, or one whose text may be halfway between two others."""
+    """Return any float, a number with few digits, a power of two, or a number that may lie halfway between two floats.
+
+    The four kinds are equally likely.
+    """
     kind = rng.randrange(4)
     if kind == 0:
         return repr(struct.unpack(">d", rng.randbytes(8))[0])
@@ -339,7 +342,7 @@ def _lquery(rng: Random) -> str:
 
 
 def _ean(digits: int, begin: str) -> Draw:
-    """Return a number with its check digit. The weights of its digits are 1, 3, 1, 3, ..."""
+    """Return a number with its check digit. From the last digit to the first, the weights are 1, 3, 1, 3, ..."""
 
     def draw(rng: Random) -> str:
         number = begin + "".join(rng.choices("0123456789", k=digits - len(begin) - 1))
@@ -451,7 +454,7 @@ SAMPLES: Sequence[Sample] = (
     Sample("regcollation", None, ['"C"'], since=13),
     Sample("aclitem", None, ["postgres=r/postgres", "=arwdDxt/postgres", "postgres=r*w*/postgres"]),
 )
-"""Samples of built-in types. If a type has several, they differ in the versions or in the number of values."""
+"""Samples of built-in types. If a type has several, the others are for newer versions, or have no random values."""
 
 USERS: Sequence[Sample] = (
     Sample("public.mood", _mood),

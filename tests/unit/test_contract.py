@@ -1,4 +1,4 @@
-"""Tests that our encoders write exactly the bytes in contract/, and that fastavro decodes them to the JSON there.
+"""Tests that our encoders write exactly the bytes in contract/, and that fastavro decodes them to the JSON in it.
 
 If these files change, the wire contract changes. ``python -m tests.contract`` writes new files.
 """
@@ -24,15 +24,15 @@ PARTS = [(case, part) for case, messages in GOLDEN.items() for message in messag
 
 
 def test_the_files_are_what_the_encoders_write() -> None:
-    """Compare the files. If this fails, run ``python -m tests.contract``, and add an entry to CHANGELOG.md."""
+    """Compare the files. If they differ, run ``python -m tests.contract``, and add an entry to CHANGELOG.md."""
     assert sorted(path.name for path in CONTRACT.iterdir()) == sorted(files())
     for name, content in files().items():
         assert json.loads((CONTRACT / name).read_text()) == json.loads(content), name
-        assert (CONTRACT / name).read_text() == content, f"the writing of {name}"
+        assert (CONTRACT / name).read_text() == content, f"the format of {name}"
 
 
 def test_a_change_of_the_contract_has_its_entry_in_the_changelog() -> None:
-    """Look for the entry of the present contract. If this fails, see CONTRIBUTING.md, "The contract"."""
+    """Look for the entry of the present contract. If it is missing, see CONTRIBUTING.md, "The contract"."""
     assert recorded() == digest()
 
 

@@ -1,4 +1,4 @@
-"""What a cut counts, and the cut record that it results in."""
+"""What a cut counts, and the cut record that is written for it."""
 
 from dataclasses import asdict
 from io import BytesIO

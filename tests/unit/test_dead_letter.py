@@ -1,4 +1,4 @@
-"""Dead letters. fastavro reads them, and the change behind a refused record can be found."""
+"""Dead letters as fastavro reads them, and the search for the change behind a refused record."""
 
 import json
 from dataclasses import replace

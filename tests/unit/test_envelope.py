@@ -226,8 +226,11 @@ def test_both_records_of_a_changed_key_have_the_whole_old_row() -> None:
 
 
 def test_an_old_row_of_a_partition_that_is_marked_as_complete_is_a_key() -> None:
-    """Treat the old row as a key. The server marks it as complete because of the root's replica identity, but the
-    identity of the partition decides which columns it has."""
+    """Treat the old row as a key.
+
+    The server marks it as complete because of the root's replica identity, but the partition's replica identity
+    decides which columns it has.
+    """
     found = Table("d")
     old: TupleData = [b"1", None, None]
     _, gone = found.only(Delete(None, 7, None, old))

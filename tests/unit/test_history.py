@@ -1,4 +1,4 @@
-"""The decision whether a start may continue, and from where, with the checks before it."""
+"""The decision whether a start may continue and from which checkpoint, and the checks before this decision."""
 
 from dataclasses import replace
 from typing import Any
@@ -99,7 +99,7 @@ class TestGoingOn:
         assert "Somebody else advanced" in (found.reason or "")
 
     def test_transactions_before_a_new_epoch_are_not_delivered(self) -> None:
-        """Do not treat such a transaction as delivered, because the server may have been restored."""
+        """Do not treat earlier transactions as delivered, because the server may have been restored."""
         first = resume(facts(CHECKPOINT, slot_lsn=1500), replace(ADOPTING, selection="p")).checkpoint
         assert (first.delivered.lsn, first.delivered.transaction_lsn, first.delivered.message_lsn) == (1500, 0, 0)
 
@@ -151,7 +151,7 @@ class TestStopping:
     @pytest.mark.parametrize("identity", [SHOP, ADOPTING])
     @pytest.mark.parametrize("change", [{"epoch": 2**30}, {"cut": 2**62}, {"cut": 2**61 + 1}])
     def test_numbers_that_no_epoch_could_follow_are_refused(self, change: dict[str, int], identity: Identity) -> None:
-        """Refuse such numbers, because only another program can have written them, and no epoch could follow them."""
+        """Refuse these high numbers, because only another program can have written them."""
         last = replace(CHECKPOINT, **change)  # type: ignore[arg-type]  # these fields are numbers
         if identity is SHOP and "epoch" in change:
             assert resume(facts(last), identity).checkpoint.epoch == 2**30
@@ -275,8 +275,10 @@ class TestACheckpointWithoutItsCutRecord:
             resume(facts(CHECKPOINT, self.SHOWN, refused, cut=9), SHOP)
 
     def test_a_refusal_recorded_before_a_checkpoint_without_a_cut_record_is_valid(self) -> None:
-        """Stop because of a refusal, even if the first checkpoint of a new epoch, which was not committed, is visible
-        after it."""
+        """Stop because of a refusal, even if the first checkpoint of a new epoch follows it.
+
+        This checkpoint is visible, but its cut was not committed.
+        """
         refused, shown = replace(CHECKPOINT, refused="The server went back."), replace(self.SHOWN, epoch=3)
         with pytest.raises(HistoryError, match="The server went back"):
             resume(facts(CHECKPOINT, refused, shown, cut=9), SHOP)
@@ -350,14 +352,16 @@ class TestAForgedCheckpoint:
 
     @pytest.mark.parametrize("higher", [CHECKPOINT, replace(CHECKPOINT, epoch=7)])
     def test_an_old_checkpoint_that_is_written_again_is_refused(self, higher: Checkpoint) -> None:
-        """Refuse an old checkpoint that another program has written again, whether the one before it is genuine or
-        forged."""
+        """Refuse an old checkpoint that another program has written again.
+
+        The checkpoint before it may be genuine or forged.
+        """
         found = facts(higher, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         with pytest.raises(HistoryError, match=r"is that of cut 8 in epoch 2, .* the last one is cut 9"):
             resume(found, SHOP)
 
     def test_an_old_forged_checkpoint_is_ignored(self) -> None:
-        """Ignore an old checkpoint that a cut record contradicts, because this may be the record of an aborted cut."""
+        """Ignore an old checkpoint that a cut record contradicts, because its cut may have been aborted."""
         forged, earlier = replace(CHECKPOINT, epoch=1), replace(CHECKPOINT, cut=7, end_lsn=800)
         found = facts(forged, earlier, self.FORMER, recorded=self.RECORDED, slot_lsn=900)
         assert resume(found, SHOP) == Resumption(self.FORMER, 8)

@@ -150,7 +150,7 @@ class TestALoadPosition:
             read_load_position(found)
 
     def test_a_position_after_which_no_row_could_be_numbered_is_refused(self) -> None:
-        """Refuse such a position. Only another program can have written it."""
+        """Refuse the position, because only another program can have written it."""
         assert read_load_position({"count": 2**62}).seq == 0
         with pytest.raises(ValueError, match="'count' has an invalid value"):
             read_load_position({"count": 2**62 + 1})

@@ -31,7 +31,7 @@ def test_the_documentation_has_exactly_the_defined_metrics() -> None:
 
 
 def test_the_reference_is_current() -> None:
-    """Compare the reference. If this fails, run ``python -m pgsluice.app.metrics_reference``."""
+    """Compare the reference with the metrics. If they differ, run ``python -m pgsluice.app.metrics_reference``."""
     assert DOCUMENT.read_text() == metrics_reference.renewed(DOCUMENT.read_text())
 
 

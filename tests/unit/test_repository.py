@@ -86,19 +86,20 @@ def is_covered(module: Path) -> bool:
 def test_every_module_has_a_test_file() -> None:
     """Look for a test file of each module.
 
-    If this fails, write one, or add a sentence to the module's docstring: ``tests/.../test_x.py`` covers this module.
+    If a module has none, write it, or add this sentence to the module's docstring: ``tests/.../test_x.py`` covers
+    this module.
     """
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src") and "__" not in path.name]
     assert [relative(path) for path in modules if not is_covered(path)] == []
 
 
 def test_the_example_configuration_is_current() -> None:
-    """Compare the file. If this fails, run ``pgsluice config example > config.example.toml``."""
+    """Compare the file with the settings. If they differ, run ``pgsluice config example > config.example.toml``."""
     assert (ROOT / "config.example.toml").read_text() == reference.example()
 
 
 def test_the_reference_of_settings_is_current() -> None:
-    """Compare the tables. If this fails, put the output of ``pgsluice config reference`` after the mark."""
+    """Compare the tables. If they differ, put the output of ``pgsluice config reference`` after the mark."""
     prose, mark, tables = (ROOT / "docs/configuration.md").read_text().partition(REFERENCE_MARK)
     assert prose
     assert mark
@@ -106,7 +107,7 @@ def test_the_reference_of_settings_is_current() -> None:
 
 
 def test_the_table_of_types_is_current() -> None:
-    """Compare the tables. If this fails, put the output of ``pgsluice schema types`` after the mark."""
+    """Compare the tables. If they differ, put the output of ``pgsluice schema types`` after the mark."""
     prose, mark, tables = (ROOT / "docs/types.md").read_text().partition(TYPES_MARK)
     assert prose
     assert mark

@@ -1,4 +1,4 @@
-"""The comparison of transactions that the server sends again with the checkpoint."""
+"""The comparison of the checkpoint with the transactions that the server sends again."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The transactions that a snapshot sees, the position at which the stream has passed it, and how a table is read."""
+"""The transactions that a snapshot sees, the position where the stream passes the snapshot, and how a table is read."""
 
 from dataclasses import replace
 
@@ -75,8 +75,10 @@ class TestWhatIsVisible:
     @example(xmax=EPOCH, distance=-HALF, age=0, runs=False)
     @example(xmax=EPOCH, distance=HALF - 1, age=0, runs=False)
     def test_ids_within_half_an_epoch_are_told_apart(self, xmax: int, distance: int, age: int, *, runs: bool) -> None:
-        """Tell the ids of two xid epochs apart. In PostgreSQL, two ids are never further apart than half an xid
-        epoch."""
+        """Tell the ids of two xid epochs apart.
+
+        In PostgreSQL, two ids are never further apart than half an xid epoch.
+        """
         full = xmax + distance
         assume(full >= 0)
         snapshot = Snapshot(xmax - age, xmax, frozenset({full} if runs and distance < 0 else ()))

@@ -243,7 +243,7 @@ def test_a_table_never_goes_to_a_service_topic(table: str) -> None:
 
 @pytest.mark.parametrize("name", ["dead_letters", "messages"])
 def test_a_table_never_goes_to_a_topic_that_kafka_takes_for_a_service_topic(name: str) -> None:
-    """Refuse the topic, because Kafka would later refuse the service topic, which is created only when it is needed."""
+    """Refuse the topic of the table. Otherwise, Kafka would refuse the service topic when it is needed."""
     with pytest.raises(TableRefused, match=f"topic p_{name}, which pgsluice keeps for itself"):
         Tables("p", topic="{prefix}_{table}").policy("public", name)
 
@@ -276,7 +276,7 @@ def test_a_second_rule_can_send_another_table_to_the_topic() -> None:
 
 @pytest.mark.parametrize("text", ["public.[a", "[!].*", "a[b.c]", 'public."a[.b"', "public.[a]["])
 def test_a_set_of_characters_that_does_not_end_is_refused(text: str) -> None:
-    """Refuse the pattern. It would match a bracket, which the author certainly does not mean."""
+    """Refuse the pattern. It would match a literal bracket, which its author certainly does not mean."""
     with pytest.raises(ValueError, match=r"has a '\[' without a '\]' after it: write '\[\[\]'"):
         TablePattern.parse(text)
 

@@ -221,8 +221,10 @@ class TestDeliveredBefore:
 
 
 class TestWhereNothingWasToBeDelivered:
-    """Positions after the last delivered transaction, and before the delivered position, which heartbeats have
-    advanced."""
+    """Changes and messages between the last delivered transaction and the delivered position.
+
+    Heartbeats have advanced the delivered position.
+    """
 
     HEARTBEATS = Delivered(1000, transaction_lsn=100, message_lsn=80)
 
@@ -346,7 +348,7 @@ class TestStreamedTransactions:
         receive(found, stream_commit(700))
         for message in segment(702, replace(tables[4], xid=702), row(702, 4, 14)):
             receive(found, message)
-        assert len(found._streams[702].relations) == 1, "there is room again"
+        assert len(found._streams[702].relations) == 1, "the release of transaction 700 did not make room"
 
     def test_a_table_version_described_in_a_stream_applies_to_later_transactions(self) -> None:
         altered = messages.Relation(700, 7, "public", "renamed", "d", TABLE.columns)

@@ -505,7 +505,7 @@ def test_bugs_are_logged_with_their_traceback(
     structlog.reset_defaults()
     monkeypatch.setitem(cli.COMMANDS, "version", bug)
     assert cli.main(["version"]) == 70
-    assert cli.main(["version"]) == 70  # repeat it, because now the log is configured
+    assert cli.main(["version"]) == 70  # the second time, the log is already configured
     (line,) = capsys.readouterr().err.splitlines()
     event = json.loads(line)
     assert event["event"] == "unexpected exception, please report it"

@@ -21,7 +21,7 @@ LOADED = Answer("7", "loaded", tables=("public.a",), rows=3), Answer("7", "loade
 
 
 class Client(CommandClient):
-    """A client that gets these answers, one after the other. None means that no answer came in time."""
+    """A client that receives ``answers``, one after the other. None means that no answer came in time."""
 
     def __init__(self, *answers: Answer | None, rows: Sequence[int] = ()) -> None:
         self._scripted = list(answers)

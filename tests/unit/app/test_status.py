@@ -1,4 +1,4 @@
-"""The state of a pipeline that has no session yet, and of its slot, as others see them."""
+"""The status and the health that a pipeline without a session reports, and the state of its slot in the status."""
 
 import time
 from collections.abc import Callable

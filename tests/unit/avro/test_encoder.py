@@ -159,8 +159,7 @@ def test_a_binary_value_that_is_malformed_is_a_protocol_error() -> None:
 
 
 def test_malformed_bytes_are_refused_even_if_the_value_is_kept_as_text() -> None:
-    """The first item, infinity, does not fit, so the array is read as text. Even so, a malformed item after it is
-    refused."""
+    """The first item, infinity, does not fit, so the value is kept as text. The second item is malformed."""
     relation = Relation(1, "public", "t", "n", (column("a", "_date"),))
     encoder = RowEncoder(relation, TableFields(OPTIONS).assign(relation), conversions(relation, []))
     array = "00000001 00000000 0000043a 00000002 00000001 00000004 7fffffff 00000003 000000"

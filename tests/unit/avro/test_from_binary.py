@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.avro.from_binary. Its functions have to write the same bytes as for the text of the value."""
+"""Unit tests of pgsluice.avro.from_binary. For a binary value, it must write the same bytes as for the value's text."""
 
 import pytest
 

@@ -59,7 +59,7 @@ def envelope(fields: tuple[Field, ...]) -> dict[str, Any]:
         ("😀", "_x1F600_"),
         ("_x0041_", "_x005F_x0041_"),  # looks like an escape
         ("_x0041_x0042_", "_x005F_x0041_x005F_x0042_"),
-        ("_x0041", "_x005F_x0041"),  # the next escape begins with "_", which would complete an escape here
+        ("_x0041", "_x005F_x0041"),  # if another escape followed, its "_" would complete "_x0041_"
         ("_x0041é", "_x005F_x0041_x00E9_"),
         ("_x00g1_", "_x00g1_"),
         ("_xabcd_", "_xabcd_"),  # escapes have uppercase digits

@@ -459,7 +459,7 @@ def test_a_choice_that_names_a_column_has_to_be_possible() -> None:
 
 @pytest.mark.parametrize("precision", [None, "38", 39, 2**31 - 1])
 def test_a_foreign_decimal_of_huge_precision_is_ignored(precision: object) -> None:
-    """Ignore a decimal with a huge precision, because 10 to the power of it would take too long to compute."""
+    """Ignore a decimal with a huge precision, because computing 10 to the power of the precision takes too long."""
     theirs: Schema = {"type": "bytes", "logicalType": "decimal", "precision": precision}
     assert wider(decimal(5, 0), theirs) is None
     assert wider(theirs, decimal(5, 0)) is None

@@ -28,7 +28,7 @@ def results() -> Results:
 
 
 def test_the_document_is_written_from_the_results() -> None:
-    """If this fails, run ``python -m bench.debezium --render``."""
+    """Compare the document with the results. If they differ, run ``python -m bench.debezium --render``."""
     document, results = DOCUMENT.read_text(), Results.read(RESULTS)
     assert results is not None
     assert report.replaced(document, results) == document

@@ -50,6 +50,6 @@ def test_titles_may_contain_any_characters() -> None:
 
 
 def test_the_picture_is_current() -> None:
-    """Compare the picture with the results. If this fails, run ``python -m bench --render``."""
+    """Compare the picture with the results. If they differ, run ``python -m bench --render``."""
     path, found = DOCUMENT.parent / report.PLOT, Results.read(RESULTS)
     assert (path.read_text() if path.exists() else None) == (plot.svg(found) if found else None)

@@ -142,5 +142,5 @@ def test_a_document_without_marks_is_refused() -> None:
 
 
 def test_the_document_is_current() -> None:
-    """Compare the document with the results. If this fails, run ``python -m bench --render``."""
+    """Compare the document with the results. If they differ, run ``python -m bench --render``."""
     assert DOCUMENT.read_text() == report.replaced(DOCUMENT.read_text(), Results.read(RESULTS))

@@ -21,7 +21,7 @@ def results() -> Results:
 
 
 def test_the_document_is_written_from_the_results() -> None:
-    """Compare the document with the results. If this fails, run ``python -m bench.spark --render``."""
+    """Compare the document with the results. If they differ, run ``python -m bench.spark --render``."""
     document, found = DOCUMENT.read_text(), Results.read(RESULTS)
     assert found is not None
     assert report.replaced(document, found) == document

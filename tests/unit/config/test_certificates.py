@@ -17,7 +17,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.mark.parametrize("year", [1999, 2049, 2050, 9999], ids=str)
 def test_dates_are_read_as_they_were_written(year: int, authority: Authority) -> None:
-    """Read both forms of dates: UTCTime, which certificates use until 2049, and GeneralizedTime after that."""
+    """Read both forms of dates. Certificates use UTCTime for dates until 2049, and GeneralizedTime for later dates."""
     expires = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
     certificate, _ = authority.issue("client", ["localhost"], expires=expires)
     found = expiries(settings(postgres={"sslcert": str(certificate)}))

@@ -63,7 +63,7 @@ def test_a_rule_cannot_use_a_topic_of_pgsluice() -> None:
     rules = [
         {"match": "a.b", "topic": "{prefix}.transactions"},
         {"match": "a.c", "topic": "{prefix}.c"},
-        {"match": "a.d", "topic": "{prefix}.c"},  # two tables share it
+        {"match": "a.d", "topic": "{prefix}.c"},  # two tables may share a topic
     ]
     assert problems(tables={"rules": rules}) == [
         (

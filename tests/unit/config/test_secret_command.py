@@ -71,7 +71,7 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
         f"import os, time; print('{SECRET}', flush=True); os.close(1); time.sleep(60)",
         f"import subprocess; print('{SECRET}', flush=True); subprocess.Popen(['sleep', '60'])",
     ],
-    ids=["in all", "after its output", "in a child that keeps the pipe"],
+    ids=["before it closes its output", "after it has closed its output", "in a child that keeps the pipe open"],
 )
 def test_a_command_that_takes_too_long_is_killed(text: str) -> None:
     assert "took longer than 0.5 s" in failure(script(text), SourceUnavailable, 0.5)

@@ -153,8 +153,10 @@ class TestClientErrors:
         assert errors.counts.total() == 18
 
     def test_old_reports_may_come_late(self) -> None:
-        """Every client queues its reports until it is polled. For ``STALE_S`` after an answer, no report makes us log
-        that Kafka cannot be reached."""
+        """Log nothing about reports that come within ``STALE_S`` after an answer of Kafka.
+
+        Every client queues its reports until it is polled, so these reports may be older than the answer.
+        """
         now = 0.0
         errors = ClientErrors(clock=lambda: now)
         with structlog.testing.capture_logs() as lines:

@@ -84,7 +84,7 @@ def test_the_first_refusal_is_reported() -> None:
 
 
 def test_purged_records_do_not_explain_a_failure() -> None:
-    """The producer asks for the transaction's error. Here, librdkafka only says that the call is invalid."""
+    """Ask librdkafka for the error of the transaction. Without a transaction, it only says that the call is invalid."""
     assert str(refusal((PURGED, message(3)))).startswith("Writing to Kafka: Operation not valid in state")
 
 

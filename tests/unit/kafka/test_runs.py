@@ -24,15 +24,15 @@ def twin(request: pytest.FixtureRequest) -> ModuleType:
 
 
 class Queue:
-    """A producer that collects records. It accepts ``refused`` records, and then raises ``error``."""
+    """A producer that collects records. It accepts ``capacity`` records, and then raises ``error``."""
 
-    def __init__(self, refused: int = 1000, error: type[Exception] = BufferError) -> None:
+    def __init__(self, capacity: int = 1000, error: type[Exception] = BufferError) -> None:
         self.taken: list[tuple[Any, ...]] = []
-        self._refused = refused
+        self._capacity = capacity
         self._error = error
 
     def produce(self, *arguments: Any) -> None:  # noqa: ANN401 - any arguments
-        if len(self.taken) == self._refused:
+        if len(self.taken) == self._capacity:
             raise self._error
         self.taken.append(arguments)
 

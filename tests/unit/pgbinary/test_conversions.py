@@ -193,7 +193,7 @@ def nested(levels: int, value: str) -> str:
 
 
 def test_every_type_is_made_once() -> None:
-    """Make each conversion once. There are 2 ** 31 ways through the references, so following each takes too long."""
+    """Make each conversion once. Following each of the 2 ** 31 ways through the references would take too long."""
     types = bushy(LEVELS_MAX)
     assert text(PgType(types[-1].oid, "public", "bush"), "00000000", *types) == b"()"
 

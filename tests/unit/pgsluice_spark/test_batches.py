@@ -1,5 +1,4 @@
-"""Unit tests of pgsluice_spark.batches: pieces consist of whole cuts, and the offsets of each piece's records are
-found."""
+"""Unit tests of pgsluice_spark.batches: pieces of whole cuts, and the offsets of the records in each piece."""
 
 from pgsluice_spark.batches import declared, pieces, places, ranges, topics
 from pgsluice_spark.cuts import Cut, TopicCut

@@ -1,4 +1,4 @@
-"""The tables that received frames describe, before the session processes these frames."""
+"""Finding the tables that frames describe, before the session processes the frames."""
 
 from dataclasses import replace
 

@@ -405,8 +405,7 @@ class TestAPauseOfThePipeline:
         assert outcomes(world) == ["done"] * 3
 
     async def test_outlives_the_session_even_before_the_history_is_checked(self) -> None:
-        """Read commands during the pause. The server's history can be checked only later, because the stream is
-        paused."""
+        """Read commands during the pause, although the server's history can be checked only after the pause."""
         world = world_of()
         progress = Progress(CHECKPOINT.end_lsn, {9_900: "transaction"})
         async with running(world, STOPPED, progress=progress, is_initial=True) as session:

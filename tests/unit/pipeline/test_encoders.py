@@ -121,7 +121,7 @@ async def test_columns_have_their_numbers_if_the_catalog_knows_them() -> None:
     await made.of(table("d", "a", columns=("a", "b")))
     a, b = registry.described["columns"]
     assert a == {"name": "a", "type": "int4", "type_oid": 23, "typmod": -1, "attnum": 3}
-    assert b == {"name": "b", "type": "int4", "type_oid": 23, "typmod": -1}, "it has another type by now"
+    assert b == {"name": "b", "type": "int4", "type_oid": 23, "typmod": -1}, "the catalog has another type for column b"
 
 
 async def test_an_encoder_that_is_forgotten_is_made_again() -> None:
@@ -408,7 +408,7 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(fits), Rows)
         assert (made.known(fits), self.quarantine.tables, self.counted()) == (made.ready[7], [], 0)
         assert isinstance(await made.of(table("d", "a")), RefusedRows)
-        assert 7 not in made.ready, "a run would take its rows for those of the version before"
+        assert 7 not in made.ready, "otherwise a run would encode the rows as rows of the former version"
 
     async def test_a_table_whose_schema_is_too_large_is_quarantined(self) -> None:
         world = World(faults={"register": [PoisonError("Too large.")]})

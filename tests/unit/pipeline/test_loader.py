@@ -672,8 +672,10 @@ async def test_a_requested_load_can_be_cancelled_after_a_change_of_the_owner() -
 
 
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
-    """Read a row under its new key if the UPDATE did not send all values: it may not have been read under the old
-    key."""
+    """Read a row again under its new key if the UPDATE did not send all its values.
+
+    The row may not have been read under its old key.
+    """
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:
         await until(lambda: world.checkpoint and world.checkpoint.loads)

@@ -76,7 +76,7 @@ def pipeline(
 
 
 @asynccontextmanager
-async def running(world: World, **how: Any) -> AsyncIterator[Pipeline]:  # noqa: ANN401 - as above
+async def running(world: World, **how: Any) -> AsyncIterator[Pipeline]:  # noqa: ANN401 - any of the options
     """Run the pipeline within the block."""
     found = pipeline(world, **how)
     task = asyncio.create_task(found.run())
@@ -368,8 +368,7 @@ class TestWhenItMustNotGoOn:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_refusal_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Close the connection. Otherwise the server would wait for the walsender, because nobody reads its stream any
-        more."""
+        """Close the connection, because nobody reads the stream any more, and the server waits for its walsender."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=5, checkpoint=CHECKPOINT, server=ServerIdentity("7001", 1, 8_000))
         world.commit(1)
@@ -387,8 +386,10 @@ class TestWhenItMustNotGoOn:
         assert "has sent transaction 8000" in world.checkpoint.refused
 
     async def test_schemas_of_an_owner_that_has_just_ended_are_found(self) -> None:
-        """Read the registry a second time. Each schema is registered before the cut that needs it, so it is found
-        then."""
+        """Read the registry again after the cut records.
+
+        Each schema is registered before the cut that needs it. So the second reading finds the schemas of all cuts.
+        """
         world = World(
             position=8_000, checkpoint=CHECKPOINT, recorded=Recorded(1, 4, topics=frozenset({"shop.public.late"}))
         )
@@ -536,8 +537,7 @@ class TestWhenItMustNotGoOn:
 
     @pytest.mark.parametrize("shown", [[replace(CHECKPOINT, cut=1)], []])
     async def test_an_outdated_checkpoint_after_being_fenced_is_retried(self, shown: list[Checkpoint]) -> None:
-        """Start a new session. A checkpoint that is older than our last one does not show who has written since
-        then."""
+        """Start a new session, because an outdated checkpoint does not show who has written the last checkpoint."""
         world = World(position=8_000, checkpoint=CHECKPOINT)
         outdated: list[list[Checkpoint]] = []
 
@@ -655,8 +655,7 @@ class TestTheWrongServerForAMoment:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Notice the shutdown by ordinary connections that are refused, because nobody reads the replication stream
-        yet."""
+        """Notice the shutdown because an ordinary connection fails. Nobody reads the replication stream yet."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice.pipeline.quarantine. ``test_encoders`` tests the changes of such tables."""
+"""Unit tests of pgsluice.pipeline.quarantine. ``test_encoders`` tests the changes of tables in quarantine."""
 
 import pytest
 from structlog.testing import capture_logs

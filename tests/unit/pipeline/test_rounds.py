@@ -302,7 +302,7 @@ class TestTheEnd:
         await stage.rounds.end()
         assert len(stage.held) == 1 + waits
         await stage.rounds.end()
-        assert len(stage.held) == 1 + waits, "once"
+        assert len(stage.held) == 1 + waits, "the second end counts nothing"
 
     async def test_a_round_does_not_affect_the_next_one(self, stage: Stage) -> None:
         await stage.rounds.take()

@@ -157,7 +157,8 @@ async def test_topics_of_new_tables_that_come_in_one_read_are_made_together() ->
         frames = [data(messages.Begin(10_050, 0, 700)), *rows, data(messages.Commit(10_050, 10_100, 0))]
         world.append(10_050, frames, 10_100)
         await until(lambda: found.confirmed == 10_100)
-    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]  # t0 got its topic first, because of its row
+    # the topic of t0 was created alone, because its row comes first
+    assert world.prepared == [["shop.public.t1", "shop.public.t2"]]
     assert world.topics == {f"shop.public.t{number}" for number in range(3)}
 
 
@@ -353,7 +354,7 @@ async def test_a_session_is_not_ready_while_kafka_accepts_nothing(monkeypatch: p
 async def test_a_server_that_shuts_down_while_kafka_accepts_nothing_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Notice the shutdown by ordinary connections that are refused, because the session does not read the stream."""
+    """Notice the shutdown because an ordinary connection fails. The session does not read the stream."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)
     world = World(position=10_000, commit_gate=asyncio.Event())
@@ -869,8 +870,7 @@ class TestAServerWithAnotherHistory:
         assert found.confirmed <= 5_000
 
     async def test_nothing_is_confirmed_before_the_last_transaction_comes_again(self) -> None:
-        """Confirm nothing, because the transaction that comes in place of the last one has to be sent again in a new
-        epoch."""
+        """Confirm nothing, so that the server can send all its changes again in a new epoch."""
         world = World(position=4_000, server=ServerIdentity("7001", 1, 4_500))
         world.commit(1)
         async with running(world, checkpoint=self.LAST, to_be_resent=to_be_resent(self.LAST, slot_lsn=4_000)) as found:
@@ -905,7 +905,7 @@ class TestAServerWithAnotherHistory:
                 await found.task
 
     async def test_a_heartbeat_that_is_being_committed_comes_first(self) -> None:
-        """Wait for the heartbeat's checkpoint, because the refusal is recorded with the last checkpoint."""
+        """Wait for the heartbeat's checkpoint, because a copy of the last checkpoint records the refusal."""
         world = World(position=4_000, commit_gate=asyncio.Event(), server=ServerIdentity("7001", 1, 10_000))
         last = replace(self.LAST, held_lsn=6_000)
         async with running(world, checkpoint=last, heartbeat_s=0.01) as found:

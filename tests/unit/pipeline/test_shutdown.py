@@ -42,7 +42,7 @@ def test_a_shutdown_is_overdue_after_a_long_wait(clock: list[float]) -> None:
     for _ in range(2):
         watch.asked(5000)
     clock[0] += module.PATIENCE_S / 2
-    watch.asked(5000)  # the server continues
+    watch.asked(5000)  # the server continues to request replies
     assert not watch.overdue
     clock[0] += module.PATIENCE_S
     assert watch.overdue

@@ -38,7 +38,7 @@ def test_single_parameters_take_precedence_over_a_dsn(dsn: str) -> None:
 
 
 def test_the_authorities_of_the_system_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The OpenSSL in psycopg's wheels would not find this file."""
+    """Replace ``system`` by the file's name, because the OpenSSL in psycopg's wheels would not find the file."""
     file = ssl.get_default_verify_paths().cafile
     found = parameters(ConnectionOptions({"dsn": "sslrootcert=system"}))
     assert (found["sslrootcert"], found["sslmode"]) == (file, "verify-full")

@@ -260,7 +260,7 @@ def test_the_schema_of_a_message_is_found_by_its_id() -> None:
 
 
 def test_after_the_highest_version_the_lowest_free_one_is_used() -> None:
-    """Another program may have written the highest possible version, and no version can follow that."""
+    """Another program may have written the highest possible version, and no version can follow it."""
     store = SchemaStore()
     store.add(Registered("a", MAX_ID, 7, '"long"'))
     store.add(Registered("a", 1, 8, '"int"'))

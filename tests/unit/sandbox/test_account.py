@@ -8,14 +8,14 @@ from sandbox.account import can_enter, current_account, environment, run_as, ser
 from sandbox.errors import ServerError
 from sandbox.process import make_directory
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another user")
 
 
 def test_servers_never_run_as_root() -> None:
     assert server_account().uid != 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root must become somebody else")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root runs servers as another user")
 def test_an_ordinary_user_runs_servers_itself() -> None:
     assert server_account() == current_account()
 

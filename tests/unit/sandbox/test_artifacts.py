@@ -171,7 +171,7 @@ def test_servers_read_our_cache_if_they_can_enter_it(own_cache: Path) -> None:
     assert artifacts.server_root(current_account()) == own_cache
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
 def test_servers_read_a_shared_cache_if_they_cannot_enter_ours(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,7 @@ OWNER = f"""if True:
     from pathlib import Path
     from sandbox.account import current_account
     from sandbox.process import Server
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     directory = Path(sys.argv[1])
     server = Server({FAMILY!r}, directory, directory / "log", current_account(), signal.SIGKILL)
     server.wait_until((directory / "family").exists, {WAIT_S})
@@ -252,7 +252,7 @@ def test_directories_are_private_and_separate() -> None:
     second.rmdir()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
 def test_directories_for_another_account_can_be_entered_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -105,8 +105,10 @@ class TestRows:
         assert await pieces_of(spool, rows) == list(enumerate(pieces))
 
     async def test_a_large_transaction_is_spilled_in_parts(self, make: Make) -> None:
-        """Write a large transaction in parts, because each part is a sign of life. At the end, the file has only whole
-        rows."""
+        """Write a large transaction in parts, because each part is a sign of life.
+
+        After the last part, the file has only whole rows.
+        """
         spool = make(2 * SPILL_BYTES, 64 * MIB)
         pieces = [bytes([number]) * MIB for number in range(2 * SPILL_BYTES // MIB + 3)]
         rows = filled(spool, *pieces)

@@ -138,7 +138,7 @@ async def test_all_pending_answers_together_are_limited(
     clients = [await connect() for _ in range(12)]
     tracemalloc.start()
     for client in clients:
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can be read from
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport has it
         client.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
     await asyncio.sleep(1)
     _, peak = tracemalloc.get_traced_memory()

@@ -63,7 +63,7 @@ def test_the_page_escapes_all_texts() -> None:
     status |= {"pipeline": EVIL, "state": EVIL, "snapshot": {"not_loaded": [{"table": EVIL, "reason": EVIL}]}}
     full = Health(lambda: status, lambda: EVIL, {Role.ANY: EVIL}.get, lambda: overview(EVIL))
     for page in (status_page(health(status, EVIL, {Role.ANY: EVIL})), status_page(full)):
-        assert page.count("<script") == 1, "the page's own"
+        assert page.count("<script") == 1, "only the page's own script"
         assert "<img" not in page
         assert "&lt;script&gt;" in page
 
