@@ -66,7 +66,7 @@ _unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 class Transactions:
     """The transactions of one replication connection.
 
-    ``delivered``: the positions up to which earlier sessions have delivered. If the server sends a delivered
+    ``delivered``: the positions up to which earlier sessions have delivered changes. If the server sends a delivered
     transaction again, the result is a :class:`Resent` event without changes.
     """
 
@@ -118,7 +118,7 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """The LSN at or after which every ordinary transaction that commits passes, whatever it contains.
+        """The LSN from which on ordinary transactions pass, whatever they contain. The LSN of their commit decides.
 
         It is None if the stream is not between transactions, or if transactions may have to wait.
         """

@@ -63,8 +63,7 @@ def _received_does_not_matter() -> None:
 
 
 def _released_at_once() -> None:
-    # Forget a prepared transaction as soon as its commit is received. Ignore the prepared transactions that the last
-    # checkpoint lists.
+    # Forget a prepared transaction as soon as its commit is received. Ignore the held_lsn of the last checkpoint.
     Progress.confirmable = property(lambda self: min((self.delivered, self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
     Progress.on_prepared_commit = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
 
