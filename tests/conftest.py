@@ -15,7 +15,7 @@ from sandbox.postgres import Database, Postgres
 settings.register_profile("untimed", deadline=None)  # on a busy machine, a slow test is not a defect
 settings.load_profile("untimed")
 
-# Forking saves the time to start Python. test_cli.py and tests/platform run the commands as users type them.
+# Forking saves the time to start Python. Tests in test_cli.py and tests/platform also start pgsluice as users do.
 Daemon.forks = True
 
 PLATFORM = "tests/platform/"

@@ -24,8 +24,9 @@ class Transaction:
 class WholeTransactions:
     """Ordinary transactions that ``rows.add_transactions`` has added as a whole, from Begin to Commit.
 
-    ``at``: the index of the next frame. ``end_lsn``: the end of the last transaction. ``count``, ``first``, ``last``
-    and ``last_end_lsn`` describe only the transactions with records, and keep their defaults if there are none.
+    ``at``: the index of the frame after the last transaction. ``end_lsn``: the end of the last transaction. ``count``,
+    ``first``, ``last`` and ``last_end_lsn`` describe only the transactions that have records. They keep their defaults
+    if no transaction has any.
     """
 
     at: int
@@ -90,8 +91,8 @@ class MessageResent:
 class Unexpected:
     """A change or a message came at a position where the server had nothing to send in an earlier session.
 
-    Such positions lie between the last transaction delivered and the position up to which everything is delivered. So
-    this change was not delivered before, and the server has another history.
+    Everything up to some position is delivered, and the last delivered transaction ended before this position. Between
+    the two, an earlier session received nothing. If the server sends something there now, it has another history.
     """
 
     change: Change | Emitted
@@ -114,7 +115,10 @@ class Prepared:
 
 @dataclass(slots=True)
 class Held:
-    """``transaction`` is complete, but the gate holds it. ``Transactions.release`` returns its changes later."""
+    """``transaction`` is complete, but a :class:`pgsluice.transactions.Gate` makes it wait.
+
+    :meth:`pgsluice.transactions.Transactions.release` returns its changes later.
+    """
 
     transaction: Transaction
 
@@ -131,8 +135,8 @@ class RolledBack:
 class Paused:
     """The next change is not ready. Await the spool's ``load`` before taking the next event.
 
-    Either rows have to be read from disk first, or many rows of subtransactions that were rolled back were skipped. In
-    the second case, awaiting gives other tasks a turn.
+    Either rows have to be read from disk first, or many rows were skipped because their subtransactions were rolled
+    back. In the second case, the await gives other tasks a turn.
     """
 
 

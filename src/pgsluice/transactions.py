@@ -2,7 +2,7 @@
 
 The pipeline passes every message in order, and gets the resulting events. Ordinary transactions arrive whole and in
 commit order, and their Begin already says where they commit. So their rows become events as they arrive. Rows of
-streamed and prepared transactions wait for their commit, as the bytes in which they arrived.
+streamed and prepared transactions wait for their commit. They are kept as the bytes in which they arrived.
 
 https://www.postgresql.org/docs/current/protocol-logical-replication.html
 """
@@ -49,7 +49,10 @@ class Gate(Protocol):
         """Return whether a message outside transactions, whose record ends at ``lsn``, may pass."""
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
+        """Record that ``transaction`` has to wait, and all later transactions as well.
+
+        The transaction has changes, and has committed.
+        """
 
 
 _ROWS = frozenset((b"I", b"U", b"D"))
@@ -63,8 +66,8 @@ _unpack_streamed_oid = struct.Struct(">xxxxxI").unpack_from
 class Transactions:
     """The transactions of one replication connection.
 
-    ``delivered``: what earlier sessions have delivered. If the server sends such a transaction again, it becomes a
-    :class:`Resent` event without changes.
+    ``delivered``: the positions up to which earlier sessions have delivered changes. If the server sends a delivered
+    transaction again, the result is a :class:`Resent` event without changes.
     """
 
     def __init__(self, delivered: Delivered, spool: Spool) -> None:
@@ -75,11 +78,11 @@ class Transactions:
         """The current transaction, if its rows become events as they arrive. This is the case if they need not wait and
         were not delivered before."""
         self.prepared: dict[int, Prepared] = {}
-        """The transactions that are prepared, by xid. A gid cannot be the key, because another transaction may use the
-        same gid as soon as this one ends."""
+        """The transactions that are prepared, by xid. A gid cannot be the key, because as soon as a transaction ends,
+        another one may use the same gid."""
         self.gate: Gate | None = None
-        """The gate while rows are read, or None. The caller sets and resets it only while no transaction is passing,
-        and resets it right before it calls :meth:`release`."""
+        """The gate while rows of tables are read, otherwise None. The caller changes this attribute only while no
+        transaction is passing, and sets it to None right before it calls :meth:`release`."""
         self._held: deque[tuple[Waiting, Transaction, int] | Emitted] = deque()
         """The transactions that the gate has not admitted, each with its end LSN, and the messages after them."""
         self._held_bytes = 0
@@ -115,9 +118,9 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """An LSN. Every ordinary transaction that commits at this LSN or later passes, whatever it contains.
+        """The LSN from which on ordinary transactions pass, whatever they contain. The LSN of their commit decides.
 
-        None means that the stream is not between transactions, or that transactions may have to wait.
+        It is None if the stream is not between transactions, or if transactions may have to wait.
         """
         return self._delivered.lsn if self.is_between and self.gate is None and not self._held else None
 
@@ -199,7 +202,7 @@ class Transactions:
                 return (emitted,)
             return (Unexpected(emitted),) if self._is_unexpected(self.current) else ()
         self._expect_between(message)
-        # The LSN of such a message is the end of its record, so it is compared like the end of a commit.
+        # The LSN of a message outside transactions is the end of its WAL record, so it is compared like an end LSN.
         if message.lsn > self._delivered.lsn:
             if self._held or (self.gate is not None and not self.gate.admits_message(message.lsn)):
                 self._held.append(Emitted(None, message))
@@ -247,7 +250,7 @@ class Transactions:
             )
         return Resent(transaction, end_lsn)
 
-    # Messages that may come anywhere
+    # Messages about tables, types and origins
 
     def _relation(self, message: messages.Relation) -> Iterable[Event]:
         self.relations.on_relation(message)
@@ -269,7 +272,7 @@ class Transactions:
     # Rows that wait
 
     def _wait(self, waiting: Waiting, payload: bytes) -> None:
-        """Keep a change as it arrived, with the version of its table, because later versions do not apply to it.
+        """Keep a change as it arrived, with the present version of its table, because the table may be altered later.
 
         A truncate is kept once for each of its tables. A message of pg_logical_emit_message is kept without a table.
         """
@@ -326,8 +329,8 @@ class Transactions:
         return self._complete(waiting, transaction, message.end_lsn)
 
     def _stream_abort(self, message: messages.StreamAbort) -> Iterable[Event]:
-        # It is not an error if the transaction is unknown. Either it had no published rows, or it was never streamed.
-        # The latter happens with some minor versions of PostgreSQL 18.
+        # It is not an error if the transaction is unknown, because it may have had no published rows. Also, some minor
+        # versions of PostgreSQL 18 send Stream Abort for transactions that were never streamed.
         if message.xid not in self._streams:
             return ()
         if message.subxid != message.xid:
@@ -343,7 +346,7 @@ class Transactions:
             raise ProtocolError(f"{_name(message)} of transaction {message.xid}, which was not streamed: {_DEFECT}")
         return waiting
 
-    # Two-phase transactions: rows at PREPARE TRANSACTION, the commit later
+    # Two-phase transactions: the rows come at PREPARE TRANSACTION, and the commit comes later
 
     def _begin_prepare(self, message: messages.BeginPrepare) -> Iterable[Event]:
         self._expect_between(message)

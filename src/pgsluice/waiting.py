@@ -36,7 +36,10 @@ class Spool(Protocol):
 
 
 class _Xids:
-    """A set of subtransaction ids in few bytes, because a loop with an EXCEPTION clause can roll back millions."""
+    """A compact set of subtransaction ids.
+
+    A loop with an EXCEPTION clause can roll back millions of subtransactions.
+    """
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}
@@ -58,21 +61,21 @@ class Waiting:
     """A transaction whose rows wait. ``is_streamed``: the rows contain the id of their (sub)transaction.
 
     Each row needs the version of its table that was valid when the row arrived, because the table may be altered before
-    the commit. So each row is kept with a number. A number from 1 on refers to a version in ``relations``. If a
-    transaction uses more versions than fit in memory, the others are written between the rows: an entry with the number
-    ``_VERSION`` is a version, and the rows with the number ``_WRITTEN`` after it belong to this version.
+    the commit. So each row is kept with a number. The numbers 1, 2 and so on refer to the versions in ``relations``.
+    Versions for which memory has no room are written between the rows: an entry with the number ``_VERSION`` is a
+    version, and the rows after it that have the number ``_WRITTEN`` belong to this version.
     """
 
     xid: int
     rows: WaitingRows
     is_streamed: bool
     versions_bytes: Callable[[], int]
-    """Returns the memory that the versions of tables of all transactions take."""
+    """Returns the memory that the table versions of all waiting transactions take, in bytes."""
     bytes: int = 0
-    """The memory that the versions in ``relations`` take."""
+    """The memory that the versions in ``relations`` take, in bytes."""
     relations: list[Relation] = field(default_factory=list)
-    """The versions of tables that the rows used first, at most VERSIONS_MAX. The versions that all transactions keep
-    take at most VERSIONS_BYTES_MAX together."""
+    """The first table versions that the rows used. There are at most VERSIONS_MAX. Together, the versions that all
+    transactions keep in memory take at most VERSIONS_BYTES_MAX."""
     numbers: dict[Relation, int] = field(default_factory=dict)
     """The index of each version in ``relations``, plus one."""
     last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
@@ -101,7 +104,10 @@ class Waiting:
         return number
 
     def _number_of(self, relation: Relation) -> int:
-        """Return the number of a version. Equal versions get one number, because an ALTER TABLE can undo another."""
+        """Return the number of a version.
+
+        Equal versions have the same number. They occur if one ALTER TABLE undoes another.
+        """
         number = self.numbers.get(relation)
         if number is None and self._has_room(size := size_of(relation)):
             self.bytes += size

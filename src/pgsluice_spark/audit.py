@@ -1,4 +1,4 @@
-"""Audits a mirror: compares its tables with PostgreSQL's, value by value and as of one moment, although both change.
+"""Audits a mirror: compares its tables with PostgreSQL's, value by value. Both sides may change meanwhile.
 
 Used by :mod:`.pipeline`. PostgreSQL is read at a snapshot S. The mirror is read at a cut C, which is the last cut in
 its control table. The audit then reads the later changes from the topics, and applies those that S sees to the mirror's
@@ -8,25 +8,26 @@ same state for these reasons:
 *S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Snapshots
 see the transaction only later, when it has left the list of running transactions. If the commit has to wait for a
 synchronous standby, this can take long. So the audit reads C first. At that time, every transaction up to C has written
-its commit record. Such a transaction either is visible to all snapshots that are taken from now on, or still holds the
+its commit record. Such a transaction either is visible to all snapshots that are taken from then on, or still holds the
 lock on its own id. The audit reads these locks (``pg_locks``), and takes S when every transaction that held such a lock
 has released it. The audit does not wait for two kinds of transactions, because these cannot be in the middle of their
 commit: transactions of sessions whose state is ``idle in transaction``, and prepared transactions while no session runs
 a COMMIT PREPARED. Neither kind has written its commit record yet, so C does not contain these transactions.
 
-*The topics contain everything that S sees.* A transaction that S sees wrote its commit record before S was taken. So
-the record is before the WAL position that the audit reads after it has taken S. The audit waits for a cut whose
-``end_lsn`` has reached this position. The audit reads the insert position. The write position (``pg_current_wal_lsn``)
-would be too low, because snapshots see an asynchronous commit before its commit record is written. On an idle server,
-the insert position may be just after the header of a new page. The walsender never reports such a position, so the
-audit subtracts the length of the header.
+*The topics contain everything that S sees.* A transaction that S sees inserted its commit record into the WAL before S
+was taken. So the record is before the insert position of the WAL, which the audit reads after it has taken S. The audit
+waits for a cut whose ``end_lsn`` has reached this position. The write position (``pg_current_wal_lsn``) would be too
+low, because snapshots see an asynchronous commit before its commit record is written from memory to the WAL's file. On
+an idle server, the insert position may be just after the header of a new page. The walsender never reports such a
+position, so the audit subtracts the length of the header.
 
 *The transaction id in each record, ``xid``, decides whether S sees a change.* It is the id of the top-level
 transaction. The ids in ``pg_current_snapshot()`` also belong to top-level transactions, so subtransactions do not
 matter. The records of a prepared transaction have the id under which it was prepared, and S lists this id as running
-until COMMIT PREPARED has ended. Records have the lower 32 bits of an id, but S has all 64 bits. Of all 64-bit ids with
-these lower bits, the audit uses the one nearest to S's ``xmax``. This is correct, because the ids that PostgreSQL uses
-at the same time never differ by more than 2^31, and the changes between C and S are not older than that.
+unless COMMIT PREPARED had ended before S was taken. Records have the lower 32 bits of an id, but S has all 64 bits. Of
+all 64-bit ids with these lower bits, the audit uses the one nearest to S's ``xmax``. This is correct, because the ids
+that PostgreSQL uses at the same time never differ by more than 2^31, and the transactions between C and S ended only a
+short time ago.
 
 *Changes that S does not see can simply be left out.* If S sees a transaction that changed a row, it also sees all
 earlier transactions that changed this row or another row with the same key. The earlier transactions held the lock of
@@ -173,7 +174,7 @@ class _Job:
     schemas: Mapping[str, tuple[str, tuple[SchemaVersion, ...]]] = field(init=False)
     """The topic and the schemas of each table."""
     lacking: set[str] = field(init=False)
-    """The tables for which dead letters replace changes after the mirror's last cut."""
+    """The tables that lack changes after the mirror's last cut, because dead letters replace these changes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemas", self._schemas())

@@ -45,8 +45,8 @@ def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]
 def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
     """Return the offsets of the records that these cuts have in a topic, as ranges. Adjacent ranges are merged.
 
-    A range has exactly the offsets that its cut record lists. A range is not extended to the end of the previous one,
-    because records that belong to no cut may be between the two ranges.
+    A range has exactly the offsets that its cut record lists. The offsets between two ranges are left out, because the
+    records at these offsets may belong to no cut.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for cut in cuts:

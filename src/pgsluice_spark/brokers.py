@@ -87,7 +87,7 @@ class Brokers:
     def _jvm(self) -> Any:  # noqa: ANN401 - py4j has no types
         return self.spark._jvm  # noqa: SLF001 - PySpark has no other way to Java
 
-    def _list(self, items: Collection[object]) -> Any:  # noqa: ANN401 - as above
+    def _list(self, items: Collection[object]) -> Any:  # noqa: ANN401 - py4j has no types
         found = self._jvm.java.util.ArrayList()
         for item in items:
             found.add(item)
@@ -106,7 +106,7 @@ class Brokers:
             admin.close()
 
 
-def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: ANN401 - as above
+def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: ANN401 - py4j has no types
     try:
         return ask()
     except Py4JJavaError as error:

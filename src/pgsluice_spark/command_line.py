@@ -1,4 +1,6 @@
-"""The commands and options of ``pgsluice-spark``. Used by :mod:`.cli` and :mod:`.commands`. It works without PySpark.
+"""The commands and options of ``pgsluice-spark``. Used by :mod:`.cli` and :mod:`.commands`.
+
+This module works without PySpark.
 
 ``tests/unit/pgsluice_spark/test_cli.py`` covers this module.
 """

@@ -1,7 +1,8 @@
-"""The control table of a target. Each row names the commits of all tables that together are one state of the database.
+"""The control table of a target. Each row names one commit of each table.
 
-A row is added when all tables have all changes up to the end of a cut. :func:`consistent_view` reads the tables at the
-commits that one row names, so a reader never sees only a part of a transaction.
+The commits in a row together are one state of the database. A row is added when all tables have all changes up to the
+end of a cut. :func:`consistent_view` reads the tables at the commits in one row, so a reader never sees only a part of
+a transaction.
 
 ``tests/spark/test_mirror.py`` covers this module.
 """
@@ -54,8 +55,8 @@ class View(Mapping[str, DataFrame]):
     """All tables of a target, in their state at one cut.
 
     ``view["public.orders"]`` is a DataFrame. ``status`` has the status of each table. A table that is ``loaded`` equals
-    PostgreSQL's table at this cut. Any other status says why the two may differ. ``unfinished`` names the tables that
-    are not ``loaded``.
+    PostgreSQL's table at this cut. Any other status says why the two tables may differ. ``unfinished`` names the tables
+    that are not ``loaded``.
     """
 
     def __init__(self, spark: SparkSession, target: Target, entry: Entry) -> None:

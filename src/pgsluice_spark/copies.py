@@ -76,7 +76,7 @@ class Copies:
         return is_chosen(table, self._patterns)
 
     def applied(self, spark: SparkSession, table: str) -> int:
-        """Return the offset of the last cut record whose changes a table contains.
+        """Return the offset of the last cut record that was applied to a table.
 
         After a crash, the table may contain more cuts than the control table says.
         """
@@ -99,7 +99,7 @@ class Copies:
         return self._prepare(work, self.table(spark, work.table))
 
     def table(self, spark: SparkSession, table: str) -> TargetTable:
-        """Return a table of the target. The table is told the number of our last commit, if this is known."""
+        """Return a table of the target. The returned object has the number of our last commit, if it is known."""
         return self._target.table(spark, table, self._version(table))
 
     def applied_to(self, table: str, state: TableState, version: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Cut records. Each of them lists, for all topics, the records that belong to some whole transactions.
+"""Cut records. A cut record lists the records of some whole transactions in all topics.
 
 Used by :mod:`.batches` and :mod:`.query`. Only :func:`cut_reading`, which asks the registry, and :func:`collected`,
 which runs a query of Spark, do I/O.
@@ -177,6 +177,6 @@ def check_order(cuts: Sequence[Cut], applied: int | None, topic: str) -> None:
                 f"topic {topic}: cut {cut.number} follows cut {applied}. The cut records between them are gone, so "
                 "nobody can tell which changes are missing, and this target cannot be continued. Begin a new target "
                 "with a new checkpoint, and load its tables with `pgsluice snapshot start`. Let the topic keep its "
-                "records for longer than this query may be stopped."
+                "records for longer than this query is ever stopped."
             )
         applied = cut.number

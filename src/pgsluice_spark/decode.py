@@ -22,7 +22,7 @@ Part: TypeAlias = Literal["key", "value"]
 """The column of Kafka's source that is decoded."""
 
 _HEADER_BYTES: Final = 5
-"""A zero byte and the schema id, big-endian."""
+"""The length of the header: a zero byte, and the schema id as a big-endian number of 4 bytes."""
 _TO_THE_END: Final = 2**31 - 1
 
 

@@ -1,7 +1,7 @@
 """Delta tables as targets, with one directory for each table and one commit for each piece of a batch.
 
 Each commit has an application id and a version. This version is not the table's version: it orders the commits that
-have the same application id. Delta skips a commit if the table already has this version for this id.
+have the same application id. If the table already has this version or a higher one for this id, Delta skips the commit.
 
 ``tests/spark/test_mirror.py`` covers this module.
 
@@ -62,7 +62,7 @@ _RETENTION_S: Final[Mapping[str, int]] = {
     "delta.deletedFileRetentionDuration": 7 * 86_400,
     "delta.logRetentionDuration": 30 * 86_400,
 }
-"""The table properties that say how long Delta's log knows which files belonged to an older version of the table.
+"""The table properties that limit how long Delta's log keeps the file lists of older versions of the table.
 
 The values are Delta's defaults, in seconds.
 """
@@ -128,7 +128,7 @@ class DeltaTable:
     spark: SparkSession
     path: str
     since: int | None = None
-    """The number of our last known commit. All commits after it must be ours as well."""
+    """The number of our last known commit. All later commits that change rows must be ours as well."""
 
     @property
     def sql(self) -> str:
@@ -221,7 +221,7 @@ class DeltaTable:
             self.spark.sql(f"DELETE FROM {self.sql} WHERE {condition}").collect()  # noqa: S608 - our own condition
 
     def maintain(self, upkeep: Upkeep) -> None:
-        """Compact the files, and delete files that are not needed to read one of the states that ``upkeep`` keeps."""
+        """Compact the files, and delete old files. The states that ``upkeep`` specifies remain readable."""
         oldest = min([upkeep.before, *(self._committed_at(number) for number in upkeep.kept)])
         self._let_log_keep(time.time() - oldest + upkeep.needed_s)
         if upkeep.compact:
@@ -234,8 +234,9 @@ class DeltaTable:
     def _committed_at(self, number: int) -> float:
         """Return the time of a commit.
 
-        At that time, all files of the committed version were part of the table. Each of these files still is part of
-        it, or was removed later. So VACUUM keeps them if it keeps all files that were removed after that time.
+        At that time, all files of the committed version were part of the table. Each of these files either still is
+        part of the table, or was removed from it later. So VACUUM keeps these files if it keeps all files that were
+        removed after that time.
         """
         return self._log.committed_at(number)
 
@@ -263,8 +264,8 @@ class DeltaTable:
     def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
         found = self._committed(commit, commit.app, action)
         if found is None or found.commit.version < commit.version:
-            # After a RESTORE, Delta still knows the application ids and versions of the commits that were undone. So it
-            # has skipped this commit. Make the commit again, with another application id.
+            # Delta has skipped the commit. This happens after a RESTORE, because Delta still knows the application ids
+            # and versions of the commits that were undone. Make the commit again, with another application id.
             found = self._committed(commit, f"{commit.app}:{uuid4().hex}", action)
         if found is None or found.commit.version != commit.version:
             raise PipelineError(
@@ -274,9 +275,9 @@ class DeltaTable:
         return found.number
 
     def _committed(self, commit: Commit, transactions: str, action: Callable[[], object]) -> Committed | None:
-        """Make a commit with the application id ``transactions``. Return our last commit after that.
+        """Make a commit with the application id ``transactions``, and return our last commit in the table.
 
-        Delta skips the commit if the table already has its version for this id.
+        Delta skips the commit if the table already has its version, or a higher one, for this id.
         """
         with self._committing(commit, transactions):
             action()

@@ -1,7 +1,7 @@
 """Finds our last commit in the log of a Delta table, and the commits that other programs made after it.
 
 Used by :mod:`.delta`. The log has a JSON file for each commit. ``DESCRIBE HISTORY`` returns the same information, but
-runs a Spark job for it, which takes much longer than reading the one or two files that are needed here.
+runs a Spark job, which takes much longer than reading the one or two files that are needed here.
 
 ``tests/spark/test_mirror.py`` covers this module.
 
@@ -38,10 +38,10 @@ _MAINTENANCE: Final = frozenset(
 """The operations of Delta that do not change rows."""
 
 _HISTORY: Final = 50
-"""The number of commits in which we search for our last commit."""
+"""The number of the newest commits among which we search for our last commit."""
 
 _INFO: Final = "commitInfo"
-"""The action of a commit that says who made it. Delta itself writes it first."""
+"""The entry in a commit's file that says who made the commit. Delta itself writes this entry first."""
 
 Info = Mapping[str, Any]
 
@@ -84,7 +84,10 @@ class DeltaLog:
         return self.files.exists(self._file(version))
 
     def _info(self, version: int) -> Info | None:
-        """Return what a commit says about itself, which may be nothing. Return None if its file was deleted."""
+        """Return the ``commitInfo`` of a commit, which is empty if the commit has none.
+
+        Return None if the commit's file was deleted.
+        """
         is_empty = True
         for line in self.files.lines(self._file(version)):
             is_empty = False

@@ -172,7 +172,10 @@ def _has(spark: SparkSession, name: str, value: str) -> bool:
 
 
 def _topics(patient: Patient) -> Iterator[Symptom]:
-    """Check the topics, and the schemas in the registry. It has the cut records' schema if they can be decoded."""
+    """Check the topics, and the schemas in the registry.
+
+    If the cut records can be decoded, the registry has their schema.
+    """
     origin, brokers = patient.origin, patient.brokers
     end = brokers.end(origin.transactions)
     yield Symptom(OK, f"Kafka has {origin.transactions}, which ends at offset {end}")

@@ -42,7 +42,7 @@ class Files:
         return float(system.getFileStatus(place).getModificationTime()) / 1000
 
     def lines(self, path: str) -> Iterator[str]:
-        """Yield the lines of a file, or nothing if the file does not exist. Read no more of it than is needed."""
+        """Yield the lines of a file, or nothing if the file does not exist. Read each line only when it is needed."""
         place, system = self._at(path)
         if not system.exists(place):
             return

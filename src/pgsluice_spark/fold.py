@@ -25,8 +25,8 @@ from pgsluice_spark.loads import Interval
 OPS: Final = ("c", "u", "d", "r", "t")
 """The operations that are counted.
 
-A truncate does not concern single rows. So if the cuts declare truncates, the caller removes them from the events. A
-truncate that no cut declares is counted, so that the counts differ from those that the cuts declare.
+A truncate does not concern single rows. So if the cuts declare truncates, the caller removes the truncates from the
+events. If no cut declares a truncate, but there is one, it is counted, so that the mismatch with the cuts is noticed.
 """
 
 NET: Final = ("key", "op", "cells", "kept", "unchanged", "raw", *POSITION, "ts")
@@ -67,12 +67,12 @@ def folded(
     """Return one record for each key, with the columns of ``NET`` and some others.
 
     For the fields in ``followed``, all changes of a key are searched for the last value that was sent. All other fields
-    have the value of the key's last change. To use the last change is much cheaper, and is correct if it sent the
-    value.
+    have the value of the key's last change. This is much cheaper than a search, and is correct if the last change sent
+    the value.
 
     ``named`` has the fields that the last change did not send. ``counts`` has the number of events of each op, and
     ``rows`` the number of ``r`` events in each of ``intervals``. ``is_moving`` says that a row moved from or to this
-    key. ``has_gap`` says that a row moved here, and that some of its values were sent only under its former key.
+    key. ``has_gap`` says that a row moved to this key, and that some of its values were sent only under its former key.
     """
     row = events.schema["row"].dataType.fieldNames()
     parts = [F.col("row").getField(name).alias(f"part_{number}") for number, name in enumerate(row)]

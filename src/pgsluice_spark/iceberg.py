@@ -1,7 +1,7 @@
 """Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
 Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit of a batch
-is first made on a branch of its own. Then ``main`` is moved to the end of this branch. The catalog refuses this if
+is first made on a separate branch. Then ``main`` is moved to the end of this branch. The catalog refuses the move if
 ``main`` has changed since the branch was created. So no other program can commit between our check of the table and our
 own commit. A batch that fails halfway leaves ``main`` unchanged.
 
@@ -58,7 +58,7 @@ _REWRITING: Final = (
 """A setting that is needed to rewrite files. Iceberg sets it only in the default session."""
 
 _REWRITTEN: Final = "replace"
-"""The operation of snapshots that have the same rows as the snapshot before, in other files."""
+"""The operation of snapshots that have the same rows as their parent snapshot, in other files."""
 
 _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
 """The changes of a type that Iceberg supports. Decimals can also get more digits."""
@@ -92,7 +92,7 @@ class Iceberg:
         return Requirements(CATALOG_CLASS, "iceberg-spark-runtime", {f"spark.sql.catalog.{catalog}": ""})
 
     def check_writable(self, spark: SparkSession) -> None:
-        """Create a namespace below this one and a table in it, and drop both again."""
+        """Create a namespace below the target's namespace, and a table in it. Drop both again."""
         namespace = ".".join(quoted(part) for part in (*self.namespace.split("."), f"_pgsluice_check_{uuid4().hex}"))
         spark.sql(f"CREATE NAMESPACE {namespace}")
         try:
@@ -120,7 +120,7 @@ class IcebergTable:
     spark: SparkSession
     name: str
     since: int | None = None
-    """The id of our last known snapshot. All snapshots after it must be ours as well."""
+    """The id of our last known snapshot. All later snapshots that change rows must be ours as well."""
 
     @property
     def sql(self) -> str:
@@ -134,7 +134,7 @@ class IcebergTable:
 
     def read(self, version: int | None = None) -> DataFrame:
         """Return the table's rows in the snapshot with this id, or in the last snapshot."""
-        self.spark.catalog.refreshTable(self.sql)  # other sessions write to the table, but the catalog caches it
+        self.spark.catalog.refreshTable(self.sql)  # the catalog caches the table, but other sessions write to it
         reader = self.spark.read
         return (reader if version is None else reader.option("versionAsOf", version)).table(self.sql)
 
@@ -203,7 +203,7 @@ class IcebergTable:
         return _last(self.name, self._loaded(), self.since) if self.exists else None
 
     def forget(self, condition: str) -> None:
-        """Delete rows in a snapshot that is not a commit.
+        """Delete rows in a maintenance snapshot, which does not count as a commit.
 
         :meth:`last` still returns our former commit, with its id and state.
         """
@@ -236,7 +236,8 @@ class IcebergTable:
     def _actions(self) -> Iterator[Any]:
         """Yield Iceberg's actions.
 
-        They use the active session of the thread, so this session is the active one while the context lasts.
+        The actions use the thread's active session. So the table's session is made the active one until the context
+        ends.
         """
         jvm, session = self.spark._jvm, self.spark._jsparkSession  # noqa: SLF001 - as in _loaded
         sessions = jvm.org.apache.spark.sql.classic.SparkSession
@@ -266,13 +267,13 @@ class IcebergTable:
         return table
 
     def _commit(self, commit: Commit, action: Callable[[str], object]) -> int:
-        """Create a branch, call ``action`` to write to it, move ``main`` there, and return the id of the snapshot."""
+        """Create a branch, let ``action`` write to it, move ``main`` to its end, and return the id of the snapshot."""
         table = self._loaded()
         before = _last(self.name, table, self.since)
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        _make_branch(table, branch)  # at the present snapshot: _last has checked it and the snapshots before it
+        _make_branch(table, branch)  # begins at the present snapshot, which _last has checked with its ancestors
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")
@@ -327,7 +328,7 @@ def _make_branch(table: Any, name: str) -> None:  # noqa: ANN401 - an object of 
 
 
 def _last(name: str, table: Any, since: int | None) -> Committed | None:  # noqa: ANN401 - an object of Java's
-    """Return our last commit among the ancestors of the present snapshot."""
+    """Return our last commit among the present snapshot and its ancestors."""
     found, snapshot = None, table.currentSnapshot()
     while snapshot is not None:
         if found is not None and since in (None, found.number, snapshot.snapshotId()):
@@ -359,7 +360,7 @@ def _carried(last: Committed | None) -> dict[str, str]:
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots that are older than ``before``, are not in ``kept``, and have neither a branch nor a tag."""
+    """Return the snapshots before ``before``, except those in ``kept`` and those to which a branch or a tag refers."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]

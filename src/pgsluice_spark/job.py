@@ -86,9 +86,10 @@ class TopicJob:
         tables: Sequence[str],
         error: PipelineError,
     ) -> None:
-        """Skip all cuts up to the last one in ``lost``, if a later load of each table makes their records unnecessary.
+        """Skip all cuts up to the last one in ``lost``, and apply the cuts after it.
 
-        Otherwise raise ``error``.
+        This is allowed only if a load of each table begins after the skipped cuts, because the load makes their records
+        unnecessary. Otherwise raise ``error``.
         """
         if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
             raise error

@@ -34,9 +34,9 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
     a column that was dropped and added again. If a change after such a mark leaves a column ``unchanged``, the column's
     value is unknown, even if a change before the mark sent a value.
 
-    ``changes`` may have duplicates and any order. They are read more than once, and must stay the same during this
-    time. They have to contain everything since the beginning of a load, or since the table's first row. If retention
-    has deleted changes, the result lacks them. The key has to be unique at every moment, which a deferrable constraint
+    ``changes`` may have duplicates and any order. Spark reads them more than once, so they must not change meanwhile.
+    They have to contain everything since the beginning of a load, or since the table's first row. If retention has
+    deleted changes, the result lacks them. The key has to be unique at every moment, which a deferrable constraint
     does not ensure. If the columns of the key change, an error is raised.
     """
     if "key" not in changes.columns:
@@ -81,8 +81,8 @@ def _events(changes: DataFrame) -> DataFrame:
 def _without_former_values(events: DataFrame, marks: DataFrame) -> DataFrame:
     """Empty ``fields`` in changes before the last alteration of their table, so that their values are not used later.
 
-    The mark comes some seconds after the alteration, and the exact time of the alteration is not known. So a value that
-    was sent in these seconds is treated like a value from before the alteration.
+    The mark ``stale`` comes some seconds after the alteration, and the exact time of the alteration is not known. So a
+    value that was sent in these seconds is treated like a value from before the alteration.
     """
     altered = marks.where("state = 'stale'").groupBy(*_TABLE).agg(F.max(position()).alias("altered"))
     none = F.array().cast("array<string>")
@@ -122,7 +122,7 @@ def _identity(key: StructType) -> Column:
 
 
 def _is_in_use(name: str) -> Column:
-    """Return whether the table's key has had this column since the table was truncated."""
+    """Return whether the table's key has had this column since the last truncate, or ever if there was no truncate."""
     last = F.col("seen").getField(name)
     return last.isNotNull() & (F.col("truncated").isNull() | (last > F.col("truncated")))
 

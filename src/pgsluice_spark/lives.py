@@ -1,8 +1,8 @@
-"""Finds out which rows had a key, one after the other, from the changes of this key.
+"""Divides the history of each key into lives, and follows rows from one key to another.
 
-Used by :mod:`.fold`. The history of a key is divided into lives. Each insert, loaded row or delete begins a new life.
-The present row of a key has the values of the key's last life, each from the last change that sent the value. If an
-update gives a row another key, the row continues in a life of that key.
+Used by :mod:`.fold`. The history of a key is divided because several rows can have the key, one after the other. Each
+insert, loaded row or delete begins a new life. The present row of a key has the values of the key's last life, each
+from the last change that sent the value. If an update gives a row another key, the row continues in a life of that key.
 
 ``tests/spark/test_latest.py`` covers this module.
 """
@@ -27,7 +27,7 @@ def position() -> Column:
 
 
 def is_incomplete_arrival() -> Column:
-    """Return whether a change moves a row here from another key, without sending all values of the row."""
+    """Return whether a change inserts a row that comes from another key, without sending all values of the row."""
     is_arrival = (F.col("op") == "c") & F.array_contains("flags", "key_change")
     return is_arrival & (F.size("unchanged") > 0)
 
@@ -109,7 +109,7 @@ def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFr
 
 
 def _with_origin(lives: DataFrame) -> DataFrame:
-    """Add ``origin``: the key and the life that the row had before it moved here. It is null if the row did not move.
+    """Add ``origin``: the row's key and life before it moved to its present key, or null if it did not move.
 
     A move consists of a delete and an insert, whose ``seq`` in the transaction are consecutive.
     """

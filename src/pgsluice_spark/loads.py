@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The state of a table's copy. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` belong to its last cut."""
+    """The state of a table's copy. ``offset``, ``cut``, ``epoch`` and ``end_lsn`` describe the copy's last cut."""
 
     offset: int = -1
     cut: int = 0
@@ -61,7 +61,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The positions between which a load's ``r`` events are. ``end`` is None if the load does not end in this piece."""
+    """The range of positions of a load's ``r`` events. ``end`` is None if the load has not ended in this piece."""
 
     id: str
     begin: Position
@@ -80,7 +80,7 @@ def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
 def advanced(
     state: TableState, cuts: Sequence[Cut], marks: Sequence[Mark], rows: Mapping[str, int]
 ) -> tuple[TableState, Position | None]:
-    """Return the state after a piece, and the position before which rows are obsolete.
+    """Return the state after a piece of a batch, and the position before which rows are obsolete.
 
     Rows whose last change is before this position do not exist in PostgreSQL any more, because a complete load did not
     read them. The position is None if no load that replaces earlier rows has ended. ``rows`` has the number of distinct

@@ -93,7 +93,8 @@ def _reduced(
 ) -> tuple[DataFrame, DataFrame]:
     """Return the events, and one record for each key.
 
-    If rows were only loaded and inserted, each event is likely to have its own key. If each does, nothing is sorted.
+    If rows were only loaded and inserted, each event is likely to have a key that no other event has. If this is true
+    of all events, they need not be sorted.
     """
     if set(declared) <= {"c", "r"}:
         events = events.select(*OF_LIVES, "is_live").localCheckpoint()
@@ -184,7 +185,7 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The changes to commit: ``net`` is their net effect. ``rows`` has the number of ``r`` events of each load.
+    """The changes to commit. ``net`` is their net effect, and ``rows`` has the number of ``r`` events of each load.
 
     ``kept`` has the columns in which some rows keep the target's value. ``bounds`` has the least and the greatest value
     of some columns of the key.
@@ -215,14 +216,17 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     if piece.truncated is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)
     sweeps = _has_before(piece.table, gone)
-    if not (state.key or sweeps):  # no row of the target can be affected
+    if not (state.key or sweeps):  # then no row of the target changes
         return state, piece.table.append(remaining(net, gone), commit)
     effect = Effect(net, work.row_type.fieldNames(), state.key, piece.kept, piece.bounds)
     return state, piece.table.merge(merge_of(effect, gone, sweeps=sweeps), commit)
 
 
 def _has_before(table: TargetTable, gone: Position | None) -> bool:
-    """Return whether a row of the target was last changed before ``gone``. After a first load, usually no row was."""
+    """Return whether the target has a row whose last change is before ``gone``.
+
+    After a first load, it usually has no such row.
+    """
     return gone is not None and not table.read().where(is_before(f"{SYSTEM}.", gone)).isEmpty()
 
 

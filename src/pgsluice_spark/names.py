@@ -1,7 +1,7 @@
 """The names of tables, written as in the namespaces of Avro schemas, such as ``public.orders``.
 
-In both parts, ``_xHHHH_`` replaces a character that Avro does not allow in a name. So such a name is also valid as the
-name of a directory.
+``_xHHHH_`` replaces each character that Avro does not allow in the name of a schema or a table. So the result is also
+valid as the name of a directory.
 """
 
 import re

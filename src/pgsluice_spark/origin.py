@@ -1,4 +1,6 @@
-"""Describes where a pipeline's records and schemas are. Used by :mod:`.pipeline` and by the modules that it uses.
+"""Describes where a pipeline's records and schemas are, and reads them.
+
+Used by :mod:`.pipeline` and by the modules that :mod:`.pipeline` uses.
 
 ``tests/spark/test_daemon.py`` covers this module.
 """
@@ -21,8 +23,8 @@ from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
-"""The number of cut records that are read first to find all topics. It is doubled until one of them is a full cut,
-which lists all topics. pgsluice writes at least one full cut a minute."""
+"""The number of cut records that are read first to find all topics. While none of them is a full cut, which lists all
+topics, the number is doubled. pgsluice writes at least one full cut a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +56,30 @@ class Origin:
         return read_ranges(spark, topic, self.bootstrap_servers, self.options, offsets)
 
     def tables_loaded_after(self, cut: Cut) -> set[str]:
-        """Return the tables for which a load begins after a cut that is expected to replace all rows.
+        """Return the tables for which a load that is expected to replace all rows begins after ``cut``.
 
-        If the load turns out not to replace them, its ``end`` mark says so, and the table becomes partial.
+        Such a load may fail to replace the rows. Then ``replaces`` is false in its mark ``end``, and the table becomes
+        partial.
         """
         found = self.cuts_from(cut.offset + 1)
         marks = found.select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
 
     def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> set[str]:
-        """Return the tables for which dead letters replace changes of these cuts."""
+        """Return the tables that lack changes of these cuts, because dead letters replace these changes."""
         topic = f"{self.prefix}.dead_letters"
         offsets = ranges(cuts, topic)
         if not offsets:
             return set()
         reading = record_reading(self.registry.versions((f"{topic}-value",)))
         letters = self.read(self.spark, topic, offsets).select(decoded("value", reading).alias("letter"))
-        # Dead letters of rows that a load read do not matter here: the rows are counted when the load ends.
+        # Dead letters of rows that a load has read do not matter here. The missing rows are noticed when the load ends,
+        # because its rows are counted then.
         tables = letters.where("letter.op != 'r'").select("letter.schema", "letter.table").distinct()
         return {table_name(row["schema"], row["table"]) for row in tables.collect()}
 
     def topics_of_tables(self, offset: int) -> list[str]:
-        """Return the topics of tables that exist at ``offset`` in the topic of cut records, or later."""
+        """Return the topics of tables, including those that were created after the cut record at ``offset``."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
         begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
         back = _BACK
@@ -85,7 +89,10 @@ class Origin:
         return sorted({topic for cut in found for topic in cut.topics if self.is_of_tables(topic)})
 
     def _has_full_cut(self, first: int, last: int) -> bool:
-        """Return whether a full cut begins between these offsets. Its later parts alone do not list all topics."""
+        """Return whether the first part of a full cut is between these offsets.
+
+        The later parts alone do not list all topics.
+        """
         return not self.cuts_from(first).where(f"full AND part = 0 AND offset <= {last}").isEmpty()
 
     def is_of_tables(self, topic: str) -> bool:

@@ -61,7 +61,7 @@ TEXT_SETTINGS: Final = (
 )
 """The settings of a session. They make PostgreSQL write values in the same form as for the daemon (docs/types.md).
 
-If row-level security would hide rows, PostgreSQL raises an error.
+With ``row_security`` off, PostgreSQL raises an error if row-level security would hide rows.
 """
 
 _UNFINISHED: Final = """
@@ -147,12 +147,12 @@ class Snapshot:
 
     @property
     def xmax(self) -> int:
-        """The lowest transaction id, in 64 bits, that the snapshot cannot see because it was not assigned yet."""
+        """The lowest transaction id, in 64 bits, that was not assigned yet when the snapshot was taken."""
         return int(self.text.split(":")[1])
 
     @property
     def running(self) -> list[int]:
-        """The transactions below ``xmax`` that had not ended."""
+        """The transactions below ``xmax`` that had not ended when the snapshot was taken."""
         return [int(xid) for xid in self.text.split(":")[2].split(",") if xid]
 
     def sees(self, xid: Column) -> Column:

@@ -11,7 +11,7 @@ from pgsluice_spark.cuts import Cut
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Cuts that were applied together, and became visible in one row of the control table.
+    """Cuts that were applied together, and that become visible in views together.
 
     ``events`` is the number of changes that the cut records declare, including those of tables that are not copied.
     ``seconds`` is the time that it took to apply the cuts. ``lag_s`` is the age of their last transaction when all cuts

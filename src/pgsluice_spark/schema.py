@@ -225,7 +225,7 @@ def _merged(records: Sequence[Record]) -> Record:
 
 
 def _merged_field(name: str, found: Sequence[dict[str, Any]], records: int) -> dict[str, Any]:
-    """Return the field that can read all of ``found``. ``records`` is the number of records, with or without it."""
+    """Return the field that can read all of ``found``. ``records`` also counts the records without this field."""
     schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
     everywhere = len(found) == records
     if _split(schema)[0] or not (everywhere or "default" in found[0]):

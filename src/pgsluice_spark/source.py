@@ -20,15 +20,15 @@ from pgsluice_spark.cuts import Ranges
 _OWN_OPTIONS: Final = frozenset(
     ("subscribe", "subscribepattern", "assign", "kafka.bootstrap.servers", "kafka.isolation.level")
 )
-"""The options of Spark's Kafka source that these functions set. Their names are not case-sensitive."""
+"""The options of Spark's Kafka source that this module sets. The names of options are not case-sensitive."""
 _DEFAULTS: Final = {"kafka.fetch.max.wait.ms": "20"}
 """Our defaults for options. If a consumer asks for records at the end of a topic, the broker waits for further records,
 by default for half a second. Spark makes such a request in each batch, although the batch needs no further records."""
 _OF_STREAMS: Final = frozenset(("maxoffsetspertrigger", "minoffsetspertrigger", "startingtimestamp", "endingtimestamp"))
 """The options that do not apply to a batch with fixed offsets."""
 _GAPS_MAX: Final = 64
-"""The maximum number of gaps that are left out by one condition each. If there are more, a join leaves out the narrow
-gaps."""
+"""Up to this number of gaps, a separate condition leaves out each gap. If there are more gaps, a join leaves out the
+narrow ones."""
 _NARROW: Final = 16
 """The maximum number of offsets in a narrow gap. Most gaps are narrow: they contain only a transaction's marker."""
 

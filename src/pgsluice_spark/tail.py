@@ -1,6 +1,7 @@
-"""Applies later changes to a mirror's rows: those that a snapshot of PostgreSQL sees.
+"""Brings the rows of a mirror to the state that a snapshot of PostgreSQL sees.
 
-Used by :mod:`.audit`, which explains why the result equals the table at the snapshot.
+For this, it applies those changes after the mirror's last cut that the snapshot sees. Used by :mod:`.audit`, which
+explains why the result equals the table at the snapshot.
 
 ``tests/spark/test_audit.py`` covers this module.
 """

@@ -49,9 +49,9 @@ class Committed:
 class Upkeep:
     """The parameters of a table's maintenance.
 
-    The states of the commits ``kept`` remain readable, and so do all states since ``before``. ``before`` is a time in
-    seconds since 1970, and is ``keep_s`` seconds ago. The table's log has to keep the file lists of these states for
-    another ``needed_s`` seconds, because later maintenance needs the lists.
+    The states of the commits in ``kept`` remain readable, and so do all states since ``before``, which is a time in
+    seconds since 1970. ``before`` is ``keep_s`` seconds ago. The table's log has to keep the file lists of these states
+    for another ``needed_s`` seconds, because later maintenance needs the lists.
     """
 
     kept: frozenset[int]
@@ -124,7 +124,7 @@ class TargetTable(Protocol):
         """Compact the files, and delete files that are not needed any more. Our last commit keeps its number."""
 
     def get_property(self, name: str) -> str | None:
-        """Return a property of the table that we have set."""
+        """Return the value of a property of the table, or None if the property is not set."""
 
     def set_property(self, name: str, value: str) -> None:
         """Set a property of the table."""

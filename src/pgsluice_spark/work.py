@@ -23,7 +23,7 @@ _SEQ_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Work:
-    """The changes of one table in some cuts. ``records`` reads the records of the topic in these cuts."""
+    """The changes of one table in some cuts. ``records`` reads the records of these cuts in the topic."""
 
     app: str
     table: str
@@ -43,7 +43,7 @@ class Work:
         changes = self.reading.changes(self.records())
         if not self.distinct:
             return changes
-        return changes.dropDuplicates([*POSITION, "partition"])  # a truncate is in every partition
+        return changes.dropDuplicates([*POSITION, "partition"])  # each partition has a record of a truncate
 
     @property
     def row_type(self) -> StructType:
@@ -67,7 +67,8 @@ class Work:
 class Prepared:
     """Changes that were read and counted, but not committed yet.
 
-    ``commit`` commits them. It returns the table's state and the commit's number, or None if no commit was necessary.
+    ``commit`` commits them, and returns the table's state and the commit's number. The number is None if no commit was
+    necessary.
     """
 
     counts: Mapping[str, int]

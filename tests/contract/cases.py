@@ -111,11 +111,11 @@ def with_unchanged(*values: bytes) -> TupleData:
 # --- schemas
 
 
-def _envelope(relation: Relation, fields: Any) -> Schema:  # noqa: ANN401 - fields
+def _envelope(relation: Relation, fields: Any) -> Schema:  # noqa: ANN401 - whatever envelope_schema takes
     return envelope_schema(namespace(PREFIX, relation.namespace, relation.name), fields)
 
 
-def _key(relation: Relation, fields: Any) -> Schema:  # noqa: ANN401 - fields
+def _key(relation: Relation, fields: Any) -> Schema:  # noqa: ANN401 - whatever key_schema takes
     return key_schema(namespace(PREFIX, relation.namespace, relation.name), fields)
 
 
@@ -195,7 +195,7 @@ def _encoder(identity: str, insert_op: InsertOp) -> ChangeEncoder:
 
 
 def type_records(table: SampleTable, message: RowMessage) -> list[Record]:
-    """Return the records of one change of ``table``, which has a column of every type."""
+    """Return the records of one change of ``table``, which is TYPES or KEY_TYPES."""
     relation, fields = table.relation, table.fields()
     key = KeyEncoder(relation, table.key_fields()) if table.keyed else None
     target = Target(f"shop.public.{table.name}", IDS[table.name], IDS["keys_key"] if table.keyed else None)

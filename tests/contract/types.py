@@ -1,6 +1,7 @@
-"""Two tables with a column of every type, for the golden messages: one without a key, one whose key has all columns.
+"""Two tables with columns of many types, for the golden messages.
 
-Every opcode of the encoder needs a column here. ``tests/unit/test_contract.py`` checks this.
+TYPES has a column of every type, and no key. The key of KEY_TYPES has all of its columns. Every opcode of the encoder
+needs a column in one of the tables. ``tests/unit/test_contract.py`` checks this.
 """
 
 from collections.abc import Sequence
@@ -227,7 +228,7 @@ class SampleTable:
         return self._relation(tuple(sample.column(is_key=self.keyed) for sample in self.samples))
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the row if the columns first had their types in ``earlier``."""
+        """Return the fields of the row. The columns first had the types that :meth:`Sample.earlier` returns."""
         history = TableFields(OPTIONS)
         history.assign(self._relation(tuple(sample.earlier() for sample in self.samples)))
         return history.assign(self.relation)

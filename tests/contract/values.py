@@ -1,8 +1,7 @@
-"""The form of values in the golden JSON. It does not depend on the library that has read them.
+"""The form of values in the golden JSON, which does not depend on the library that has read the values.
 
-Dates and times are in ISO 8601 (or Avro's number, if the year is outside 1 to 9999). Decimals are strings. Bytes are
-written as in Avro's JSON, one character each. Floats that JSON cannot express are written
-by name.
+Dates and times are in ISO 8601. If the year is outside 1 to 9999, they are Avro's numbers. Decimals are strings. Bytes
+are written as in Avro's JSON, one character each. Floats that JSON cannot express are written by name.
 """
 
 import math
@@ -45,7 +44,7 @@ def json_of(schema: Schema, value: Any) -> Json:  # noqa: ANN401 - whatever the 
 
 
 def walk(schema: Schema, value: Any, leaf: Leaf) -> Json:  # noqa: ANN401 - whatever the schema says
-    """Convert a value to JSON, with ``leaf`` for the scalars in it."""
+    """Convert a value to JSON. ``leaf`` converts the scalars in the value."""
     return _walk(schema, value, leaf, dict(_records(schema)))
 
 

@@ -57,7 +57,7 @@ class Tally:
     torn: int = 0
     out_of_order: int = 0
     untrue: int = 0
-    """The number of tables of which a loaded row, or the consumer's copy, differed from PostgreSQL's content."""
+    """The number of tables with a loaded row or a consumer's copy that differed from PostgreSQL's content."""
     other: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -87,11 +87,11 @@ class Contents:
     committed: frozenset[int]
     """The numbers of the committed transactions, from the ledger."""
     asides: Mapping[int, int]
-    """By number: the LSNs of those messages outside of transactions whose writers committed."""
+    """The LSNs of messages outside of transactions, by number, if their writers committed."""
     last_aside: int
     """The highest number of a message outside of transactions.
 
-    This includes messages whose writers rolled back, because they may be delivered as well.
+    Messages whose writers rolled back count as well, because they may be delivered.
     """
     tables: Mapping[str, Rows]
 
@@ -244,7 +244,7 @@ class Checker:
     def _check_epoch(self, cut: Cut) -> None:
         """Check that a new epoch follows a start with --adopt-slot, and begins at the slot's position at that time.
 
-        PostgreSQL sends everything after this position, so exactly these transactions have to come again.
+        PostgreSQL sends everything after this position, so exactly the transactions after it have to come again.
         """
         epoch, end_lsn = cut.record["epoch"], cut.record["end_lsn"]
         if epoch == self._epoch:
@@ -287,8 +287,9 @@ class Checker:
     def _cannot_come_again(self, found: list[Event]) -> bool:
         """Return whether a transaction was prepared before the slot's position and committed after it.
 
-        PostgreSQL sends only the commit of this transaction again, and not its rows. The slot may still be at such a
-        position although the transaction was delivered, because another prepared transaction can hold the slot back.
+        PostgreSQL sends only the commit of this transaction again, and not its rows. The transaction may have been
+        delivered although the slot's position is before its commit, because another prepared transaction can hold the
+        slot back.
         """
         lines = [event["after"]["id"] for event in found if event.op == "c" and event["table"] == "ledger"]
         return any(self._prepares.get(number, self._epoch_begins) < self._epoch_begins for number in lines)
@@ -363,7 +364,7 @@ class Checker:
             self.tally.complain("other", f"{name} has xid, time and origin {told}, but its origin is {origin}")
 
     def _check_remarks(self, name: str, found: list[Event]) -> None:
-        """Check that each message is directly before or after its note, as the note says. Report all others."""
+        """Check that each message is directly before or after its row in ``note``, at the place that this row says."""
         messages = {event["seq"]: (event["transactional"], event["content"]) for event in found if event.op == "m"}
         self.tally.messages += len(messages)
         notes = [(event["seq"], event["after"]) for event in found if event.op == "c" and event["table"] == "note"]

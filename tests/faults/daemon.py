@@ -63,7 +63,7 @@ def _received_does_not_matter() -> None:
 
 
 def _released_at_once() -> None:
-    # Forget a prepared transaction as soon as its commit is received. Ignore those that the last checkpoint lists.
+    # Forget a prepared transaction as soon as its commit is received. Ignore the held_lsn of the last checkpoint.
     Progress.confirmable = property(lambda self: min((self.delivered, self.received, *self._prepares.values())))  # type: ignore[assignment, method-assign]
     Progress.on_prepared_commit = lambda self, xid, _: self.forget(xid)  # type: ignore[assignment, method-assign]
 
@@ -123,7 +123,7 @@ def _loads_are_not_in_the_checkpoint() -> None:
 def _commands_are_taken_again() -> None:
     become = Requests.become
 
-    def without_offset(self: Requests, state: CommandState, *others: Any) -> None:  # noqa: ANN401 - the result of the call
+    def without_offset(self: Requests, state: CommandState, *others: Any) -> None:  # noqa: ANN401 - whatever become takes
         become(self, replace(state, offset=max(0, state.offset - 1)), *others)
         self.state = state
 
@@ -195,10 +195,10 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return an event that is set when the commit of a prepared transaction of the following kind is received.
+    """Return an event that is set when the commit of a prepared transaction that holds the slot back is received.
 
-    The transaction is not delivered yet, and no other transaction keeps the slot from advancing. When its commit is
-    received, a status update is sent. If this update already confirmed the commit, a crash would lose the transaction.
+    It is set only if the transaction is not delivered yet, and no other transaction holds the slot back. Before it is
+    set, a status update is sent. If this update already confirmed the commit, a crash would lose the transaction.
     """
     ended, happened = Session._ended, threading.Event()
 

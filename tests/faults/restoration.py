@@ -28,8 +28,8 @@ REACTION_S = 120.0
 POLL_S = 0.1
 
 PUBLISHED = 3
-"""At least this many published transactions are written at reused LSNs. If the daemon did not notice the restoration,
-it would drop them."""
+"""The minimum number of published transactions that are written at reused LSNs. A daemon that did not notice the
+restoration would drop these transactions."""
 
 SCRATCH_ROWS = 1000
 """The number of rows that an unpublished transaction writes."""
@@ -55,9 +55,9 @@ class Restoration:
         """The end of the WAL when the snapshot was taken."""
 
     def run(self, restore: Restore) -> int | None:
-        """Restore the server, and adopt the slot after the daemon has refused. Return the position of the adopted slot.
+        """Restore the server, and adopt the slot after the daemon has refused the server.
 
-        Return None if the daemon continued, which is an error.
+        Return the position of the adopted slot. Return None if the daemon continued, which is an error.
         """
         self._victim.daemon.wait_until_ready(timeout_s=REACTION_S)
         with self._workload.quiet():
@@ -174,5 +174,5 @@ class Restoration:
 
 def _number(connection: psycopg.Connection, query: str) -> int:
     row = connection.execute(query.encode()).fetchone()
-    assert row is not None, "a query has a row"
+    assert row is not None, "each of these queries returns one row"
     return int(row[0])

@@ -57,8 +57,8 @@ class Plan:
         """Draw a round with ``kills`` kills.
 
         In at-least-once mode, the network has no faults, because records of a dead owner could stay in the network and
-        arrive later. No server is restored either, because without cuts, the checker could not tell the repetitions of
-        a new epoch from other repetitions.
+        arrive later. No server is restored either, because in this mode, the checker does not check cut by cut, and
+        so could not tell the repetitions of a new epoch from other repetitions.
         """
         is_exact = mode == "exactly_once"
         brokers = kills // KILLS_PER_BROKER_KILL

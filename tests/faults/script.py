@@ -28,11 +28,12 @@ PASSES = {
     "load about to end": 1,
     "load ended": 1,
 }
-"""The highest pass at which the daemon may die at these steps, which are passed more or less often than others."""
+"""For each of these steps, the daemon dies at a pass between 1 and this number. The daemon passes them more or less
+often than the other steps."""
 USUAL_PASSES = 15
-"""The highest pass at which the daemon may die at any other step."""
+"""The same number for all other steps, except START_STEPS, at which the daemon always dies at the first pass."""
 EARLY_PASSES = 5
-"""The highest pass for a death that has to come early, at the time of most faults."""
+"""The highest pass for a death that has to come early, while most of the faults happen."""
 FIRST_STEPS = ("slot announced", "slot created")
 """The steps that are passed only when a pipeline starts for the first time."""
 START_STEPS = (
@@ -158,8 +159,8 @@ def orders(rng: random.Random, options: Options, count: int) -> list[Order]:
     while len(found) < count:
         verb: Verb = rng.choices(("start", "cancel"), (4, 1))[0]
         # A load of only some rows never replaces rows. If changes of some origins are not sent, a load of all rows does
-        # not replace rows either, so marks cannot tell the two kinds of load apart. Therefore, a command loads only
-        # some rows only if the changes of all origins are sent.
+        # not replace rows either, so marks cannot tell the two kinds of load apart. Therefore, a load of only some
+        # rows is drawn only if the changes of all origins are sent.
         where = "id % 3 = 0" if verb == "start" and options.origin == "any" and rng.random() < 1 / 5 else ""
         table = "goods" if where else rng.choice(ORDERED)
         found.append(Order(verb, rng.uniform(*ORDER_PAUSE_S), table, where))
