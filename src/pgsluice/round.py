@@ -37,7 +37,10 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
+        """Record that ``transaction`` has to wait, and all later transactions as well.
+
+        The transaction has changes, and has committed.
+        """
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):
