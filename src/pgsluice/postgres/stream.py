@@ -228,7 +228,7 @@ class ReplicationStream:
         Never return.
         """
         await self.ended.wait()
-        assert self.failure is not None, "fail() has set it"
+        assert self.failure is not None, "fail() sets the failure before the event"
         raise self.failure
 
     def report(self, received: int, flushed: int) -> None:
