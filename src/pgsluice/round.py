@@ -1,10 +1,10 @@
 """One round: finds the position in the stream for rows that were read at a database snapshot.
 
 The session takes the snapshot between two transactions. From then on, the round decides for every transaction whether
-it passes or waits. A transaction that passes is delivered immediately. One that waits is delivered after the rows. If
-the snapshot sees a transaction, it passes, because the rows that were read include its changes. The first transaction
-whose changes the snapshot does not see waits, and so does everything after it. So the rows come after all changes that
-they include, and before all changes that they do not include.
+it passes or waits. A transaction that passes is delivered immediately. A transaction that waits is delivered after the
+rows. If the snapshot sees a transaction, the transaction passes, because the rows that were read include its changes.
+The first transaction that is invisible to the snapshot has to wait, and so has everything after it. So the rows come
+after all changes that they include, and before all changes that they do not include.
 """
 
 from pgsluice.snapshot import Snapshot
@@ -37,7 +37,7 @@ class Round:
         return lsn <= self._end_lsn
 
     def hold(self, transaction: Transaction) -> None:
-        """Record that ``transaction`` waits, as do all that follow it. It has changes, and it has committed."""
+        """Record that ``transaction`` and all that follow it wait. ``transaction`` has changes, and has committed."""
         if self._waiting_lsn is None:
             self._waiting_lsn = transaction.commit_lsn
         elif self.sees(transaction):

@@ -163,7 +163,7 @@ class IdentityConflict:
 class Catalog:
     """Queries the server's catalog. It connects for the first query, and again after the connection was lost.
 
-    No query waits for a locked table. Methods raise SourceUnavailable, PermissionDenied or ConfigError, as
+    No query waits for a lock on a user's table. Methods raise SourceUnavailable, PermissionDenied or ConfigError, as
     :mod:`pgsluice.postgres.failures` decides.
     """
 
@@ -299,7 +299,7 @@ class Catalog:
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return pairs of identities: a root's, if rows are sent under its name, and that of one of its partitions."""
+        """Return the identity of each root under whose name rows are sent, paired with that of each partition."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]

@@ -262,7 +262,7 @@ class _Connection:
         return cls(connection)
 
     async def query(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """Return the rows of ``sql`` as text. Raise TableUnreadable, which names ``about``, if the server refuses it."""
+        """Return the rows of ``sql`` as text. Raise TableUnreadable, with the name of ``about``, if ``sql`` fails."""
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
     async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:

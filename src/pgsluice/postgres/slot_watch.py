@@ -23,14 +23,15 @@ from pgsluice.postgres.options import Address, ConnectionOptions
 from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 PERIOD_S = 10.0
-"""How often to read the slot's state, with a few small queries. This is enough, because alerts wait for minutes."""
+"""The interval at which the slot's state is read, with a few small queries. Alerts wait for minutes anyway."""
 
 DEADLINE_S = 20.0
 """The time limit for reading the slot's state, including the time to connect. Each query has a shorter limit (see
 ``catalog``), but the resolution of a host name may have no limit."""
 
 BREAK_S = 0.1
-"""How long to wait until a task notices that we have broken its connection. After that, we break it again."""
+"""How long to wait until a task notices that we have broken its connection. After that, we break the connection
+again."""
 
 LOOK_S = 0.5
 """How often to check whether the slot's state has to be read."""

@@ -198,7 +198,7 @@ def _summary(
 
 
 def _seconds(tables: int, size: TableSize, rows_per_s: int | None) -> float:
-    """Return how long it takes to read this many tables and rows."""
+    """Return how long it takes to read ``tables`` tables with this total ``size``."""
     rate = ROWS_PER_S if rows_per_s is None else min(rows_per_s, ROWS_PER_S)
     return tables * TABLE_S + max(size.rows / rate, size.bytes / BYTES_PER_S)
 
