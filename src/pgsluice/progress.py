@@ -21,8 +21,8 @@ class Progress:
     """The positions of one session, which continues from the last committed checkpoint.
 
     ``received``: the highest position that this session has received. It starts from zero and not from the checkpoint,
-    for two reasons. First, the server may still send changes again that come before the checkpoint. Second, there may
-    be prepared transactions that only the previous session received.
+    because the server may first send changes again that come before the checkpoint. It may also send prepared
+    transactions again that only the previous session has received.
 
     ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.
     ``slot_lsn``: the position of the slot when the session began.
@@ -74,8 +74,8 @@ class Progress:
     def on_received(self, lsn: int) -> None:
         """Record that everything before ``lsn`` was received.
 
-        ``lsn`` is the end of a record, or the position of an idle keepalive. Raise Diverged if the server has skipped a
-        transaction or message that it had to send again.
+        ``lsn`` is the end of a WAL record, or the position of a keepalive between transactions. Raise Diverged if the
+        server has skipped a transaction or message that it had to send again.
         """
         if self._to_be_resent:
             self._check_resent(lsn)
@@ -178,8 +178,9 @@ class Progress:
     def undelivered(self) -> bool:
         """Whether this session has received positions or ends of prepared transactions that no checkpoint contains.
 
-        This is false while ``received`` is before ``delivered``. The checkpoint then contains all received positions,
-        and until ``delivered`` is reached, the end of a prepared transaction may still arrive.
+        While ``received`` is before ``delivered``, this is false, because the checkpoint contains all positions that
+        were received. The ends of prepared transactions are compared with the checkpoint only when ``delivered`` is
+        reached, because the server may still send some of these ends again before that position.
         """
         if self.received != self.delivered:
             return self.received > self.delivered

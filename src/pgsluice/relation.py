@@ -25,8 +25,8 @@ more, the session ends, and the next session uses a new connection."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Memory for the most recently used tables: about 20,000 with 20 columns (3 KiB each), or 200 with 1,600 columns (300
-KiB each). All other tables are packed. The next row of a packed table unpacks it, which takes a millisecond for 160
-columns."""
+KiB each). All other tables are kept packed, which means compressed. The next row of a packed table unpacks it, which
+takes a millisecond for 160 columns."""
 
 PACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Memory for packed tables. A packed table takes 84 KB at most, so there is room for more than 12,000 of the widest

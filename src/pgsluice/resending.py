@@ -61,13 +61,13 @@ def unexpected(checkpoint: Checkpoint, change: Change | Emitted) -> Diverged:
         )
     else:
         why = (
-            f"Changes before {end} are delivered, and between {format_lsn(since)} and that position the server had "
-            "nothing to send when this pipeline followed it. So it"
+            f"Changes before {end} are delivered, and between {format_lsn(since)} and {end} the server had nothing to "
+            "send when this pipeline followed it. So it"
         )
     return Diverged(
         f"PostgreSQL has sent {what}. {why} was restored from a backup or a disk snapshot, or it is a copy of the "
         "server that was followed. What it has sent was not delivered, and will be sent again. Compare the tables, "
-        "then start a new history with --adopt-slot. It begins at the slot's position."
+        "then start a new history with --adopt-slot. The new history begins at the slot's position."
     )
 
 

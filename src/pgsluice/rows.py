@@ -12,8 +12,8 @@ This module and the modules that it uses are the specification of this path. Rea
    and ``avro.from_binary`` have the writers. ``avro.binary`` has the encodings of Avro's own types.
 5. ``record``: the topic, key and value of one Kafka record.
 
-All decisions about a table were made before its first row: its columns, schema, key and topic, and the writer of each
-column. For a row, only the functions that were chosen then are called.
+All decisions about a table are made before its first row: its columns, schema, key and topic, and the function that
+writes each column. For each row, only these functions are called.
 
 The session passes the frames that it has read, and the index at which a run begins. The run continues as long as rows
 of one transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the
@@ -122,8 +122,8 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
 ) -> WholeTransactions | None:
     """Add the complete transactions from ``frames[at]`` on. Return None if there is none.
 
-    Only the compiled twin has this shortcut, so this function always returns None. The caller processes the messages of
-    each transaction that was not added one by one, with the same result.
+    Only the compiled twin has this shortcut, so this function always returns None. If a transaction is not added, the
+    caller processes its messages one by one, with the same result.
 
     A transaction is added if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
     not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.

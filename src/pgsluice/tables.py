@@ -215,7 +215,7 @@ class Tables:
 
     @property
     def reserved_topics(self) -> set[str]:
-        """The topics of the tables that `include` or a rule names without wildcards."""
+        """The topics of those tables that are named without wildcards, in `include` or in a rule."""
         return {self._named(rule.topic or self.topic, *table) for table, rule in self._reserving()}
 
     def _reserving(self) -> list[tuple[tuple[str, str], TableRule]]:
@@ -249,8 +249,8 @@ class Tables:
     def _check_not_reserved(self, topic: str, schema: str, table: str) -> None:
         """Raise TableRefused if the topic, as Kafka compares names, belongs to another table that the settings name.
 
-        Otherwise, somebody who may create tables could create a table with this topic before the named table exists,
-        and so take the topic of the named table.
+        Without this check, somebody who may create tables could create a table with this topic before the named table
+        exists, and so take the topic of the named table.
         """
         if not self._reserved:
             self._reserve()
@@ -310,7 +310,7 @@ class Tables:
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
 
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
-        """Return whether another rule gives ``topic`` to the table that it names, or to several tables.
+        """Return whether another rule gives ``topic`` to one table, which the rule names, or to several tables.
 
         No other table may use such a topic. Otherwise, somebody who may create tables could create one whose usual
         topic has this name, and so write to the topic.

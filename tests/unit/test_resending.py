@@ -43,7 +43,7 @@ class TestAServerWithAnotherHistory:
         change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
         error = unexpected(CHECKPOINT, change)
         assert "has sent transaction 701, which commits at 0/3E0" in str(error)
-        assert "before 0/3E8 are delivered, and between 0/3DE and that position" in str(error)
+        assert "before 0/3E8 are delivered, and between 0/3DE and 0/3E8 the server" in str(error)
 
     def test_a_transaction_before_an_epoch_that_has_delivered_nothing_is_refused(self) -> None:
         change = Change(Transaction(701, 992, 56), Relation(7, "public", "t", "d", ()), b"I")
@@ -57,7 +57,7 @@ class TestAServerWithAnotherHistory:
         message = LogicalMessage(None, transactional=False, lsn=995, prefix="p", content=b"secret")
         error = unexpected(replace(CHECKPOINT, last_message_lsn=980), Emitted(None, message))
         assert "has sent a message at 0/3E3" in str(error)
-        assert "between 0/3D4 and that position" in str(error)
+        assert "between 0/3D4 and 0/3E8 the server" in str(error)
         assert "secret" not in str(error)
 
 

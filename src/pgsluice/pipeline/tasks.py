@@ -17,8 +17,8 @@ NOTHING_LOST: Final = "Nothing is lost: what was not delivered was not confirmed
 async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any, T]) -> T:
     """Wait for ``step``. If the connection to PostgreSQL is lost meanwhile, cancel ``step`` and raise the error.
 
-    Kafka may delay ``step``, and the stream is not read meanwhile. If nothing watched the connection, a server that
-    shuts down would wait for its walsender until ``step`` ends.
+    Kafka may delay ``step``, and nobody reads the stream during ``step``. If nobody watched the connection either, a
+    server that shuts down would wait for its walsender until ``step`` ends.
     """
     waiting, watches = asyncio.create_task(step, name="start"), _watches(source, stream)
     try:
@@ -34,7 +34,7 @@ async def while_served(source: Source, stream: Stream, step: Coroutine[Any, Any,
 async def close_when_lost(source: Source, stream: Stream, step: Coroutine[Any, Any, None]) -> None:
     """Wait for ``step``. If PostgreSQL shuts down or is lost meanwhile, close our connections to it.
 
-    A server that shuts down may wait for the end of these connections.
+    A server that shuts down may wait until our connections are closed.
     """
     waiting, watches = asyncio.create_task(step, name="refuse"), _watches(source, stream)
     try:

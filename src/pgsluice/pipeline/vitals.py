@@ -1,7 +1,8 @@
 """Signs of life, which show whether the work of a pipeline makes progress.
 
 The session and the pipeline give these signs. The daemon evaluates them for ``/livez`` and ``/readyz``. A running event
-loop would not prove enough, because the only task that does the work may wait for something that never happens.
+loop would not prove that there is progress, because the task that does the work may wait for something that never
+happens.
 """
 
 import time
@@ -27,8 +28,8 @@ class Vitals:
     def waiting(self) -> Iterator[None]:
         """Mark this block as a wait for others, for example for Kafka or for the end of transactions in PostgreSQL.
 
-        Such a wait may take any time and does not count as silence, because other means report it, and a restart of the
-        process would not help.
+        Such a wait may take any time. It does not count as silence, because a restart of the process would not shorten
+        it. The log and the metrics show long waits.
         """
         self._waits += 1
         try:

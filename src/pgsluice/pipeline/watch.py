@@ -36,19 +36,20 @@ class SessionWatch:
         self._source = source
         self._is_paused = is_paused
         self._said_paused_at: float | None = None
-        """When the log last said that the pipeline is paused. None while it is not."""
+        """When the log last said that the pipeline is paused. None while the pipeline is not paused."""
         self._status = status
         self._listened_at = time.monotonic()
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Record that the session is reading the stream now, so it will notice the end of the stream by itself."""
+        """Record that the session is reading the stream now. A reading session notices the end of the stream itself."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:
         """Ask regularly for the end of the server's WAL.
 
-        If a request fails while Kafka is stalled, or after nobody has read the stream for STALL_S, raise its error.
+        If a request fails, raise its error in two cases: if Kafka is stalled, or if nobody has read the stream for
+        STALL_S. Otherwise, ask again.
 
         A server that shuts down ends ordinary connections immediately, and then waits for its walsenders. If nobody
         reads the stream at that time, a failed request is the only sign of the shutdown.

@@ -1,4 +1,4 @@
 """The package that talks to PostgreSQL: the replication stream, the catalog, and the checks of a server.
 
-All code here works with connections. ``pgsluice.pgoutput`` decodes the bytes that they receive.
+All code in this package works with connections. ``pgsluice.pgoutput`` decodes the bytes that the connections receive.
 """

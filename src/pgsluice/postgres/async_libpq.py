@@ -1,6 +1,7 @@
 """Uses libpq without blocking: waits for libpq's socket under asyncio, and runs queries of the simple protocol.
 
-The replication connection, its stream and the reader of chunks use :class:`Wire`. The catalog uses only the functions.
+The replication connection, its stream and the reader of chunks use :class:`Wire`. The catalog uses only
+:func:`answered_within` and :func:`break_off`.
 
 https://www.postgresql.org/docs/current/libpq-async.html
 """

@@ -31,7 +31,8 @@ STATEMENT_TIMEOUT_MS = 10_000
 """The time limit for one query. Queries take milliseconds, unless somebody locks system tables."""
 
 ANSWER_TIMEOUT_S = STATEMENT_TIMEOUT_MS / 1000 + 5
-"""The time limit for an answer. statement_timeout ends slow queries earlier, so the network is broken if none comes."""
+"""The time limit for an answer. statement_timeout ends slow queries earlier, so if no answer comes, the network is
+broken."""
 
 TYPES_AT_ONCE = 50
 """The maximum number of types in one query. There is a limit because a composite type can have 1,600 attributes."""
@@ -162,7 +163,7 @@ class IdentityConflict:
 class Catalog:
     """Queries the server's catalog. It connects for the first query, and again after the connection was lost.
 
-    No query waits for a locked table. Methods raise SourceUnavailable, PermissionDenied or ConfigError, as
+    No query waits for a lock on a user's table. Methods raise SourceUnavailable, PermissionDenied or ConfigError, as
     :mod:`pgsluice.postgres.failures` decides.
     """
 
@@ -298,7 +299,7 @@ class Catalog:
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return pairs of identities: of a root under whose name rows are sent, and of one of its partitions."""
+        """Return the identity of each root under whose name rows are sent, paired with that of each partition."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]

@@ -23,7 +23,7 @@ TABLES_NAMED_MAX = 20
 
 _LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-MAX-SLOT-WAL-KEEP-SIZE"
 
-_REPLICA_IS_ENOUGH_SINCE = 19_00_00  # since then, the first logical slot raises the WAL level by itself
+_REPLICA_IS_ENOUGH_SINCE = 19_00_00  # since this version, the server raises the WAL level for the first logical slot
 
 _STANDBYS_DECODE_SINCE = 16_00_00
 
@@ -93,7 +93,8 @@ async def _reachable(around: _Surroundings) -> list[Finding]:
     detail = f"database {server.database} as {server.user}, {role}, {tls}"
     if server.in_recovery and server.version < _STANDBYS_DECODE_SINCE:
         remedy = "Connect to the primary, for example with target_session_attrs=read-write."
-        return [Finding("postgres reachable", Verdict.FAIL, f"{detail}: a standby cannot decode before 16", remedy)]
+        detail = f"{detail}: decoding on standbys needs PostgreSQL 16"
+        return [Finding("postgres reachable", Verdict.FAIL, detail, remedy)]
     return [Finding("postgres reachable", Verdict.OK, detail)]
 
 
@@ -236,7 +237,7 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
 
 
 async def _partitions(around: _Surroundings) -> list[Finding]:
-    """Return a finding if a partition's old rows have other columns than the root's replica identity says."""
+    """Return a finding if the replica identity of a partition has other columns than that of its root."""
     found = await around.catalog.partition_identities(around.publications)
     differing = [(root, one) for root, one in found if not one.is_like(root)]
     if not differing:
@@ -258,7 +259,7 @@ async def _column_conflicts(around: _Surroundings) -> list[Finding]:
     if conflicts := await around.catalog.identity_conflicts(around.publications):
         tables = [f"{quoted(one.schema, one.name)} in publication {quoted(one.publication)}" for one in conflicts]
         detail = f"PostgreSQL refuses UPDATE and DELETE of {listed(tables)}"
-        remedy = "Let row filters use only columns of the replica identity, and column lists contain all its columns."
+        remedy = "Use only columns of the replica identity in row filters, and list all of its columns in column lists."
         findings.append(Finding("row filters and column lists", Verdict.WARN, detail, remedy))
     if differing := await around.catalog.differing_columns(around.publications):
         tables = [quoted(schema, name) for schema, name in differing]

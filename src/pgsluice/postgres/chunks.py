@@ -72,7 +72,7 @@ _SESSION_SETTINGS: Final = {
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""The size limit for rows that are read again by their keys. They need no limit, because there are only a few."""
+"""The size limit when rows are read again by their keys: in effect none, because there are only a few such rows."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
@@ -130,8 +130,8 @@ class ChunkReader:
         """Return the rows that follow the key ``after``, in the order of the key.
 
         Return at most ``limit`` rows, and stop once they have ``size`` bytes. Raise TableUnreadable if the table does
-        not have this ``shape`` any more, because it may have been altered before it was locked. Raise ValueRefused if
-        ``after`` is not a valid key any more.
+        not have this ``shape`` any more. It may have been altered before it was locked. Raise ValueRefused if ``after``
+        is not a valid key any more.
         """
         await self._check_shape(shape)
         connection = await self._reading()
@@ -184,7 +184,7 @@ class ChunkReader:
         """Check that we still read from the primary of the stream, and that it has not restarted since we connected.
 
         In a crash, the primary can lose a transaction that the snapshot saw, and then write other transactions in its
-        place. A crash ends all connections, so we would lose the connection with the snapshot.
+        place. A crash ends all connections. So if the connection with the snapshot still works, there was no crash.
         """
         if self._primary is None:
             return  # the stream comes from the same server, so a crash would have ended the stream as well
@@ -243,7 +243,7 @@ class ChunkReader:
 
 
 class _Connection:
-    """An ordinary session, which uses the simple query protocol."""
+    """An ordinary session. Only :meth:`run_one` and :meth:`texts` use the extended query protocol."""
 
     def __init__(self, connection: AsyncConnection[tuple[Any, ...]]) -> None:
         self.version = connection.pgconn.server_version
@@ -262,7 +262,7 @@ class _Connection:
         return cls(connection)
 
     async def query(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
-        """Return the rows of ``sql`` as text. Raise TableUnreadable if the server refuses a query ``about`` a table."""
+        """Return the rows of ``sql`` as text. Raise TableUnreadable, with the name of ``about``, if ``sql`` fails."""
         return [tuple(map(_text, row)) for row in await self.fetch(sql, about)]
 
     async def query_again(self, sql: str, about: TableId | None = None) -> list[tuple[str | None, ...]]:
@@ -337,7 +337,7 @@ class _Connection:
             pgconn.consume_input()
 
     async def run_one(self, sql: str, about: Relation) -> None:
-        """Begin to run ``sql``, which may contain a user's condition.
+        """Run ``sql``, up to its end or to the COPY that it opens. It may contain a user's condition.
 
         Use the extended protocol, because only this protocol refuses a second command in ``sql``. Raise TableUnreadable
         if the server refuses ``sql``.
@@ -413,7 +413,7 @@ def _copy(shape: Shape, condition: str, rest: str = "") -> str:
 
 
 def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is a user's SQL. The line break after it ends a comment.
+    # All names and values are quoted. Only shape.where is a user's SQL. The line break ends a comment in shape.where.
     columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
@@ -430,7 +430,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as SQL. A root includes its partitions. Otherwise, ONLY excludes tables that inherit from it."""
+    """Return the table as SQL. A root includes its partitions. For others, ONLY excludes the tables that inherit."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 

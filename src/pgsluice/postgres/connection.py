@@ -35,7 +35,7 @@ SLOT_CREATION_REPORT_S = 10.0
 CANCEL_TIMEOUT_S = 5.0
 """How long to wait for the end of a cancelled command. After that, the connection is closed anyway."""
 
-# setting -> the first version that has it, because SET would fail on an older version
+# setting -> the first version that has it. On an older version, SET would fail.
 _LATER_TIMEOUTS = {"idle_session_timeout": 14_00_00, "transaction_timeout": 17_00_00}
 _WAL_SENDER_TIMEOUT_PER_SESSION = 12_00_00
 _PARENTHESISED_SLOT_OPTIONS = 15_00_00
@@ -70,8 +70,8 @@ class ReplicationConnection:
         """Connect, and set the session's settings.
 
         Let psycopg connect, because it resolves host names outside the event loop, and does not block while it waits
-        for libpq's socket. It tries every host and address, each for at most connect_timeout. After that, only the
-        PGconn is used.
+        for libpq's socket. It tries every host and address, each for at most connect_timeout. Once connected, we send
+        commands through libpq's PGconn, not through psycopg.
         """
         conninfo = await options.current_conninfo(replication="database")
         try:
@@ -202,7 +202,7 @@ class ReplicationConnection:
             await asyncio.sleep(SLOT_CREATION_REPORT_S)
             found: Sequence[str] = []
             if blockers is not None:
-                with suppress(PgsluiceError):  # then the log does not name the transactions
+                with suppress(PgsluiceError):  # after an error, the warning does not name the transactions
                     found = await blockers(self._connection.pgconn.backend_pid)
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 

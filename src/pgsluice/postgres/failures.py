@@ -71,8 +71,8 @@ def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
 _NO_ROOM = "raise max_wal_senders or max_connections, or end sessions that nobody needs"
 
 # Before a session exists, libpq gives no SQLSTATE, so the text of the message has to decide. After a failure that is
-# not listed here, the daemon tries again. Examples are a server that is down, starting, full or unknown to DNS, and
-# every message in another language.
+# not listed here, the daemon tries again. Examples of such failures are a server that is down or starting, a host name
+# that DNS does not know, and every message in another language.
 _CONNECTING: Sequence[tuple[str, type[PgsluiceError], str]] = (
     (
         r"certificate authentication failed",
@@ -283,7 +283,7 @@ def _two_phase_problem(name: str, slot: SlotState, wanted: StreamOptions, server
     if two_phase and slot.failover and server_version < _TWO_PHASE_AT_SYNCED:
         return ConfigError(
             f"replication slot {name!r} survives failovers (failover) and takes prepared transactions at PREPARE "
-            "(two_phase): before version 18, a promoted standby does not know from which position to do so, and "
+            "(two_phase): before version 18, a promoted standby does not know from which position to take them, and "
             "transactions that are prepared across the promotion would be lost. Give up one of the two: set "
             "postgres.two_phase = false and use a slot that never had two_phase, or send "
             f'ALTER_REPLICATION_SLOT "{name}" (FAILOVER false) over a replication connection'

@@ -60,8 +60,8 @@ ORIGIN_SINCE = 16_00_00
 class StreamOptions:
     """The options of pgoutput, except for the publications.
 
-    ``streaming`` is ``off``, ``on`` or ``parallel``. If the server does not support ``parallel``, ``on`` is requested,
-    and a server that does not support streaming gets no option. Streaming is also off if ``messages`` is true.
+    ``streaming`` is ``off``, ``on`` or ``parallel``. If the server does not support ``parallel``, ``on`` is requested
+    instead. If it does not support streaming, the option is left out. Streaming is also off if ``messages`` is true.
     ``origin`` is ``any`` or ``none``. If it is ``none``, the server sends only the changes that were made on this
     server.
     """
@@ -96,7 +96,7 @@ class StreamOptions:
 
     def _streaming(self, version: int) -> dict[str, str]:
         # A message of pg_logical_emit_message does not say to which subtransaction it belongs. So in a streamed
-        # transaction, we could not drop it when its subtransaction is rolled back.
+        # transaction, we could not drop the message when its subtransaction is rolled back.
         if self.streaming == "off" or self.messages or version < STREAMING_SINCE:
             return {}
         return {"streaming": self.streaming if version >= PARALLEL_SINCE else "on"}
@@ -172,11 +172,11 @@ class ConnectionOptions:
 
 
 def _with_system_authorities(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Name the file of the system's authorities, if ``sslrootcert`` is "system".
+    """If ``sslrootcert`` is "system", replace it by the file of the system's certificate authorities.
 
     libpq itself would not find this file, because the OpenSSL in psycopg's wheels looks for it in another directory.
-    Like libpq, use verify-full by default. If the user has set a weaker ``sslmode``, change nothing, so that libpq
-    refuses the combination.
+    Like libpq, set ``sslmode`` to verify-full by default. If the user has set a weaker ``sslmode``, change nothing, so
+    that libpq refuses the combination.
     """
     file = ssl.get_default_verify_paths().cafile
     authorities = parameters.get("sslrootcert") or os.environ.get("PGSSLROOTCERT")

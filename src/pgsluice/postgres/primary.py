@@ -13,8 +13,8 @@ from typing import Final
 
 from pgsluice.errors import PgsluiceError, PrimaryUnavailable
 
-# The control file shows a new timeline too late. So the timeline is read from the name of the current WAL file, because
-# this name begins with the timeline.
+# The control file shows a new timeline too late. The name of the current WAL file begins with the timeline, so the
+# timeline is read from this name.
 _IDENTITY: Final = """
 SELECT pg_is_in_recovery()::text, (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END"""

@@ -239,8 +239,8 @@ _IDENTITY = """ARRAY(
               END)"""
 
 # The key by which the rows of a table can be read. It is the key of a unique index. The index has to identify every
-# row, and to sort the rows with the operators that a query uses by default. So it must be neither partial nor
-# deferrable, its columns must be NOT NULL, and it must have their collations and default operator classes.
+# row, and to sort the rows with the operators that a query uses by default. So the index must be neither partial nor
+# deferrable, its columns must be NOT NULL, and it must use the columns' own collations and default operator classes.
 #
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
 # would therefore use the operators of another type, which sort differently. A quoted value cannot be compared with a

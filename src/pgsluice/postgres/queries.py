@@ -167,8 +167,9 @@ TYPES_SINCE_14 = _TYPES.format(
     multiranges="WHEN t.typtype = 'm' THEN ARRAY(SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid)"
 )
 
-# The transaction that a walsender is waiting for while it creates a slot. It waits for the running transactions one
-# after the other, each time for the lock of the transaction. A prepared transaction has no process, so its pid is null.
+# The transaction that a walsender is waiting for while it creates a slot. The walsender waits for the running
+# transactions one after the other, each time for the lock of one transaction. A prepared transaction has no process,
+# so its pid is null.
 SLOT_CREATION_BLOCKERS = """
 SELECT holder.pid, a.usename::text, a.datname::text, p.gid, p.owner::text, p.database::text, p.prepared::text
 FROM pg_locks waiter

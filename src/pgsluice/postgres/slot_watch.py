@@ -23,14 +23,15 @@ from pgsluice.postgres.options import Address, ConnectionOptions
 from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 PERIOD_S = 10.0
-"""How often to read the slot's state, with a few small queries. This is enough, because alerts wait for minutes."""
+"""The interval at which the slot's state is read. Alerts wait for minutes, so a shorter interval has no use."""
 
 DEADLINE_S = 20.0
 """The time limit for reading the slot's state, including the time to connect. Each query has a shorter limit (see
 ``catalog``), but the resolution of a host name may have no limit."""
 
 BREAK_S = 0.1
-"""How long to wait until a task notices that we have broken its connection. After that, we break it again."""
+"""How long to wait until a task notices that we have broken its connection. After that, we break the connection
+again."""
 
 LOOK_S = 0.5
 """How often to check whether the slot's state has to be read."""
@@ -59,7 +60,7 @@ class SlotSample:
     def retained_bytes(self) -> int | None:
         """Return how much WAL the server keeps for the slot.
 
-        None means that it keeps no WAL for it, or that this is not known.
+        None means that the server keeps no WAL for the slot, or that the amount is not known.
         """
         if self.slot is None or self.slot.restart_lsn == INVALID_LSN or self.wal_end is None:
             return None
@@ -93,7 +94,7 @@ class SlotWatch:
     async def run(self, is_wanted: Callable[[], bool], is_streaming: Callable[[], bool]) -> NoReturn:
         """Read the slot's state regularly while ``is_wanted`` returns true.
 
-        If this fails repeatedly, log only the first failure.
+        If reading fails several times in a row, log only the first failure.
 
         Keep the connection only while ``is_streaming`` returns true. The server or the role may allow only a few
         connections, and the watch must not take one that the next session needs.
@@ -102,10 +103,10 @@ class SlotWatch:
         try:
             while True:
                 if is_streaming() and not was_streaming:
-                    self._due_at = 0.0  # read it immediately, because the slot may be new
+                    self._due_at = 0.0  # read the slot's state immediately, because the slot may be new
                 was_streaming = is_streaming()
                 if not is_wanted():
-                    self.sample, self._due_at = None, 0.0  # this is a standby, and the owner watches the slot
+                    self.sample, self._due_at = None, 0.0  # this process is a standby, and the owner watches the slot
                 elif self._address is not None and time.monotonic() >= self._due_at:
                     self._due_at = time.monotonic() + PERIOD_S
                     await self._look(self._address)

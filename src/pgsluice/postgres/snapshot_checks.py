@@ -1,7 +1,7 @@
 """The checks of ``pgsluice check`` for the tables to load: whether their rows can be read, and how long this takes.
 
 A table that cannot be read does not stop ``run``, so none of these findings has the verdict FAIL. There may be
-thousands of tables. So there is one finding for each kind of problem, and one for all tables together.
+thousands of tables. So there is one finding for each kind of problem, not for each table, and one summary.
 
 https://www.postgresql.org/docs/current/ddl-priv.html
 https://www.postgresql.org/docs/current/ddl-rowsecurity.html
@@ -198,7 +198,7 @@ def _summary(
 
 
 def _seconds(tables: int, size: TableSize, rows_per_s: int | None) -> float:
-    """Return how long it takes to read this many tables and rows."""
+    """Return how long it takes to read ``tables`` tables with this total ``size``."""
     rate = ROWS_PER_S if rows_per_s is None else min(rows_per_s, ROWS_PER_S)
     return tables * TABLE_S + max(size.rows / rate, size.bytes / BYTES_PER_S)
 

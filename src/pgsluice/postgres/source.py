@@ -97,7 +97,7 @@ class PostgresSource:
 
         Raise SlotInUse while another process streams.
 
-        After :meth:`start`, raise SourceUnavailable if this process does not stream any more, and our walsender has
+        After :meth:`start`, raise SourceUnavailable if no process streams from the slot any more, and our walsender has
         ended. After an error, a walsender releases the slot, but it does not end until the stream has read the error
         and the frames before the error.
         """
@@ -119,7 +119,7 @@ class PostgresSource:
     async def is_standby(self) -> bool:
         """Return whether the server is in recovery.
 
-        Raise SourceUnavailable if it was promoted since :meth:`identify`.
+        Raise SourceUnavailable if the server was promoted since :meth:`identify`.
         """
         in_recovery = (await self._catalog.server()).in_recovery
         if self._witness is not None and not in_recovery:
@@ -138,8 +138,8 @@ class PostgresSource:
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL.
 
-        Raise SourceUnavailable if the server has ended the stream, and waits until we have read it to its end. While
-        nobody reads the stream, nothing else shows that it has ended.
+        Raise SourceUnavailable if the server has ended the stream, and waits until we have read the stream to its end.
+        While nobody reads the stream, only this wait shows that the stream has ended.
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(
@@ -172,9 +172,9 @@ class PostgresSource:
     async def _check_timeline(self, witness: ReplicationConnection) -> None:
         """Raise SourceUnavailable if a standby is on a new timeline, before changes of that timeline are processed.
 
-        A walsender survives the promotion of its server, and of the server that its server follows. After that, it
-        sends data of a timeline that we have not checked, so we do not know at which position this timeline left the
-        old one.
+        A walsender survives a promotion of its own server, and also a promotion of the server that its own server
+        follows. After the promotion, the walsender sends data of a timeline that we have not checked, so we do not know
+        at which position this timeline left the old one.
         """
         found = (await witness.identify_system()).timeline
         if found != self._timeline:

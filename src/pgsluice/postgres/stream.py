@@ -223,12 +223,9 @@ class ReplicationStream:
         self._wire.interrupt(error)
 
     async def wait_ended(self) -> None:
-        """Raise the error that ended the stream as soon as it is known, even if nobody reads the stream.
-
-        Never return.
-        """
+        """Wait for the end of the stream, even if nobody reads it. Then raise the error that ended the stream."""
         await self.ended.wait()
-        assert self.failure is not None, "fail() has set it"
+        assert self.failure is not None, "fail() sets the failure before the event"
         raise self.failure
 
     def report(self, received: int, flushed: int) -> None:

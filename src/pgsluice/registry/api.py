@@ -46,8 +46,8 @@ _DEFAULT_CONTEXT: Final = ":.:"
 class Answer:
     """The answer to a request. ``body`` is sent as JSON. ``allow`` are the methods that the path allows.
 
-    ``early`` says that the schema may exist although we have not read it yet, because a client that asks for an id has
-    usually seen a message with this id.
+    ``early``: the schema may exist although we have not read it yet. A client that asks for an id has usually seen a
+    message with this id.
     """
 
     status: int
@@ -268,7 +268,7 @@ def _schema_meant(request: _Request) -> str:
     """Return the schema of an id.
 
     If the id stands for several schemas, the subject in the request decides. If the request names no subject with this
-    id, refuse it, because messages would be misread after a wrong guess.
+    id, refuse the request, because messages would be misread after a wrong guess.
     """
     uses, subject = _uses(request), request.query.get("subject")
     if uses[0].subject != subject and len({use.schema for use in uses}) > 1:

@@ -57,8 +57,8 @@ class BuiltinRegistry:
         """Read all schemas registered so far, after creating the topic if it is missing. May be called again.
 
         If certificates have changed, or a broker has refused credentials that may have changed since then, create new
-        clients, which use the new ones. Raise ConfigError if the topic cannot keep schemas, and SinkUnavailable if
-        Kafka does not answer in time.
+        clients, which use the present certificates and credentials. Raise ConfigError if the topic cannot keep schemas,
+        and SinkUnavailable if Kafka does not answer in time.
         """
         errors = self._options.client.errors
         if self._files.changed or (errors.credentials_change and errors.refused):

@@ -1,7 +1,7 @@
 """Shows whether Avro schemas that are written differently are equal, and whether they read bytes in the same way.
 
-Look-ups use this module, and so does the comparison of a server's ids with ours. Clients and servers send a schema as
-their own Avro library writes it. Java's library, for example, omits inherited namespaces and writes
+Look-ups use this module, and so do comparisons of a registry server's schemas with ours. Clients and servers send a
+schema as their own Avro library writes it. Java's library, for example, omits inherited namespaces and writes
 ``{"type": "string"}`` as ``"string"``. Avro's parsing canonical form is not enough, because it drops attributes.
 :func:`canonical` keeps everything that has a meaning: logical types, defaults, documentation and properties.
 
@@ -25,8 +25,8 @@ NAME_MAX: Final = 4096
 have at most 1,500 characters."""
 
 NAMES_MAX: Final = 8 * 1024 * 1024
-"""The most characters of all full names of a schema together. A namespace is written once, but applies to thousands of
-names, so the full names can be a thousand times as long as the schema."""
+"""The maximum number of characters in all full names of a schema together. A namespace is written once, but can apply
+to thousands of names, so the full names can be a thousand times as long as the schema."""
 
 _SHOWN: Final = 100
 """An error message repeats at most this many characters of a wrong schema."""
@@ -114,7 +114,7 @@ class _Names:
 
     def _full_name(self, name: object, namespace: object) -> str:
         if not isinstance(name, str) or not isinstance(namespace or "", str):
-            raise ValueError(f"{_shown(name)} is not a name")  # noqa: TRY004 - as below
+            raise ValueError(f"{_shown(name)} is not a name")  # noqa: TRY004 - wrong data, not a wrong argument
         full = f"{namespace}.{name}" if namespace and "." not in name else name
         if len(full) > NAME_MAX:
             raise ValueError(f"{_shown(full)} is longer than {NAME_MAX} characters")
@@ -134,5 +134,5 @@ def _shown(mistake: object) -> str:
 def _fields(record: dict[str, Any]) -> list[object]:
     fields = record.get("fields")
     if not isinstance(fields, list):
-        raise ValueError("a record without fields")  # noqa: TRY004 - as above
+        raise ValueError("a record without fields")  # noqa: TRY004 - wrong data, not a wrong argument
     return fields

@@ -1,6 +1,6 @@
 """The checks of ``pgsluice check`` for a registry server: connection, rights, mode and compatibility.
 
-They change nothing.
+The checks change nothing at the server.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/schema-evolution.html#compatibility-types
 """

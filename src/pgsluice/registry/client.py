@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 RETRY_FIRST_S: Final = 0.02
 RETRY_S: Final = 1.0
-"""The longest pause before the first retry, and before any later one. Brokers usually learn of a new topic in
-milliseconds."""
+"""The pause before the first retry is at most RETRY_FIRST_S. The pauses grow up to RETRY_S. Brokers usually learn of a
+new topic in milliseconds, so the first pause is short."""
 
 CONNECT_S: Final = 1.0
 """At the start, we wait at most this long for each of the two requests that only connect a client. If there is no
@@ -34,8 +34,8 @@ answer in time, the client connects with its first real request."""
 class RegistryOptions:
     """The options of the registry.
 
-    ``replication_factor`` (-1 is the broker's default) and ``topic_config`` apply to a topic that has yet to be
-    created.
+    ``replication_factor`` (-1 is the broker's default) and ``topic_config`` apply only when the registry creates the
+    topic.
     """
 
     client: ClientOptions

@@ -182,8 +182,9 @@ class ConfluentRegistry:
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
         """Register a schema while the subject accepts all schemas.
 
-        A subject whose own level is NONE refuses no schema. So if a subject has refused one although the server reports
-        NONE, we conclude that it has no level of its own, and delete its level afterwards instead of setting NONE.
+        A subject whose own level is NONE refuses no schema. So if a subject has refused a schema although the server
+        reports level NONE for it, we conclude that the subject has no level of its own. In this case, we delete the
+        level after the registration, instead of setting it to NONE.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)
@@ -221,7 +222,7 @@ class ConfluentRegistry:
         return known
 
     def _warn_of_earlier(self, subject: str, text: str, identifier: int) -> None:
-        """Warn once if the server has another id for a schema than the one that was recorded last."""
+        """Warn once if the server's id for a schema is not the id that was recorded last for this schema."""
         earlier = self.store.ids_of(subject, text)
         if earlier and earlier[-1] != identifier:
             log.warning(

@@ -26,7 +26,7 @@ def difference(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     None means that a description is not known.
     """
     if old is None or new is None or not _is_description(old):
-        return "pgsluice does not know both versions of the table"
+        return "what has changed is not known, because a description of the table is missing or invalid"
     return ", ".join(_differences(old, new)) or (
         "the table's columns are as before: settings have changed (tables.numeric, types in a rule), or somebody else "
         "has registered a schema for this subject"

@@ -1,7 +1,8 @@
 """Copies the schemas of schema topics to a registry server, with the ids that messages contain.
 
 ``pgsluice registry export`` uses this module. Operators run it before they set ``schema_registry.type`` to "confluent",
-or when a server has lost its schemas. It can be repeated, because schemas that the server already has stay as they are.
+or when a server has lost its schemas. The export can be repeated, because schemas that the server already has stay as
+they are.
 
 https://docs.confluent.io/platform/current/schema-registry/installation/migrate.html
 """
@@ -72,7 +73,7 @@ async def _is_there(client: RestClient, name: str, entry: Registered) -> bool:
 def _is_same(theirs: str, ours: str) -> bool:
     try:
         return shape(json.loads(theirs)) == shape(json.loads(ours))
-    except ValueError:  # Protobuf or JSON Schema
+    except ValueError:  # the server's schema is not Avro, but for example Protobuf
         return False
 
 

@@ -89,8 +89,9 @@ class SchemaFollower:
     async def start(self) -> None:
         """Wait until the store has all records that are in the topics now. A missing topic is treated as empty.
 
-        Raise SinkUnavailable if this takes longer than ``timeout_s``. In that case, reading continues, and this can be
-        called again. It can also be called later, to read the records that others have written meanwhile.
+        Raise SinkUnavailable if the records are not read within ``timeout_s``. Reading continues in the background. So
+        the caller can call this method again after the error. The caller can also call it later, to wait for records
+        that others have written meanwhile.
         """
         if not self._tasks:
             self._tasks = [
@@ -161,7 +162,7 @@ class SchemaFollower:
         return await self.admin.end(topic)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until ``condition`` is true. Check it after each progress. Raise the error that ends the reading."""
+        """Wait until ``condition`` is true. Check it again after each read. Raise the error that ends the reading."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -181,7 +182,7 @@ class SchemaFollower:
             self._progress.set()
 
     async def _keep(self, topic: str) -> None:
-        """Read ``topic`` from its beginning as soon as it exists, and then check that it stays the same."""
+        """Begin to read ``topic`` as soon as it exists. After that, check regularly that it is still the same topic."""
         again = pauses()
         while (found := await self._find(topic)) is None:
             self._missing.add(topic)
@@ -201,7 +202,7 @@ class SchemaFollower:
     def _assign(self, topic: str, beginning: int) -> None:
         """Begin to read ``topic``. Call it in the reading thread."""
         connect(self._consumer, topic, CONNECT_S)
-        self._positions[topic] = beginning  # if the clients are replaced before the first record, they begin here
+        self._positions[topic] = beginning  # a new consumer begins here, if it comes before the first record is read
         self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:

@@ -24,7 +24,7 @@ class History(Protocol):
     """The names or the keys in all schemas of one table."""
 
     def learn(self, schema: Schema) -> None:
-        """Learn from the next schema."""
+        """Add the names or the keys in the next schema."""
 
     def __len__(self) -> int:
         """Return the number of names that this history keeps."""

@@ -19,7 +19,7 @@ _KEPT: Final = 10_000
 
 
 def find(versions: Sequence[Registered], schema: Schema) -> Registered | None:
-    """Return the version that is equal to this schema. Raise ValueError if ``schema`` is not a schema."""
+    """Return the version that is equal to this schema, or None. Raise ValueError if ``schema`` is not a schema."""
     wanted, text = _digest(canonical(schema)), normalise(schema)
     for version in versions:
         if version.schema == text:

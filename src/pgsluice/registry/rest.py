@@ -76,9 +76,10 @@ class RestOptions:
 
 
 class Conflict(RegistryUnavailable):
-    """The registry says that a schema is incompatible with the subject's earlier schemas. ``words`` is what it says.
+    """A schema is incompatible with the subject's earlier schemas. ``words`` is the registry's own error message.
 
-    If the subject's level was just set to NONE, the server does not know the new level yet, so the session tries again.
+    If the subject's level was just set to NONE, the server may not know the new level yet. The session tries again in
+    this case, because a Conflict is a RegistryUnavailable.
     """
 
     def __init__(self, message: str, words: str) -> None:
@@ -98,7 +99,7 @@ class RestClient:
 
     @classmethod
     async def open(cls, options: RestOptions) -> Self:
-        """Return a client. Raise ConfigError if the token or the files of its certificates cannot be used."""
+        """Return a client. Raise ConfigError if the token or the certificate files cannot be used."""
         if options.token is not None and not _TOKEN.fullmatch(options.token):
             raise ConfigError(
                 "schema_registry.token has a blank, a line break or a character beyond ASCII, or is empty: correct "
@@ -265,7 +266,8 @@ def _properties(options: RestOptions) -> dict[str, Any]:
         "ssl.key.password": "" if options.cert_file else None,
     }
     if options.token is not None:
-        # Every server takes the token. Only Confluent Cloud uses the name of the cluster, but the client requires one.
+        # The client sends the token to any server. It also requires the name of a cluster, although only Confluent
+        # Cloud uses this name.
         properties |= {
             "bearer.auth.credentials.source": "STATIC_TOKEN",
             "bearer.auth.token": options.token,
@@ -327,7 +329,8 @@ def _meaning(status: int, code: int) -> tuple[type[PgsluiceError], str]:
 def _silence(error: Exception, doing: str) -> PgsluiceError:
     """Return the error for a missing answer."""
     reason = str(error) or type(error).__name__
-    is_settled = "SSL" in reason and "internal error" not in reason  # this alert reports an error in the server
+    # The TLS alert "internal error" reports an error in the server, which may be temporary.
+    is_settled = "SSL" in reason and "internal error" not in reason
     for mark, remedy in _TLS_REMEDIES.items():
         if is_settled and mark in reason:
             return ConfigError(f"{doing}: {remedy} ({reason}).")

@@ -105,9 +105,9 @@ def _check(fields: Mapping[str, Any]) -> None:
     if fields["schemaType"] != "AVRO":
         raise ValueError(f"'schemaType' is {reprlib.repr(fields['schemaType'])}, not 'AVRO'")
     if not isinstance(fields.get("postgres"), dict | None):
-        raise ValueError("'postgres' is neither an object nor null")  # noqa: TRY004 - as above
+        raise ValueError("'postgres' is neither an object nor null")  # noqa: TRY004 - wrong data
     if not isinstance(read_json(fields["schema"]), str | list | dict):
-        raise ValueError("'schema' is not an Avro schema")  # noqa: TRY004 - as above
+        raise ValueError("'schema' is not an Avro schema")  # noqa: TRY004 - wrong data
 
 
 def _json(value: object) -> bytes:

@@ -70,7 +70,7 @@ class SpillDirectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._held is not None, "it was entered"
+        assert self._held is not None, "the context was entered"
         try:
             async with asyncio.timeout(max(EXIT_S - self._disk.busy_s, 0.0)):
                 await self._disk.run(self._held.remove)
@@ -137,7 +137,7 @@ class _Held:
     def remove(self) -> None:
         """Remove the directory with its files.
 
-        If somebody has put another directory in its place, only an empty one is removed.
+        If somebody has put another directory in its place, that directory is removed only if it is empty.
         """
         for name in [*self.files(), _LOCK]:
             with suppress(OSError):

@@ -22,7 +22,7 @@ DISK_LIMIT_S = 30.0
 """The time limit of one job. A job writes a few MiB or removes one file, which takes seconds on a slow network disk."""
 
 LAST_LOOK_S = 1.0
-"""The additional time for a job that seems to be late. The job may only seem so because the process was suspended."""
+"""The additional time for a job that seems to be late. If the process was suspended, the job may not really be late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Job:
     def carry_out(self) -> None:
         try:
             value = self.call()
-        except BaseException as error:  # noqa: BLE001 - the task that waits for the result gets it
+        except BaseException as error:  # noqa: BLE001 - the task that waits for the result gets the error
             self.result.set_exception(error)
         else:
             self.result.set_result(value)

@@ -1,8 +1,8 @@
 """Keeps rows whose transaction has not committed yet. They are in memory up to a limit, and beyond it in files.
 
-Each transaction has a buffer. Once memory is short, it also has a file, to which data is only appended. The files are a
-cache, because PostgreSQL sends everything again to the next session. So nothing is synced, and all files are removed at
-the end. Checksums make sure that the rows are read back as they were written.
+Each transaction has a buffer. When memory is short, a buffer is moved to a file of its transaction, to which data is
+only appended. The files are a cache, because PostgreSQL sends everything again to the next session. So nothing is
+synced, and all files are removed at the end. Checksums make sure that the rows are read back as they were written.
 
 All file access happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not block the
 event loop.
@@ -204,11 +204,11 @@ class SpooledRows:
             yield None
             taken = yield from _pieces(read)
             del read[:taken]
-        assert not read, "a file ends between two entries"
+        assert not read, "a file ends with a complete entry"
         yield from _pieces(self._buffer)
 
     def _read(self, number: int, read: bytearray) -> None:
-        """Append a block of the file to ``read``, in the disk's thread. Raise UnavailableError if it was changed."""
+        """Append a block of the file to ``read``, in the disk's thread. Raise UnavailableError if its CRC is wrong."""
         try:
             with open(self._name, "rb", buffering=READ_BYTES, opener=self._open) as file:
                 file.seek(number * READ_BYTES)
