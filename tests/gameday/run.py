@@ -42,7 +42,7 @@ class Result:
 
 
 class Day:
-    """One run over all breakages."""
+    """The breakages of one pipeline, one after the other."""
 
     def __init__(self, scene: GameDay, prometheus: Prometheus, say: Callable[[str], object]) -> None:
         self._scene = scene

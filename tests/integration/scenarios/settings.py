@@ -68,7 +68,7 @@ SCENARIOS = [
     ),
     Scenario(
         "topic and partitions",
-        "The topic has the name and the number of partitions of the rule.",
+        "The topic has the name and the number of partitions that the rule sets.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         rules=[{"match": "t", "topic": "{prefix}.chosen-name", "partitions": 5}],
         work="INSERT INTO t SELECT generate_series(1, 100); DELETE FROM t WHERE id > 50",

@@ -48,7 +48,8 @@ def _identities(found: Found) -> None:
     for event in found.events():
         assert event["xid"] == event["after"]["xid"]
         assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
-        assert abs(event.timestamp_ms / 1000 - event["ts"].timestamp()) < 600, "the time at which it was produced"
+        produced = event.timestamp_ms / 1000
+        assert abs(produced - event["ts"].timestamp()) < 600, "the timestamp is not the time at which it was produced"
 
 
 def _steps(found: Found) -> None:
@@ -269,7 +270,7 @@ SCENARIOS = [
     ),
     Scenario(
         "large",
-        "A transaction larger than a cut is alone in its cut. Small transactions before and after it have other cuts.",
+        "A transaction larger than a cut is alone in its cut. Small transactions next to it are in other cuts.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)",
         tables=["t", "u"],
         work=f"""
