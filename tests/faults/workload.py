@@ -36,7 +36,7 @@ SKIPPED = (*VISITED, "debit", "credit")
 """The tables that only commands load. Prepared transactions lock them for a long time, so they often cannot be read."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
-"""The tables that are published from the beginning. Their content is compared at the end, like that of later tables."""
+"""The tables that are published from the beginning. At the end, the content of these and later tables is compared."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
@@ -274,7 +274,7 @@ def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def touch_made(names: Sequence[str]) -> Work:
-    """Return work on one of these tables, which were created later. Without tables, the work does nothing."""
+    """Return work on one of the tables ``names``, which are created later. The work does nothing without tables."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         if not names:

@@ -365,7 +365,7 @@ def message(random: Random, relation: Relation, xid: int | None) -> bytes:
     """Return a message about the table. One message in ten is damaged."""
     row, old = _row(random, relation), _row(random, relation)
     if random.random() < 0.5:
-        old = list(row)  # so that both keys are equal
+        old = list(row)  # so that the old and the new key are equal
     found = encode(
         random.choice(
             (
@@ -397,7 +397,7 @@ def _damaged(random: Random, found: bytes) -> bytes:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` messages. The same seed gives the same messages. Raise Differ if the twins differ."""
+    """Give both twins ``count`` messages. The same seed gives the same messages. Raise Differ if the results differ."""
     random = Random(seed)
     found: Counter[str] = Counter()
     relation, encoder = table(random)

@@ -29,8 +29,8 @@ WENT_BACK = (
     "The transaction that ends at … has xid …, but the one delivered had xid …",
     "Position …, recorded as delivered, lies inside the commit record …",
 )
-"""The possible reasons after a restoration. The amount of WAL that the server has written since then decides which of
-them is reported."""
+"""The possible reasons after a restoration. Which one is reported depends on how much WAL the server has written since
+the restoration."""
 
 
 @dataclass(frozen=True, slots=True)

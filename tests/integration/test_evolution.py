@@ -139,7 +139,7 @@ def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> T
 
 @pytest.fixture(scope="module")
 def outcomes(kafka: Kafka) -> Iterator[Mapping[int, Future[Outcome]]]:
-    """Run all versions at the same time."""
+    """Run the scenarios of all server versions at the same time."""
     with ThreadPoolExecutor(len(VERSIONS)) as pool:
         yield {version: pool.submit(run, version, kafka) for version in VERSIONS}
 

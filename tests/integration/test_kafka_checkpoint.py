@@ -140,7 +140,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("behind", [FIRST_WINDOW - 2, FIRST_WINDOW - 1, FIRST_WINDOW, FIRST_WINDOW * WINDOW_FACTOR])
     def test_the_checkpoint_is_found_before_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
-        """The reader reads the last ``FIRST_WINDOW`` offsets, and then more and more. Test the boundaries.
+        """The reader first reads the last ``FIRST_WINDOW`` offsets, and then larger windows. Test their boundaries.
 
         The marker of a transaction also takes an offset.
         """

@@ -256,7 +256,7 @@ class TestBetweenSessions:
     async def test_a_topic_without_changes_is_in_no_cut(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """The schemas of such a topic may not be registered yet.
+        """The schemas of a topic without changes may not be registered yet.
 
         If a cut listed the topic, the next start would report that its schemas are missing.
         """

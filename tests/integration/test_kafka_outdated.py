@@ -98,9 +98,9 @@ class Cluster:
 
     @contextmanager
     def outdated(self, *topics: str) -> Iterator[None]:
-        """Isolate the first broker until the others have replaced it as the leader.
+        """Isolate the first broker. The block begins when the other brokers have replaced it as the leader.
 
-        Afterwards, the first broker rejoins the cluster.
+        After the block, the first broker rejoins the cluster.
         """
         self.links.isolate(NODE, silently=True)
         try:
@@ -168,7 +168,7 @@ def test_the_probe_reveals_the_outdated_broker(cluster: Cluster, monkeypatch: py
 
 @pytest.mark.long
 def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster: Cluster) -> None:
-    """Another client gets another answer from a newer leader."""
+    """A second client gets a different answer, from a newer leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
     cluster.create(topic)
     write(cluster.options(2, 3), topic, FORMER)

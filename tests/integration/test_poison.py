@@ -1,6 +1,7 @@
 """Tests what becomes of changes that Kafka or Avro cannot accept.
 
-Such changes stop pgsluice with a message, or become dead letters."""
+Such changes stop pgsluice with a message, or become dead letters.
+"""
 
 import random
 import time

@@ -60,7 +60,7 @@ def options_through(proxy: Proxy, database: Database, **parameters: str) -> Conn
 
 
 class Follower:
-    """Reads the stream as a pipeline does. It keeps each complete transaction once, and then confirms it."""
+    """Reads the stream as a pipeline does: keeps each complete transaction once, and then confirms the transaction."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options

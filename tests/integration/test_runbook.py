@@ -192,10 +192,10 @@ ONLY_IN_UNIT_TESTS = frozenset(
 """Messages that real servers could cause, but that only unit tests produce."""
 
 SHORT = 8
-"""Parts of a message that are shorter than this occur in too many places to be useful."""
+"""Parts of a message with fewer characters occur in too many places to be useful."""
 
 WINDOW = 15
-"""The source of the test that produces a message must contain at least this many consecutive characters of it."""
+"""The source of the test that produces a message must contain this number of its consecutive characters."""
 
 
 def scenarios() -> Iterator[str]:

@@ -8,7 +8,7 @@ import psycopg
 from tests.support.scenario import Found, Place, Scenario
 
 LARGE_ROWS = 4000
-"""With this many rows of 100 characters, a transaction exceeds delivery.cut_bytes."""
+"""The number of rows of a large transaction. Its rows have 100 characters, so it exceeds delivery.cut_bytes."""
 
 
 def _interleaved(place: Place) -> None:
@@ -97,7 +97,7 @@ def _commit_prepared(place: Place) -> None:
 
 
 def _replicated(place: Place) -> None:
-    """Write transactions from another server with their commit times on that server, as a subscription does."""
+    """Write transactions as a subscription does: with an origin, and with their commit times on the other server."""
     name = f"node_{uuid4().hex[:8]}"
     with place.connect() as connection:
         connection.execute("SELECT pg_replication_origin_create(%s)", [name])
