@@ -1,7 +1,7 @@
 """A storm: one pipeline with a workload and a script of faults. An independent reader checks the result at the end.
 
 The storms of all server versions share one ``Cluster``. Each storm has a proxy in front of every broker, and one in
-front of its server. ``test_faults`` runs storms, and ``python -m tests.faults`` runs more of them.
+front of its PostgreSQL server. ``test_faults`` runs storms, and ``python -m tests.faults`` runs more of them.
 """
 
 import json
@@ -58,11 +58,11 @@ CALM_S = 120.0
 PARTITIONS = 2
 
 LOADED_S = 120.0
-"""The storm fails if neither loads nor the deliveries before them make progress for this long."""
+"""The storm fails if the daemon neither delivers changes nor loads rows for this long."""
 
 BESIDE_WORK_S = 15.0
-"""How long the workload continues during loads after the last fault. Its prepared transactions lock some tables, so not
-all loads can end in this time."""
+"""How long the workload continues after the last fault, while tables are loaded. Not all loads can end in this time,
+because prepared transactions of the workload lock some tables."""
 
 POLL_S = 0.02
 SAMPLE_S = 0.05
@@ -76,16 +76,19 @@ SERVER_SETTINGS = {
 
 
 FOREIGN_TIMEOUT_S = 10
-"""The timeout of another program's requests and transactions. The brokers abort a transaction after this time."""
+"""The timeout of the requests and the transactions of the foreign program, which writes to the pipeline's topics.
+
+The brokers abort a transaction after this time.
+"""
 FOREIGN_PAUSE_S = 0.2
-"""How long another program keeps a transaction open."""
+"""How long the foreign program keeps each transaction open."""
 STREAMING_S = 15.0
-"""How long another program waits until the daemon streams. Some daemons die before they stream."""
+"""How long the foreign program waits for the daemon to stream. Some daemons die before they stream."""
 
 
 @dataclass(frozen=True)
 class StormSetup:
-    """The configuration of a storm's daemon. ``without`` is the rule that is disabled, if any."""
+    """The configuration of a storm's daemon. ``without`` names the rule of pgsluice that is disabled, or is empty."""
 
     options: Options
     mode: Mode
@@ -216,7 +219,7 @@ class Cluster:
 
 
 class Positions:
-    """Samples the slot's position within a block."""
+    """Samples the slot's position while a ``with`` block runs."""
 
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
@@ -247,7 +250,10 @@ class Storm:
     """One pipeline on one server, from its first start to the final check."""
 
     def __init__(self, database: Database, cluster: Cluster, listener: str, seed: str, setup: StormSetup) -> None:
-        """Set the database and the pipeline's listener in the cluster. The database must be empty until ``run``."""
+        """Set the servers of the pipeline. ``listener`` is the name of the pipeline's listener in the cluster.
+
+        The database must still be empty when ``run`` is called.
+        """
         self.report = Report(Counter([*str(setup.options).split(", "), str(setup.loading)]))
         self.log: list[str] = []
         """The events, each with the seconds since the beginning."""
@@ -268,7 +274,7 @@ class Storm:
         self._undisturbed = threading.Lock()
         """Held during a fault of the server, its network or the daemon, so that only one such fault happens at a time.
 
-        It is not held while the daemon dies.
+        The daemon's deaths do not take this lock.
         """
         self._began = time.monotonic()
         self._failed = threading.Event()
@@ -332,7 +338,7 @@ class Storm:
 
     @contextmanager
     def _accounted_for(self) -> Iterator[None]:
-        """If the block fails, log the daemon's state now. When the error is reported, the daemon will have ended."""
+        """If the block fails, log the daemon's state now, because the daemon ends before the error is reported."""
         try:
             yield
         except BaseException:
@@ -381,7 +387,7 @@ class Storm:
             self._commander.give(order.verb, [order.table] if order.table else [], order.where)
 
     def _provoke(self) -> bool:
-        """Send a command to load a table, for the next daemon. Return whether Kafka has certainly stored it."""
+        """Send commands that make the next daemon load a table. Return whether Kafka has certainly stored them."""
         return self._commander.give("resume") and self._commander.give("start", [FILLED[0]])
 
     def _load_beside_work(self) -> None:
@@ -481,7 +487,7 @@ class Storm:
             self._disturb(proxies, what, fault)
 
     def _write_as_somebody_else(self, seconds: float) -> None:
-        """Write to all topics of changes in transactions, and abort these transactions."""
+        """Act as a foreign program: write to all topics of tables in transactions that are then aborted."""
         settings = {
             "bootstrap.servers": self._cluster.kafka.bootstrap_servers,
             "transactional.id": f"somebody else beside {self._name}",
@@ -497,7 +503,7 @@ class Storm:
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
-        except KafkaException as error:  # brokers are down, and will abort the transaction
+        except KafkaException as error:  # brokers are down, and abort the transaction later
             self._note(f"somebody else: {error}")
 
     def _wait_until_streaming(self) -> None:
@@ -600,8 +606,8 @@ class Storm:
     def _replay(self, reader: Reader) -> Replay:
         """Return a consumer that starts a new copy of a table with about every second load.
 
-        If the stream lacks some origins, loads do not replace rows. The consumer then starts a new copy with every
-        load, because otherwise a table without a key would have its rows twice.
+        If the stream lacks the changes of some origins, loads do not replace rows. In this case, the consumer starts a
+        new copy with every load, because otherwise the copy of a table without a key would have its rows twice.
         """
         is_whole = self._setup.options.origin == "none"
         return Replay(

@@ -89,7 +89,7 @@ def stamp(lsn: int, seq: int, origin: str | None) -> dict[str, Any]:
 def transaction(number: int) -> list[Event]:
     """Return a message outside of transactions, and a transaction.
 
-    The visitor writes every third transaction, and moves no money in it.
+    Every third transaction has an origin, like those of the visitor in ``workload``, and moves no money.
     """
     lsn, moved = number * 100, 7 * number
     origin = ORIGIN if number % 3 == 0 else None
@@ -434,13 +434,16 @@ class TestAtLeastOnce:
 
 
 class TestNewEpoch:
-    """After an adoption, exactly the transactions after the slot's position have to come again, before new ones."""
+    """A new epoch begins when the slot is adopted (``--adopt-slot``).
+
+    First, exactly the transactions after the slot's position have to come again. New transactions follow.
+    """
 
     @staticmethod
     def history(slot_lsn: int = SLOT_LSN) -> History:
         """Return a history with two epochs.
 
-        The second epoch begins with the repeated transactions after the slot's position. The last transaction follows.
+        The second epoch first repeats the transactions after the slot's position. Then the last transaction follows.
         """
         *cuts, last = history()
         former = [event for event in last if event["lsn"] <= 500]
@@ -630,7 +633,7 @@ LOOSE_AGAIN = LOOSE | {"id": "second load"}
 def mark(
     state: str, lsn: int, count: int, rows: int, fields: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return a mark. At its position, ``count`` rows and marks come before it. ``fields`` can set a table or a load."""
+    """Return a mark. At its position, ``count`` rows and marks come before it. ``fields`` overrides its fields."""
     names = {"topic": "p.public.goods", "schema": "public", "table": "goods", "id": "load", "state": state}
     return {**names, "epoch": 1, "lsn": lsn, "seq": FIRST_SEQ + count, "rows": rows, "replaces": True, **fields}
 

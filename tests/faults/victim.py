@@ -30,7 +30,7 @@ class Victim:
     """Starts the daemon, and checks how it ends."""
 
     def __init__(self, daemon: Daemon, kills: Counter[str], note: Callable[[str], None], without: str = "") -> None:
-        """Set the daemon. ``without`` names the rule of the product that is disabled in it, or is empty.
+        """Set the daemon. ``without`` names the rule of pgsluice that is disabled in the daemon, or is empty.
 
         ``kills`` counts the daemon's deaths, and ``note`` logs them.
         """
@@ -40,7 +40,10 @@ class Victim:
         self._without = without
 
     def start(self, death: Death | None, *arguments: str) -> None:
-        """Start a daemon that dies in this way. If a daemon still runs, kill it first."""
+        """Start a daemon that dies as ``death`` says, or that stays alive if ``death`` is None.
+
+        If a daemon still runs, kill it first.
+        """
         if self.daemon.alive:
             self.daemon.kill()
             self._kills[f"daemon: {AT_A_MOMENT}"] += 1

@@ -36,7 +36,7 @@ SKIPPED = (*VISITED, "debit", "credit")
 """The tables that only commands load. Prepared transactions lock them for a long time, so they often cannot be read."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
-"""The tables that are published from the beginning. Their content is compared at the end, like that of later tables."""
+"""The tables that are published from the beginning. At the end, the content of these and later tables is compared."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
@@ -48,7 +48,7 @@ it."""
 
 ACCOUNTS = 40
 HELD = 6
-"""The number of accounts that only prepared transactions change, because they hold their locks for a long time."""
+"""The number of accounts that only prepared transactions change, which hold locks for a long time."""
 
 BALANCE = 1000
 
@@ -95,8 +95,11 @@ GIDS = [f"held {number}" for number in range(1, HELD + 1)]
 
 LONG = GIDS[:3]
 LONG_WEIGHT = 0.08
-"""The weight of each gid in LONG when the next prepared transaction to end is chosen. Other gids have the weight 1. The
-weight is so low that transactions with these gids stay prepared while the daemon dies several times."""
+"""The weight of each gid in LONG in the random choice of the prepared transaction that ends next.
+
+All other gids have the weight 1. Because of the low weight, transactions with the gids in LONG stay prepared while the
+daemon dies several times.
+"""
 
 PREPARED_PAUSE_S = 0.3
 """The longest pause between two actions with prepared transactions."""
@@ -271,7 +274,7 @@ def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def touch_made(names: Sequence[str]) -> Work:
-    """Return work on one of these tables, which were created later. Without tables, the work does nothing."""
+    """Return work on one of the tables ``names``, which are created later. The work does nothing without tables."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         if not names:
@@ -342,7 +345,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Sets up the session's origin. If the last session lost its connection, this fails until the server has noticed."""
+"""Sets up the session's origin. The statement fails until the server has noticed that the last session is gone."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),

@@ -2,8 +2,8 @@
 
 Valid requests are damaged and sent over real connections to a server in this process. For each request, the server must
 answer with a documented status, end the connection, or wait for the rest of the request. No answer may be an internal
-error, none may take long, and memory must not grow. This is not part of the quick suite. The first input that breaks a
-rule is printed, and ends the run with exit code 1.
+error, none may take long, and memory must not grow. The quick suite does not include this fuzzer. The first input that
+breaks a rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -83,7 +83,7 @@ SCHEMAS: Final[tuple[Schema, ...]] = (
 
 
 class Inputs:
-    """The inputs. The same seed always gives the same ones."""
+    """The inputs. The same seed always gives the same inputs."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -119,7 +119,7 @@ class Inputs:
 
 
 async def check(port: int, data: bytes) -> str:
-    """Send ``data``, and return the outcome. Raise Broken if it breaks a rule."""
+    """Send ``data``, and return the outcome. Raise Broken if the outcome breaks a rule."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -188,7 +188,7 @@ async def _clients(port: int, inputs: Inputs, count: int, outcomes: Counter[str]
 
 async def run(count: int, seed: int) -> Counter[str]:
     """Send ``count`` inputs. The same seed gives the same inputs."""
-    module.EARLY_LOOK_S = 0.0  # type: ignore[misc]  # no schema comes late here, so do not wait for any
+    module.EARLY_LOOK_S = 0.0  # type: ignore[misc]  # no schema arrives late here, so do not wait
     store, outcomes, watch = SchemaStore(), Counter[str](), Watch()
     for number, schema in enumerate(SCHEMAS):
         store.add(store.propose(f"shop.public.t{number or ''}-value", schema, None)[0])
@@ -196,7 +196,7 @@ async def run(count: int, seed: int) -> Counter[str]:
     health = Health(lambda: {"state": "streaming"}, lambda: None, lambda _role: None)
     server, inputs = HttpServer("127.0.0.1:0", health, CollectorRegistry(), store), Inputs(seed)
     await server.start()
-    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # it logs a traceback for half of the inputs
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # aiohttp logs a traceback for half of the inputs
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watch.loop())

@@ -1,8 +1,8 @@
 """Fuzzes the decoder of pgoutput: ``python -m tests.fuzz.pgoutput --count 1000000 --seed 1``.
 
-Valid messages are damaged, then decoded. Each input must be refused with the documented error, or be exactly the
-encoding of the decoded message. Memory must stay proportional to the input. This is not part of the quick suite. The
-first input that breaks a rule is printed, and ends the run with exit code 1.
+Valid messages are damaged, then decoded. The decoder must either refuse an input with the documented error, or return
+a message whose encoding is exactly the input. Memory must stay proportional to the input. The quick suite does not
+include this fuzzer. The first input that breaks a rule is printed, and ends the run with exit code 1.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from tests.support.pgoutput_encoder import encode, xlog_data
 CORPUS_COUNT = 4_000
 MUTATIONS_MAX = 3
 ADDRESS_SPACE_BYTES = 1 << 30
-"""The limit of the process's memory. It is far above what the fuzzer needs, and far below the largest length field."""
+"""The limit of the process's memory. The fuzzer needs far less, and a length field can demand far more."""
 PEAK_SHARE = 50
-"""For one in this many inputs, the peak memory of the call is measured at the end. More would take too long."""
+"""Peak memory is measured only for ``count / PEAK_SHARE`` additional inputs, because the measurement is slow."""
 PEAK_BASE_BYTES = 16_384
 PEAK_FACTOR = 64
 """How many bytes of memory a call may use for each byte of its input.
@@ -191,7 +191,7 @@ def _splice(random: Random, data: bytes, corpus: list[bytes]) -> bytes:
 
 
 def _extreme(random: Random, data: bytes, _corpus: list[bytes]) -> bytes:
-    """Overwrite 1, 2, 4 or 8 bytes anywhere, which may be a length or a count."""
+    """Overwrite 1, 2, 4 or 8 bytes anywhere with an extreme value. The bytes may be a length or a count."""
     size = random.choice((1, 2, 4, 4, 8))
     at = random.randrange(len(data))
     value = random.choice((*EXTREMES, len(data) - at, len(data) - at - size)) % (1 << 8 * size)
@@ -237,7 +237,7 @@ def _framed(random: Random, payload: bytes) -> bytes:
 
 
 def check(payload: bytes, *, in_stream: bool) -> str:
-    """Decode ``payload``, and return the outcome. Raise Broken if it breaks a rule."""
+    """Decode ``payload``, and return the outcome. Raise Broken if the outcome breaks a rule."""
     decoder = Decoder()
     decoder.in_stream = in_stream
     try:
@@ -259,7 +259,7 @@ def _documented(error: str, payload: bytes) -> str:
 
 
 def check_frame(payload: bytes, *, in_stream: bool) -> str:
-    """Unpack ``payload`` as CopyData, then check it as :func:`check` does."""
+    """Unpack ``payload`` as CopyData, then check the message in it as :func:`check` does."""
     try:
         frame = parse_frame(payload)
     except ProtocolError as error:
@@ -287,7 +287,7 @@ class Checker(Protocol):
 
 
 def run(count: int, seed: int, checker: Checker) -> Counter[str]:
-    """Check ``count`` inputs, a tenth of them as whole frames. The same seed gives the same inputs."""
+    """Check ``count`` inputs, a tenth of them as frames. The same seed gives the same inputs."""
     random = Random(seed)
     corpus = [_payload(random) for _ in range(CORPUS_COUNT)]
     outcomes: Counter[str] = Counter()

@@ -1,7 +1,7 @@
 """Compares both twins of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
 
 The tables have every type that has its own encoding. Rows contain values as servers write them, and invalid values.
-Messages are whole or damaged. The results are records or an error, and have to be the same, byte for byte.
+Messages are whole or damaged. Each twin returns records or an error, which have to be the same, byte for byte.
 """
 
 import argparse
@@ -188,12 +188,15 @@ _EDGES = {
     4: (-730_119, 2_921_940, 2**31 - 1 - 10_957),
     8: (-730_119 * _DAY_US, 2_921_940 * _DAY_US, 2**63 - 1 - 10_957 * _DAY_US),
 }
-"""Values by size in bytes. They are days (4) or microseconds (8) since 2000: the first day of year 1, the first day of
-year 10000, and the last moment."""
+"""Limits of dates (4 bytes, in days since 2000) and of timestamps (8 bytes, in microseconds since 2000).
+
+The limits are the beginning of year 1, the beginning of year 10000, and the last value that does not overflow when it
+is counted since 1970 instead.
+"""
 
 
 def _whole(size: int) -> Callable[[Random], bytes]:
-    """Return a function that draws integers of this many bytes: large ones, small ones, and some near a limit."""
+    """Return a function that draws integers of ``size`` bytes: large ones, small ones, and some near a limit."""
     bits = 8 * size
     ends = (0, 0, 0, 2**bits - 1, 2 ** (bits - 1), *_EDGES.get(size, ()))
 
@@ -212,7 +215,10 @@ def _time(random: Random) -> bytes:
 
 
 def _seldom(random: Random, *odd: int) -> tuple[int, ...]:
-    """Return the values ``odd``, which cause an error, in one of five calls. An error hides the row's other values."""
+    """Return ``odd`` in one of five calls, and otherwise nothing.
+
+    The values in ``odd`` cause an error, which hides the row's other values.
+    """
     return odd if random.random() < 0.2 else ()
 
 
@@ -308,7 +314,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
         tombstones=random.random() < 0.5,
         truncate=random.random() < 0.5,
         dead_letters=_dead_letters(random),
-        insert_op=random.choice("cr"),  # type: ignore[arg-type]  # either of them
+        insert_op=random.choice("cr"),  # type: ignore[arg-type]  # "c" or "r"
     )
 
 
@@ -356,10 +362,10 @@ def _row(random: Random, relation: Relation) -> TupleData:
 
 
 def message(random: Random, relation: Relation, xid: int | None) -> bytes:
-    """Return a message about the table. Nine out of ten are undamaged."""
+    """Return a message about the table. One message in ten is damaged."""
     row, old = _row(random, relation), _row(random, relation)
     if random.random() < 0.5:
-        old = list(row)  # so that both keys are equal
+        old = list(row)  # so that the old and the new key are equal
     found = encode(
         random.choice(
             (
@@ -391,7 +397,7 @@ def _damaged(random: Random, found: bytes) -> bytes:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` messages. The same seed gives the same messages. Raise Differ if the twins differ."""
+    """Give both twins ``count`` messages. The same seed gives the same messages. Raise Differ if the results differ."""
     random = Random(seed)
     found: Counter[str] = Counter()
     relation, encoder = table(random)
@@ -423,7 +429,7 @@ Tables = Mapping[int, tuple[Relation, ChangeEncoder | None]]
 
 
 def run_runs(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` runs over two tables, one of which may be unpublished, with other frames between the rows."""
+    """Compare ``count`` runs with rows of two tables and other frames between them. A table may be unpublished."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -470,7 +476,7 @@ def _run_outcome(
 
 
 def run_whole(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` streams of small transactions, processed as whole transactions and message by message."""
+    """Compare ``count`` streams of small transactions: as whole transactions, and message by message."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -502,7 +508,10 @@ def _is_common(frame: bytes | Keepalive, tables: Tables) -> bool:
 
 
 def _transactions(random: Random, tables: Tables, common: list[bytes | Keepalive]) -> list[bytes | Keepalive]:
-    """Return the frames of some transactions, mostly as a server sends them. Their rows are from ``common``, if any."""
+    """Return the frames of some transactions, mostly as a server sends them.
+
+    The rows are from ``common``, unless it is empty.
+    """
     frames: list[bytes | Keepalive] = []
     lsn = random.choice((900, 1000, EXPECTED_LSN, 2**40, 2**62 - 200))
     for xid in range(700, 700 + random.randrange(1, 8)):

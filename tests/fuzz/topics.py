@@ -1,8 +1,9 @@
 """Fuzzes the readers of service topics: ``python -m tests.fuzz.topics --count 1000000 --seed 1``.
 
 Valid records are damaged, as JSON or as bytes, and then read as checkpoints, schemas, cut records, commands and records
-of changes. Each must be refused with a documented error, or be usable. None may take long. This is not part of the
-quick suite. The first input that breaks a rule is printed, and ends the run with exit code 1.
+of changes. A reader must either refuse a record with a documented error, or return something usable, and must not take
+long. The quick suite does not include this fuzzer. The first input that breaks a rule is printed, and ends the run with
+exit code 1.
 """
 
 import argparse
@@ -123,7 +124,7 @@ def _text(random: Random, value: dict[str, Any]) -> bytes:
 
 
 class Inputs:
-    """The inputs. The same seed always gives the same ones."""
+    """The inputs. The same seed always gives the same inputs."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
@@ -168,7 +169,7 @@ class Inputs:
 
 
 def check(take: Callable[..., str], values: tuple[Any, ...]) -> str:
-    """Return the outcome of one input. Raise Broken if it breaks a rule."""
+    """Return the outcome of one input. Raise Broken if the outcome breaks a rule."""
     began = time.perf_counter()
     try:
         outcome = take(*values)

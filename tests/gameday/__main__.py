@@ -19,7 +19,7 @@ def main() -> int:
     """Carry out all breakages in random order, and print the table of times. Return 1 if one of them went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.gameday", description=__doc__)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))
-    parser.add_argument("--only", nargs="+", help="carry out only breakages whose names contain one of these")
+    parser.add_argument("--only", nargs="+", help="carry out only breakages whose names contain one of these words")
     options = parser.parse_args()
     say = partial(print, flush=True)
     if reason := missing():

@@ -29,8 +29,8 @@ WENT_BACK = (
     "The transaction that ends at … has xid …, but the one delivered had xid …",
     "Position …, recorded as delivered, lies inside the commit record …",
 )
-"""The possible reasons after a restoration. The amount of WAL that the server has written since then decides which of
-them is reported."""
+"""The possible reasons after a restoration. Which one is reported depends on how much WAL the server has written since
+the restoration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def advance_slot(scene: GameDay) -> None:
 
 
 def invalidate_slot(scene: GameDay) -> None:
-    """Write more WAL while pgsluice is stopped than the server may keep for the slot."""
+    """While pgsluice is stopped, write more WAL than the server may keep for the slot."""
     scene.daemon.stop_well()
     scene.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
     for _ in range(4):
@@ -135,7 +135,7 @@ def renew_certificate(scene: GameDay) -> None:
 
 
 def restore_server(scene: GameDay) -> None:
-    """Restore the server from a copy of its files, which lacks changes that are delivered."""
+    """Restore the server from a copy of its files. The copy lacks changes that have been delivered."""
     scene.pipeline.wait_until_confirmed()
     scene.server.take_snapshot()
     scene.pipeline.wait_for(state="streaming")

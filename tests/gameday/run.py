@@ -1,4 +1,4 @@
-"""Carries out one breakage after the other, and measures how long it takes to notice and to repair each of them."""
+"""Carries out one breakage after the other, and measures how long it takes until each is noticed and repaired."""
 
 import json
 import time
@@ -42,7 +42,7 @@ class Result:
 
 
 class Day:
-    """One run over all breakages."""
+    """The breakages of one pipeline, one after the other."""
 
     def __init__(self, scene: GameDay, prometheus: Prometheus, say: Callable[[str], object]) -> None:
         self._scene = scene
@@ -78,7 +78,7 @@ class Day:
         return Result(breakage.name, alert, alert_s, reason_s, where, self._repair(breakage))
 
     def _repair(self, breakage: Breakage) -> float:
-        """Repair the breakage. Return the time until a row that is written after the repair was delivered."""
+        """Repair the breakage. Return the time until a row that was written after the repair is delivered."""
         scene, began = self._scene, time.monotonic()
         breakage.repair(scene)
         scene.pipeline.write(1)

@@ -31,7 +31,7 @@ for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the test files of this directory. Files of other directories come first, because one process runs them."""
+    """Put the longest test files of this directory first, but after tests/platform, whose tests run in one process."""
     begin_with(items, HERE, LONGEST)
 
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_kafka() -> Iterator[Kafka]:
     """Provide a broker that a test can stop, kill and pause.
 
-    Each test has to leave the broker running. Its periodic work has short intervals.
+    Each test has to leave the broker running. The broker does its periodic work at short intervals.
     """
     intervals = ("log.cleaner.backoff.ms", "transaction.abort.timed.out.transaction.cleanup.interval.ms")
     with Kafka(settings=dict.fromkeys(intervals, "100")) as cluster:

@@ -203,7 +203,7 @@ class TestChangingTheMode:
         assert assert_at_least_once(pipeline, written + LARGE + 10) == 0
 
     def _killed_amid(self, pipeline: Pipeline, topic: str, rows: int) -> bool:
-        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if it wrote all of them."""
+        """Kill the daemon while it writes a transaction of ``rows`` rows. Return False if the kill came too late."""
         before = end_of(pipeline.kafka, topic)
         pipeline.write_at_once(rows)
         wait_until(lambda: end_of(pipeline.kafka, topic) > before, "the first rows of the transaction")

@@ -23,7 +23,7 @@ def checked(daemon: Daemon) -> str:
 
 
 def test_an_impossible_choice_is_reported_before_anything_is_created(start: Start) -> None:
-    """``check`` must report the same. For domains and arrays of domains, the base type decides what is possible."""
+    """``check`` must report the same error. For domains and their arrays, the base type decides what is possible."""
     pipeline = start(
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )

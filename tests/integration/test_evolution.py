@@ -29,7 +29,7 @@ VERSIONS = covered((10, 14, 18), usual=(10, 18))
 SETTINGS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {18: {"postgres": {"binary": True}}}
 """Settings that change how the server sends values, but not what consumers see."""
 GENERATED_COLUMNS = 12
-"""The first version with columns that are not published."""
+"""The first version with generated columns, which are not published."""
 READINGS = {"Envelope": value_reading, "Key": record_reading}
 STREAMING = 14
 """The first version that streams large transactions."""
@@ -139,7 +139,7 @@ def _in_catalog(connection: psycopg.Connection, table: Table, version: int) -> T
 
 @pytest.fixture(scope="module")
 def outcomes(kafka: Kafka) -> Iterator[Mapping[int, Future[Outcome]]]:
-    """Run all versions at the same time."""
+    """Run the scenarios of all server versions at the same time."""
     with ThreadPoolExecutor(len(VERSIONS)) as pool:
         yield {version: pool.submit(run, version, kafka) for version in VERSIONS}
 

@@ -268,7 +268,7 @@ class TestDeadlines:
 
 
 def foreign(kafka: Kafka, pipeline: Pipeline) -> Producer:
-    """Return a producer that has fenced the pipeline, like a pipeline of the same name on a copy of the server."""
+    """Return a producer that has fenced the pipeline, as another pipeline of the same name would do."""
     name = pipeline.daemon.name
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"pgsluice-{name}-{name}"})
     producer.init_transactions(PATIENCE_S)

@@ -44,7 +44,7 @@ NASTY = (
     *("_x00E9é", "éx00E9_", "z: OK all fine. table public.orders"),
 )
 BAD = "bad"
-"""A column with an impossible type in a rule, so that its table goes into quarantine."""
+"""The name of a column for which a rule chooses an impossible type, so that its table goes into quarantine."""
 
 
 def names(longest: int = 63) -> st.SearchStrategy[str]:

@@ -89,7 +89,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
 
     def test_a_late_record_of_a_former_owner_does_not_hide_a_refusal(self, kafka: Kafka, topic: str) -> None:
-        """The late position can be after the position of the session that has refused the server's history."""
+        """The late record can have a later position than the record with the refusal."""
         refused = replace(checkpoint(3), refused="The server was restored.")
         commit(kafka, topic, record(2), record(3), refused.to_json(), record(4))
         assert read(client_options(kafka), topic, is_atomic=False) == refused
@@ -140,7 +140,7 @@ class TestWhatIsThere:
 
     @pytest.mark.parametrize("behind", [FIRST_WINDOW - 2, FIRST_WINDOW - 1, FIRST_WINDOW, FIRST_WINDOW * WINDOW_FACTOR])
     def test_the_checkpoint_is_found_before_many_aborted_records(self, kafka: Kafka, topic: str, behind: int) -> None:
-        """The reader reads the last ``FIRST_WINDOW`` offsets, and then more and more. Test the boundaries.
+        """The reader first reads the last ``FIRST_WINDOW`` offsets, and then larger windows. Test their boundaries.
 
         The marker of a transaction also takes an offset.
         """
@@ -306,5 +306,5 @@ class TestOutages:
         grant(secured_kafka, name, AclOperation.DESCRIBE)
         with pytest.raises(PermissionDenied, match=f"Reading {name}"):
             read(reader, name)
-        grant(secured_kafka, name, AclOperation.READ)  # no right to a group is needed
+        grant(secured_kafka, name, AclOperation.READ)  # no right to a consumer group is needed
         assert read(reader, name) == checkpoint(1)

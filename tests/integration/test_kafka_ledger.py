@@ -1,4 +1,4 @@
-"""Tests that pgsluice detects and reports changes of topics by others, between sessions and during a session."""
+"""Tests that pgsluice detects and reports what others do to topics, between sessions and during a session."""
 
 import asyncio
 import json
@@ -256,7 +256,10 @@ class TestBetweenSessions:
     async def test_a_topic_without_changes_is_in_no_cut(
         self, kafka: Kafka, prefix: str, orders: Target, items: Target
     ) -> None:
-        """The topic's schemas may not be registered yet, so the next start would report that they are missing."""
+        """The schemas of a topic without changes may not be registered yet.
+
+        If a cut listed the topic, the next start would report that its schemas are missing.
+        """
         async with Session(kafka, prefix) as session:
             await session.sink.prepare_topics([policy(orders, PARTITIONS), policy(items, PARTITIONS)])
             await session.sink.open_topic(policy(orders, PARTITIONS), keyed=True)
@@ -500,9 +503,9 @@ class TestLedger:
     def test_the_previous_cuts_marker_is_not_mistaken_for_a_record(
         self, kafka: Kafka, orders: Target, *, full: bool
     ) -> None:
-        """The outdated broker reports end offset 2, where only the marker of the previous cut has been written.
+        """The outdated broker reports end offset 2, which is the end after the marker of the previous cut.
 
-        The ledger must not take this as the end after the record of the current cut, which is 3.
+        The ledger must not mistake it for the end after the record of the current cut, which is 3.
         """
         topics, place = Stopped(kafka), (orders.topic, 0)
         known = Ledger(topics, Event(), accept=False)

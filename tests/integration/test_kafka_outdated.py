@@ -42,7 +42,7 @@ NOBODY = "127.0.0.1:9"
 LATEST = IsolationLevel.READ_UNCOMMITTED
 
 FORMER, LAST = 1, 4
-"""The checkpoint that the isolated broker has, and the last checkpoint."""
+"""The cut numbers of two checkpoints: the last one on the isolated broker, and the last one in the cluster."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Cluster:
         raise TimeoutError(f"none of {nodes} leads {topic}")
 
     def wait_for_end(self, topic: str, end: int, *nodes: int) -> None:
-        """Wait until clients of ``nodes`` see this end offset. Transaction markers are written slightly later."""
+        """Wait until clients of ``nodes`` see this end offset. A marker is written slightly after the commit."""
         deadline, place = time.monotonic() + TIMEOUT_S, (topic, 0)
         with closing(Topics(self.options(*nodes), Event())) as topics:
             while topics.next_offsets([place])[place] < end:
@@ -98,9 +98,9 @@ class Cluster:
 
     @contextmanager
     def outdated(self, *topics: str) -> Iterator[None]:
-        """Isolate the first broker until the others have replaced it as the leader.
+        """Isolate the first broker. The block begins when the other brokers have replaced it as the leader.
 
-        Afterwards, the first broker rejoins the cluster.
+        After the block, the first broker rejoins the cluster.
         """
         self.links.isolate(NODE, silently=True)
         try:
@@ -168,7 +168,7 @@ def test_the_probe_reveals_the_outdated_broker(cluster: Cluster, monkeypatch: py
 
 @pytest.mark.long
 def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster: Cluster) -> None:
-    """Another client gets another answer from a newer leader."""
+    """A second client gets a different answer, from a newer leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
     cluster.create(topic)
     write(cluster.options(2, 3), topic, FORMER)
@@ -178,7 +178,7 @@ def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster:
         cluster.wait_for_end(topic, 4, 2, 3)
         place = topic, 0
         known = Account({topic: TopicState("", 1)}, {place: 4})
-        # Query only the offsets. The client sends a query about the topic to any broker, not only to this one.
+        # Query only the offsets. For a query about the topic, the client could choose another broker.
         former_end, epoch = Topics(cluster.options_alone(), Event())._answers([place], LATEST)[place]
         former = Account(known.topics, {place: former_end}, {} if epoch is None else {place: epoch})
         now = Topics(cluster.options(2, 3), Event()).account(known)
@@ -198,7 +198,7 @@ def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster:
 
 @pytest.mark.long
 async def test_sessions_continue_after_the_last_checkpoint(cluster: Cluster) -> None:
-    """Sessions may fail if they query the outdated broker. They must never start before the last checkpoint."""
+    """Sessions that query the outdated broker may fail, but none may start at an older checkpoint than the last one."""
     prefix = f"shop-{uuid4().hex[:8]}"
     names = f"{prefix}.checkpoint", f"{prefix}.transactions"
     cluster.create(*names)

@@ -1,4 +1,4 @@
-"""Compares the partitioner with that of Kafka's Java client, so that topics are co-partitioned with its topics."""
+"""Compares the partitioner with that of Kafka's Java client, whose topics must be co-partitioned with ours."""
 
 import random
 from pathlib import Path

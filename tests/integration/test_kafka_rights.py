@@ -16,7 +16,7 @@ SERVICE_TOPICS = ("checkpoint", "transactions", "schemas")
 
 
 def allow_all(kafka: SecuredKafka, prefix: str) -> ClientOptions:
-    """Grant the user "pgsluice" all rights to the prefix. Return the options with which it connects."""
+    """Grant the user "pgsluice" all rights to the prefix. Return the options with which this user connects."""
     operations = (AclOperation.CREATE, AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS)
     allow(kafka, "pgsluice", ResourceType.TOPIC, f"{prefix}.", *operations, pattern=ResourcePatternType.PREFIXED)
     allow(kafka, "pgsluice", ResourceType.TRANSACTIONAL_ID, f"pgsluice-{prefix}", AclOperation.WRITE)

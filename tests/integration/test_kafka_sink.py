@@ -68,7 +68,7 @@ class TestTheNumberOfTopics:
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.sink.open_topic(policy(tables[0]), keyed=True)
             await session.deliver(insert(tables[0], 2))
-        async with Session(kafka, prefix, topics_max=2) as session:  # includes topics of earlier sessions
+        async with Session(kafka, prefix, topics_max=2) as session:  # the limit includes earlier topics
             with pytest.raises(ConfigError, match="t2 was not created"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             create_topic(kafka, tables[3].topic)  # as another user would
@@ -199,7 +199,7 @@ class TestDelivery:
     async def test_the_first_cut_of_a_session_lists_everything(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """It must list the topics of earlier sessions, but no topics that do not exist or have no records."""
+        """The cut must list the topics of earlier sessions, but no topics that do not exist or have no records."""
         async with Session(kafka, prefix) as session:
             await session.sink.open_topic(policy(orders, 2), keyed=True)
             await session.deliver(*(insert(orders, n) for n in range(10)))
@@ -264,7 +264,7 @@ class TestOwners:
     async def test_an_owner_that_is_fenced_between_two_records_reports_the_reason(
         self, kafka: Kafka, prefix: str, orders: Target, *, begun: bool
     ) -> None:
-        """librdkafka then accepts no more records, and reports the reason only on request."""
+        """After the fencing, librdkafka accepts no more records, and reports the reason only on request."""
         async with Session(kafka, prefix) as former:
             await former.sink.open_topic(policy(orders), keyed=True)
             if begun:
@@ -360,7 +360,7 @@ class TestOwners:
     async def test_the_deadline_is_not_mistaken_for_another_owner_if_the_client_notices_it_first(
         self, own_kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """The client refuses a record with the error for another owner, before the deadline is checked."""
+        """The client refuses a record before the deadline is checked, with the error that reports another owner."""
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             lost = await session.produce(insert(orders, 1))
@@ -432,7 +432,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """The topic must not be refused before. If its settings change later, the table's next version is refused."""
+        """The start must not refuse the topic. If the topic's settings change, the table's next version is refused."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

@@ -156,7 +156,7 @@ class TestSettings:
             topics.check(TopicSpec(name, 1, compactable=False), settings)
 
     def test_a_new_topic_without_keys_is_never_compacted(self, own_kafka: Kafka, name: str) -> None:
-        """The broker compacts new topics by default, but a compacted topic refuses rows without a key."""
+        """Here, the broker compacts new topics by default. A compacted topic would refuse rows without a key."""
         with closing(Topics(client_options(own_kafka), Event())) as topics:
             (broker,) = topics.brokers()
             configure(

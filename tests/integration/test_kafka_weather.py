@@ -1,4 +1,4 @@
-"""Tests faults of Kafka under load. For some of them, pgsluice must wait. For others, it must stop with a message."""
+"""Tests faults of Kafka under load. Some faults must make pgsluice wait. Others must make it stop with a message."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def cluster() -> Iterator[Kafka]:
 
 @pytest.fixture(scope="module")
 def guarded_kafka() -> Iterator[SecuredKafka]:
-    """Provide a broker whose rights and passwords are changed only by these tests.
+    """Provide a broker for the tests that change rights or passwords.
 
     The user "reader" has the rights of a pipeline.
     """

@@ -137,7 +137,7 @@ Follow: TypeAlias = Callable[..., Followed]
 
 @pytest.fixture
 def follow(start: Start, new_database: Callable[..., Database]) -> Iterator[Follow]:
-    """Provide a function that starts a pipeline with messages and a consumer. It has the parameters of ``start``."""
+    """Provide a function with the parameters of ``start``. It starts a pipeline with messages, and a consumer."""
     with ExitStack() as stack:
 
         def begin(
@@ -348,7 +348,7 @@ class TestExactlyOnce:
         expected: list[Item] = []
         for number, again in enumerate((followed.daemon.restart, restart_hard(followed)) * 2):
             content = b"%d" % number
-            lsn = writer.alone(content)  # flushed soon, because its transaction has written WAL
+            lsn = writer.alone(content)  # flushed soon, because the message's transaction has written WAL
             wait_until_confirmed(followed, lsn)
             again()
             writer.row(number)

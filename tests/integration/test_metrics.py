@@ -1,4 +1,4 @@
-"""Tests the metrics of a daemon: the documented names, the lag in many situations, and the slot without a stream."""
+"""Tests the metrics of a daemon: the documented names, the lag in many situations, and the slot without a reader."""
 
 import re
 import time

@@ -74,7 +74,7 @@ REVOKE ALL ON orders, customers FROM public;
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Postgres]]:
-    """Provide a function that returns a server. Its database was prepared with the statements of SECURITY.md."""
+    """Provide a function that returns a server whose database was prepared with the statements of SECURITY.md."""
     certificate, key = make_certificate(tmp_path_factory.mktemp("tls"))
     servers: dict[int, Postgres] = {}
     with ExitStack() as running:
@@ -178,8 +178,8 @@ class Scene:
     def consume(self, content: str) -> Message:
         """Wait for a message with this content, as a consumer with the rights in SECURITY.md. Return the message.
 
-        The message can also be an error of the consumer, if its text has this content. Other errors are ignored,
-        because the topic may not exist yet.
+        The message can also be an error of the consumer, if the text of the error has this content. Other errors are
+        ignored, because the topic may not exist yet.
         """
         properties = {"group.id": "reports", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
 
@@ -203,7 +203,7 @@ class Scene:
                 connection.execute(re.sub(r"GRANT (.*) TO", r"REVOKE \1 FROM", READING).encode())
 
     def assert_delivered(self) -> None:
-        """Check that the consumer receives a row that has a value of a type whose use only the owner is allowed."""
+        """Check that the consumer receives a row. One of its values has a type that only the type's owner may use."""
         assert self.consume("closed").error() is None
 
 
@@ -385,7 +385,7 @@ class TestNeeded:
         assert re.search(f"Reading {scene.name}.snapshots: .*Topic authorization failed", said)
 
     def test_to_read_limits_of_brokers(self, scene: Scene) -> None:
-        """This is the only right that pgsluice can do without."""
+        """Delivery works without this right, and ``pgsluice check`` only warns."""
         scene.grant(DELIVERING)
         expected = {"kafka transaction timeout": "transaction.max.timeout.ms cannot be read"}
         with scene.daemon():

@@ -70,7 +70,7 @@ def events(connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> list
     run(connection, f"INSERT INTO parts VALUES ({LAST}, {LAST}, NULL)")
     with closing(Reader(kafka.bootstrap_servers, daemon.url, daemon.name, lambda: None)) as reader:
         found = [event for cut in reader.read_until(int(row[0])) for event in cut.events if event.value is not None]
-    # The row ``LAST`` may be in a later cut than those that were read.
+    # The row ``LAST`` may have been read or not, so leave it out.
     return [
         event for event in sorted(found, key=lambda event: event.position) if (event["after"] or {}).get("id") != LAST
     ]

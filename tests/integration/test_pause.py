@@ -1,4 +1,4 @@
-"""Tests ``pgsluice pause`` and ``resume``. Changes that are committed during a pause must arrive once, after it."""
+"""Tests ``pgsluice pause`` and ``resume``. Changes that are committed during a pause must arrive once, after resume."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ WAL_SENDER_TIMEOUT_S = 2
 FAR_MORE = 300, 100_000
 """The number of rows and their width.
 
-Connections buffer much less data than this, and one read of pgsluice returns less.
+This is much more data than connections buffer, and more than one read of pgsluice returns.
 """
 
 

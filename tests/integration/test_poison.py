@@ -1,6 +1,7 @@
 """Tests what becomes of changes that Kafka or Avro cannot accept.
 
-Such changes stop pgsluice with a message, or become dead letters."""
+Such changes stop pgsluice with a message, or become dead letters.
+"""
 
 import random
 import time
@@ -124,7 +125,7 @@ class TestARecordTooLarge:
         (letter,) = dead_letters(pipeline)
         sent = {value["after"]["n"]: value for _, value, _ in read(pipeline, "public.texts")}
         position = {name: sent[2][name] for name in ("epoch", "lsn", "xid", "ts")}
-        assert letter["key"][-1] == 3 * 2  # zigzag encoding
+        assert letter["key"][-1] == 3 * 2  # Avro encodes the integer 3 as the byte 6
         assert letter["size"] > 2 * LIMIT
         del letter["key"], letter["size"]
         assert letter == {
@@ -297,8 +298,8 @@ UNFIT = {
 def test_every_value_that_a_key_cannot_represent_becomes_a_dead_letter(start: Start, *, binary: bool) -> None:
     """An update that changes the key consists of a delete and an insert.
 
-    If the old or the new key cannot be represented, the delete or the insert is a dead letter. An update that keeps a
-    key that cannot be represented is itself a dead letter.
+    If the old key cannot be represented, the delete is a dead letter. If the new key cannot be represented, the insert
+    is a dead letter. An update that keeps a key that cannot be represented is itself a dead letter.
     """
     rules = [{"match": f"public.t{len(UNFIT) - 1}", "types": {"k": "interval-micros"}}]
     given = settings("exactly_once") | {"tables": {"rules": rules}, "postgres": {"binary": binary}}

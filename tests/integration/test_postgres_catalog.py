@@ -180,7 +180,8 @@ async def test_published_relations_equal_the_servers_view(
 ) -> None:
     """The columns are compared only from PostgreSQL 16 on, because the view of 15 includes generated columns.
 
-    Unlike the view, the query of pgsluice must not wait for tables that somebody has locked.
+    The view is ``pg_publication_tables``. Unlike the view, the query of pgsluice must not wait for tables that somebody
+    has locked.
     """
     database, options = poor_role(version)
     columns = "t.attnames::text[]" if version >= 16 else "NULL::text[]"
@@ -251,7 +252,8 @@ async def test_the_catalog_describes_row_filters_and_column_lists(
             ]
             assert await catalog.differing_columns(["filters", "harmless"]) == []
             assert await catalog.differing_columns(["fine", "filters"]) == [("public", "t")]
-        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):  # the server agrees
+        # The server must refuse changes because of the same publications.
+        for publication, refused in (("fine", False), ("filters", True), ("lists", True)):
             others = {"fine", "filters", "harmless", "lists"} - {publication}
             admin.execute("BEGIN")
             admin.execute(f"DROP PUBLICATION {', '.join(others)}")

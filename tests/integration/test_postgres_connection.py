@@ -303,7 +303,7 @@ def tls_server(tls: tuple[Path, Path]) -> Iterator[Database]:
 async def test_the_authorities_of_the_system_are_trusted(
     tls_server: Database, tls: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(tls[0]))  # as if the system trusted it
+    monkeypatch.setenv("SSL_CERT_FILE", str(tls[0]))  # as if the system trusted the certificate
     async with Catalog(options_for(tls_server, host="localhost", sslrootcert="system")) as catalog:
         assert str((await catalog.server()).tls).startswith("TLSv1.3, ")
 

@@ -54,7 +54,7 @@ def promote(standby: Standby) -> None:
 
 @contextmanager
 def followed_primary(start: Start, version: int) -> Iterator[tuple[Pipeline, Standby, Proxy]]:
-    """Provide a pipeline whose slot has a copy on a standby, the standby, and the proxy that the daemon connects to."""
+    """Provide a pipeline, a standby that has a copy of its slot, and the proxy that the daemon connects to."""
     with Postgres(version) as primary, Proxy(primary.host, primary.port) as proxy:
         primary.create_database("shop")
         pipeline = start(database=Database(primary, "shop"), conninfo=through(proxy))
@@ -173,7 +173,7 @@ def test_a_standby_is_followed_and_promoted(version: int, start: Start) -> None:
 
 
 def test_a_pipeline_on_a_standby_survives_the_promotion_of_its_upstream(start: Start) -> None:
-    """The daemon's server stays a standby, but from then on it is on another timeline."""
+    """The daemon's server stays a standby, but the promotion moves it to another timeline."""
     with Postgres(17) as primary:
         primary.create_database("shop")
         with (
@@ -212,7 +212,7 @@ def test_a_slot_that_the_primary_invalidates_on_its_standby(start: Start) -> Non
 
 @pytest.mark.long
 def test_an_idle_standby_causes_no_lag(start: Start) -> None:
-    """The lag must also be zero if the standby's WAL ends at a special position.
+    """The lag must also be zero if the standby's WAL ends at the beginning of a segment or of a page.
 
     The metrics must also show how much WAL the standby keeps for the slot.
     """

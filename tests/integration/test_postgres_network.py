@@ -60,7 +60,7 @@ def options_through(proxy: Proxy, database: Database, **parameters: str) -> Conn
 
 
 class Follower:
-    """Reads the stream as a pipeline does. It keeps each complete transaction once, and then confirms it."""
+    """Reads the stream as a pipeline does: keeps each complete transaction once, and then confirms the transaction."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -196,8 +196,7 @@ def test_the_daemon_delivers_everything_once_on_a_bad_network(followed: Database
 def test_the_walsender_stays_connected_while_kafka_accepts_nothing(
     followed: Database, own_kafka: Kafka, start: Start
 ) -> None:
-    """pgsluice does not read the stream for much longer than wal_sender_timeout, but its status updates must
-    continue."""
+    """pgsluice must send status updates although it reads nothing for much longer than wal_sender_timeout."""
     settings: dict[str, dict[str, Any]] = {
         "postgres": {"wal_sender_timeout": "1s", "status_interval": "300ms"},
         "delivery": {"cut_bytes": "64KiB", "inflight_max": "256KiB"},

@@ -1,5 +1,7 @@
-"""Tests publications that change or are dropped, and a row filter that fails for a row. The remedies in the messages
-must work."""
+"""Tests publications that change or are dropped, and a row filter that fails for a row.
+
+The remedies in the messages must work.
+"""
 
 import re
 from pathlib import Path

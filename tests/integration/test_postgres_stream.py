@@ -149,7 +149,7 @@ async def test_a_stopped_stream_has_reported_and_leaves_a_usable_connection(publ
             stream = await connection.start(SLOT, [PUBLICATION])
             admin.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 10000) g")
             commit = await read_commit(stream)
-            admin.execute("INSERT INTO t SELECT -g, 'x' FROM generate_series(1, 10000) g")  # this is not read
+            admin.execute("INSERT INTO t SELECT -g, 'x' FROM generate_series(1, 10000) g")  # these rows are not read
             stream.report(commit.end_lsn, commit.end_lsn)
             await stream.stop()
             slot = await connection.slot(SLOT)
@@ -268,7 +268,7 @@ async def test_a_missing_publication_stops(version: int, new_database: Callable[
     with database.connect() as admin:
         async with streaming(database, publications=[PUBLICATION, "too_late"]) as stream:
             admin.execute("INSERT INTO t VALUES (1)")
-            admin.execute("CREATE PUBLICATION too_late")  # at a later position
+            admin.execute("CREATE PUBLICATION too_late")  # after the row was written
             with pytest.raises(ConfigError, match=r'"too_late".*create the publication with CREATE PUBLICATION'):
                 await read_for_ever(stream)
 

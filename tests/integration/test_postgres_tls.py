@@ -176,7 +176,7 @@ class TestRefused:
         assert "correct require_auth or channel_binding" in words
 
     async def test_direct_negotiation_with_a_server_that_is_too_old(self, scene: Scene) -> None:
-        """pgsluice retries, because it cannot distinguish this refusal from the end of a server."""
+        """pgsluice retries, because it cannot distinguish this refusal from a server that is stopping."""
         with tls_postgres(16, *scene.authority.issue("old", ["localhost"])) as server:
             old = Scene(server, scene.authority, scene.other)
             words = await refused(old, old.parameters(sslnegotiation="direct"), SourceUnavailable)

@@ -149,7 +149,7 @@ def test_new_connections_are_refused_and_old_ones_stay(proxy: Proxy) -> None:
 
 def test_an_unreachable_server_resets_the_client(proxy: Proxy) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # but does not listen
+        taken.bind(("127.0.0.1", 0))  # the socket does not listen
         proxy.target = ("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(ConnectionResetError):  # no later than at the first read
             connected(proxy)

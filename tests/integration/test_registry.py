@@ -118,7 +118,7 @@ async def persist(operation: Callable[[], Awaitable[T]]) -> T:
 
 
 async def test_clients_are_replaced_only_if_their_credentials_were_refused(kafka: Kafka, topic: str) -> None:
-    """A standby starts the registry about once a second, and must not log in again each time."""
+    """A standby calls ``start`` about once a second. The clients must not log in to Kafka again each time."""
     errors, made = ClientErrors(credentials_change=True), Counter[str]()
 
     def credentials() -> dict[str, str]:
@@ -331,7 +331,7 @@ class TestBuiltin:
                 await following
 
     async def test_start_detects_that_the_topic_was_replaced(self, kafka: Kafka, topic: str) -> None:
-        """The new topic lacks the schemas that are in memory, so the registry must not continue with them."""
+        """The new topic lacks the schemas that are in memory, so the registry must not continue."""
         async with open_registry(options(kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
             client = admin(kafka)
@@ -545,7 +545,7 @@ class TestRights:
     async def test_a_user_who_may_not_write_is_refused(self, secured_kafka: SecuredKafka, topic: str) -> None:
         """The producer fails before anything is registered.
 
-        After the user has been granted the right, another producer must replace it.
+        After the user has been granted the right, another producer must replace the failed one.
         """
         create_topic(secured_kafka, topic, cleanup_policy="compact")
         for operation in (AclOperation.READ, AclOperation.DESCRIBE_CONFIGS):
@@ -564,7 +564,7 @@ class TestRights:
     async def test_reading_needs_only_the_right_to_read_one_topic(
         self, secured_kafka: SecuredKafka, topic: str
     ) -> None:
-        """The follower needs no right to a group or another topic, and no right to write."""
+        """The follower needs no right to a consumer group or to another topic, and no right to write."""
         async with open_registry(options(secured_kafka), topic) as registry:
             await registry.register(SUBJECT, record_schema(0))
         grant(secured_kafka, topic, AclOperation.READ)

@@ -323,7 +323,7 @@ class TestDaemon:
         assert (found["table"], found["reason"]) == ("numbers", "record_too_large")
 
     def test_tenants_in_one_topic_can_have_separate_subjects(self, start: Start, apicurio: Apicurio) -> None:
-        """The columns of a tenant's table, and an ALTER TABLE of it, must not affect other tenants."""
+        """Neither the columns of a tenant's table nor an ALTER TABLE of this table may affect other tenants."""
         rules = [{"match": "tenant_*.*", "topic": "{prefix}.{table}"}]
         settings = at(apicurio.url)
         settings["schema_registry"]["subject_name_strategy"] = "topic-record"
@@ -379,9 +379,9 @@ class TestDaemon:
     def test_nothing_is_lost_while_the_server_is_unavailable_or_slow(
         self, start: Start, server: RegistryServer, tmp_path: Path
     ) -> None:
-        """The server is unavailable at the start and later, and then slower than PostgreSQL's timeout.
+        """The registry server is unavailable twice. Later, it needs longer for an answer than PostgreSQL's timeout.
 
-        Finally, the daemon is killed while it waits for the server.
+        Finally, the daemon is killed while it waits for the registry server.
         """
         secret = tmp_path / "password"
         secret.write_text("hunter2\n")

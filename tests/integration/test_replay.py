@@ -43,7 +43,7 @@ OPTIONS: Mapping[int, Mapping[str, Any]] = {
 """Settings that change how the server sends changes, but not what consumers see."""
 
 AT_ONCE = 2
-"""The number of versions that run at the same time. They spend most of their time waiting for the servers."""
+"""The number of server versions that are tested at the same time. The scenarios mostly wait for the servers."""
 
 SCENARIOS: list[Scenario] = [
     *rows.SCENARIOS,
@@ -57,7 +57,7 @@ SCENARIOS: list[Scenario] = [
     *settings.SCENARIOS,
     *storm.SCENARIOS,
 ]
-"""The scenarios in the first database. The scenarios in ``whole`` have a second database."""
+"""The scenarios that run in the first database. The scenarios in ``whole`` run in a second database."""
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a version waits for all of its scenarios
 
@@ -75,7 +75,7 @@ class Outcome:
 
 @contextmanager
 def latin1_database(server: Postgres) -> Iterator[Database]:
-    """Create a database whose encoding is not UTF-8."""
+    """Create a database whose encoding is LATIN1. Drop it after the block."""
     database = Database(server, "latin1")
     with server.connect() as connection:
         connection.execute(f"CREATE DATABASE {database.name} ENCODING 'LATIN1' TEMPLATE template0")

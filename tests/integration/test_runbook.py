@@ -1,4 +1,4 @@
-"""Checks that each message of the runbook is produced on real servers. A list names the exceptions and their reasons."""
+"""Checks that each message of the runbook is produced by a test on real servers. Two lists name the exceptions."""
 # ruff: noqa: E501 - messages are not broken
 
 import ast
@@ -54,8 +54,10 @@ FOLLOWED: Mapping[str, str] = {
     "slot … does not exist": "cli::check_and_the_slot_commands_report_what_they_find",
     "the pipeline is paused: nothing is delivered, and PostgreSQL keeps its WAL, until …": "pause::a_pause_is_shown_and_survives_restarts_until_resume",
 }
-"""Other tests on real servers that produce a message and follow its advice, each with its file and the beginning of its
-name."""
+"""Messages that no scenario produces, each with a test on real servers that produces the message and follows its advice.
+
+The test is given as its file and the beginning of its name.
+"""
 
 PRODUCED: Mapping[str, str] = {
     "raise max_wal_senders or max_connections, or end sessions that nobody needs": "postgres_network::a_server_that_is_full_is_waited_for",
@@ -190,10 +192,10 @@ ONLY_IN_UNIT_TESTS = frozenset(
 """Messages that real servers could cause, but that only unit tests produce."""
 
 SHORT = 8
-"""Parts of a message that are shorter than this occur in too many places to be useful."""
+"""Parts of a message with fewer characters occur in too many places to be useful."""
 
 WINDOW = 15
-"""The source of the test that produces a message must contain at least this many consecutive characters of it."""
+"""The source of the test that produces a message must contain this number of its consecutive characters."""
 
 
 def scenarios() -> Iterator[str]:

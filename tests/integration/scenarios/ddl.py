@@ -122,7 +122,7 @@ SCENARIOS = [
     ),
     Scenario(
         "change types",
-        "Other changes of a type create a new field, so that old values can still be read with their old type.",
+        "If the new type is not wider, the column gets a new field. Old values can still be read with their old type.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10,2), d date)",
         work="""
             INSERT INTO t VALUES (1, '1', 1.25, '2020-01-01'), (2, '2', 2.50, NULL);

@@ -169,7 +169,8 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v int",
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
         "field `v` is removed, field `v__2` is added",
-        "The new column gets a new field, unless its type fits the old field, or the old field can be widened to it.",
+        "The new column uses the old field if its type fits into the field, or if the field can be widened. Otherwise, "
+        "it gets a new field.",
         (f"{ID} {V}", f"{ID} v__2:int4:int"),
     ),
     Alteration(
@@ -264,8 +265,8 @@ IDENTITY = (
         "ALTER TABLE t ALTER COLUMN id TYPE bigint",
         "ALTER TABLE t ALTER COLUMN id TYPE int",
         "`id` changes in place, also in the key",
-        "The same row gets a key with other bytes, because they contain the schema id. If the column becomes an int "
-        "again, the field stays a long.",
+        "The bytes of a row's key change, because they contain the schema id. If the column becomes an int again, the "
+        "field stays a long.",
         (f"{ID} {V}", f"id:int8:long {V}", f"id:int4:long {V}"),
         keys=("id:int", "id:long"),
     ),
@@ -618,7 +619,7 @@ NOTICED = "PostgreSQL publishes partitioned tables from 13 on, and notices DETAC
 def _of_root(name: str, last: int, **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
     """Return a scenario in which partitions have their own topics.
 
-    ``last`` is the last row of the detached partition that is still sent.
+    ``last`` is the id of the last row of the detached partition that is still sent.
     """
     return Scenario(
         name,
@@ -717,8 +718,8 @@ MOVES = (
         "If the publication lists the partitions and not the root, their rows are published under the names of the "
         "partitions, attached or not. Rows that a partition has when it is attached are not sent, and rows of a "
         "detached partition are not deleted. On an existing connection, PostgreSQL 13 and 14 sometimes miss an ATTACH "
-        "or DETACH. They may then leave out rows of an attached partition that was not published before. So restart "
-        "pgsluice before rows are written.",
+        "or DETACH. They may then leave out rows of an attached partition that was not published before. So after an "
+        "ATTACH or DETACH, restart pgsluice before rows are written.",
         PARTITIONS,
     ),
 )

@@ -9,7 +9,8 @@ from functools import partial
 from tests.support.scenario import Found, Place, Scenario, Work
 
 LARGE_ROWS = 4000
-"""With this many rows of 100 characters, a transaction exceeds delivery.cut_bytes, and the server streams it."""
+"""The number of rows of a large transaction. Its rows have 100 characters, so it exceeds delivery.cut_bytes, and the
+server streams it."""
 
 
 def _gid(place: Place, name: str) -> str:

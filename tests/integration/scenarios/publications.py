@@ -226,7 +226,7 @@ SCENARIOS = [
     ),
     Scenario(
         "row filter and toast, identity index",
-        "As with the default identity, an update that becomes an insert lacks the value.",
+        "As with the default identity, an update that becomes an insert can lack an unchanged large value.",
         since=15,
         lacking="row filters came with PostgreSQL 15",
         setup="""
@@ -247,7 +247,7 @@ SCENARIOS = [
     ),
     Scenario(
         "column list",
-        "Columns outside the list do not arrive, but an update of only such columns still causes an event.",
+        "Columns outside the list do not arrive, but an update that changes only them still causes an event.",
         since=15,
         lacking="column lists came with PostgreSQL 15",
         setup="CREATE TABLE t (secret text, id int PRIMARY KEY, v int, w int)",

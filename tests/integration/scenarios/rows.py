@@ -179,7 +179,7 @@ SCENARIOS = [
     ),
     Scenario(
         "upserts",
-        "ON CONFLICT causes an insert or an update. Updates to equal values are events, updates of no rows are not.",
+        "ON CONFLICT causes an insert or an update. Updates to equal values are events. Updates of no rows are not.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v int)",
         work="""
             INSERT INTO t SELECT g, 0 FROM generate_series(1, 3) AS g;
@@ -338,7 +338,7 @@ SCENARIOS = [
     ),
     Scenario(
         "toast, marked",
-        "If a value in `raw` is not sent again, `unchanged` lists it. With a full old row, the new row gets the value.",
+        "If a value in `raw` is not sent again, `unchanged` lists it. With identity full, the old row has the value.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, v int, grid text[]);
             ALTER TABLE t ALTER grid SET STORAGE EXTERNAL;

@@ -51,7 +51,7 @@ SCENARIOS = [
     ),
     Scenario(
         "keys",
-        "The key has the columns of the rule. With replica identity full, all old values are available for it.",
+        "The key has the columns that the rule names. With replica identity full, all old values are available for it.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, code text, v int);
             ALTER TABLE t REPLICA IDENTITY FULL
@@ -68,7 +68,7 @@ SCENARIOS = [
     ),
     Scenario(
         "topic and partitions",
-        "The topic has the name and the number of partitions of the rule.",
+        "The topic has the name and the number of partitions that the rule sets.",
         setup="CREATE TABLE t (id int PRIMARY KEY)",
         rules=[{"match": "t", "topic": "{prefix}.chosen-name", "partitions": 5}],
         work="INSERT INTO t SELECT generate_series(1, 100); DELETE FROM t WHERE id > 50",

@@ -8,7 +8,7 @@ import psycopg
 from tests.support.scenario import Found, Place, Scenario
 
 LARGE_ROWS = 4000
-"""With this many rows of 100 characters, a transaction exceeds delivery.cut_bytes."""
+"""The number of rows of a large transaction. Its rows have 100 characters, so it exceeds delivery.cut_bytes."""
 
 
 def _interleaved(place: Place) -> None:
@@ -48,7 +48,8 @@ def _identities(found: Found) -> None:
     for event in found.events():
         assert event["xid"] == event["after"]["xid"]
         assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
-        assert abs(event.timestamp_ms / 1000 - event["ts"].timestamp()) < 600, "the time at which it was produced"
+        produced = event.timestamp_ms / 1000
+        assert abs(produced - event["ts"].timestamp()) < 600, "the timestamp is not the time at which it was produced"
 
 
 def _steps(found: Found) -> None:
@@ -96,7 +97,7 @@ def _commit_prepared(place: Place) -> None:
 
 
 def _replicated(place: Place) -> None:
-    """Write transactions from another server with their commit times on that server, as a subscription does."""
+    """Write transactions as a subscription does: with an origin, and with their commit times on the other server."""
     name = f"node_{uuid4().hex[:8]}"
     with place.connect() as connection:
         connection.execute("SELECT pg_replication_origin_create(%s)", [name])
@@ -269,7 +270,7 @@ SCENARIOS = [
     ),
     Scenario(
         "large",
-        "A transaction larger than a cut is alone in its cut. Small transactions before and after it have other cuts.",
+        "A transaction larger than a cut is alone in its cut. Small transactions next to it are in other cuts.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY)",
         tables=["t", "u"],
         work=f"""

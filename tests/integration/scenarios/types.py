@@ -222,7 +222,7 @@ def _row(number: int, types: Values, *, null: bool) -> str:
 
 
 def _keys() -> Scenario:
-    """Return a scenario with one key. It has a column of every type that is allowed in a primary key."""
+    """Return a scenario whose primary key has a column of every type that is allowed in a primary key."""
     columns = [f"c{number}" for number in range(len(KEYS))]
     types = ", ".join(f"{name} {kind}" for name, kind in zip(columns, KEYS, strict=True))
     rows = ", ".join(_row(number, KEYS, null=False) for number in range(6))

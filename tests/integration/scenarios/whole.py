@@ -1,4 +1,4 @@
-"""A scenario in which all tables of a database are published, with another encoding and other settings.
+"""A scenario in which all tables of a database are published. The database's encoding is not UTF-8.
 
 All tables have tombstones, records have the commit time as their timestamp, and a template determines topic names.
 """
