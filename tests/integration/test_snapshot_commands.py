@@ -103,7 +103,7 @@ Follow = Callable[..., Scene]
 
 @pytest.fixture
 def follow(kafka: Kafka, database: Database) -> Iterator[Follow]:
-    """Provide a function that starts a daemon on a database whose table has rows. The daemon stops after the test."""
+    """Provide a function that starts a daemon on a database with three tables. The daemon stops after the test."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int PRIMARY KEY, v text)")
         connection.execute("INSERT INTO items SELECT n, n FROM generate_series(1, %s) n", [ROWS])
