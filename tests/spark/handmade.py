@@ -37,8 +37,8 @@ class Handmade:
         self.registry = Registered({f"{self.transactions}-value": {CUT_ID: CUT}})
         self.topics = {table: f"{self.prefix}.{topic or f'public.{table}'}" for table in tables}
         self.number = 0
-        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
         # The clients log nothing, because they outlive the broker.
+        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
         self._producer = Producer(client)
         self._admin = AdminClient(client)
         self._ids: dict[str, int] = {}
