@@ -110,7 +110,7 @@ def placed(value: object, files: Path) -> object:
 
 @contextmanager
 def changed(scene: Scene, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Add settings until the block ends."""
+    """Use additional settings until the block ends."""
     before = scene.daemon.settings
     sections = {**before, **{name: {**before.get(name, {}), **keys} for name, keys in settings.items()}}
     scene.daemon.settings = sections

@@ -1,4 +1,4 @@
-"""Tests that a pipeline starts and delivers after running only the statements that ``pgsluice setup-sql`` prints."""
+"""Tests that a pipeline starts and delivers if only the statements from ``pgsluice setup-sql`` have been run."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -209,7 +209,7 @@ def test_a_mirror_contains_the_rows_that_ddl_changed(
 async def test_the_columns_are_those_at_the_time_of_the_lock(
     version: int, new_database: Callable[..., Database]
 ) -> None:
-    """Check that ``shape`` returns the columns of that moment, and that reading rows fails after a later change."""
+    """Check that ``shape`` returns the present columns, and that reading rows fails if a column is added later."""
     database = new_database(version)
     with database.connect() as connection:
         make(connection, "items")
@@ -392,7 +392,7 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
             wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to report the table")
             daemon.restart()
             wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to report the table after a restart")
-            wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="stale") == 1, "the metric")
+            wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="stale") == 1, "the metric to count the table")
             assert re.search(r"^public.items +stale ", command(daemon, "status"), re.MULTILINE)
             assert "public.items: loaded, 60 rows" in command(daemon, "start", "public.items")
             assert re.search(r"^public.items +loaded ", command(daemon, "status"), re.MULTILINE)

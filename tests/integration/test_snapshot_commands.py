@@ -78,7 +78,7 @@ class Scene:
         return [one for one in read_committed(self.kafka, f"{self.daemon.name}.commands") if _is_json(one.value())]
 
     def read(self) -> list[Cut]:
-        """Return all cuts up to one that follows everything committed so far."""
+        """Return the cuts that contain everything committed so far."""
         with self.database.connect() as connection:
             connection.execute("INSERT INTO items (id) VALUES (-1) ON CONFLICT (id) DO UPDATE SET v = 'again'")
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()

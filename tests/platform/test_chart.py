@@ -684,14 +684,14 @@ def test_all_mistakes_are_reported_together() -> None:
 
 def test_the_readme_is_up_to_date() -> None:
     written = (chart.CHART / "README.md").read_text()
-    assert written == chart.readme(), "make manifests"
+    assert written == chart.readme(), "run make manifests"
     undocumented = [line for line in written.splitlines() if line.startswith("|") and line.endswith("|  |")]
     assert undocumented == []
 
 
 @pytest.mark.parametrize("copy", chart.COPIES, ids=lambda copy: str(copy.name))
 def test_the_copies_are_up_to_date(copy: Path) -> None:
-    assert copy.read_text() == chart.COPIES[copy].read_text(), "make manifests"
+    assert copy.read_text() == chart.COPIES[copy].read_text(), "run make manifests"
 
 
 def test_alerts_and_dashboard_are_rendered_unchanged() -> None:
@@ -729,7 +729,7 @@ def test_the_documented_values_are_accepted(tmp_path: Path) -> None:
 
 def test_the_plain_manifests_are_up_to_date() -> None:
     written = {file.name: file.read_text() for file in chart.MANIFESTS.glob("*.yaml")}
-    assert written == chart.plain_manifests(), "make manifests"
+    assert written == chart.plain_manifests(), "run make manifests"
 
 
 def test_the_plain_manifests_are_complete() -> None:

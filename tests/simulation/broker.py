@@ -380,7 +380,7 @@ class Client:
         return self.broker.sessions
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
-        """Let the time pass that a request takes. Raise a time-out if Kafka is down."""
+        """Let a request take some time. Raise a time-out if Kafka is down or slow."""
         weather = self.broker.weather
         self.process.step()
         if lag_s := self.lag_s():

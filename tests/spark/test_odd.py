@@ -1,4 +1,4 @@
-"""Tests of mirrors, change logs and audits of tables with rare but allowed names, times and topics."""
+"""Tests of mirrors, change logs and audits of tables with rare names, times and topics, on real servers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -394,7 +394,7 @@ def test_a_cut_record_that_is_missing(make: Callable[..., Handmade], tmp_path: P
 
 
 def test_cut_records_that_were_deleted_before_they_were_read(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """Spark itself fails, because the topic no longer has the offset in the checkpoint. The error must still be clear."""
+    """Spark itself fails, because the topic no longer has the offset in the checkpoint. The error must be clear."""
     made = make("orders")
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
     mirrored(made, tmp_path)
