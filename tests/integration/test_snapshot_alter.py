@@ -392,7 +392,7 @@ class TestASettingThatKeepsTablesFromBeingLoadedAgain:
             wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to report the table")
             daemon.restart()
             wait_until(lambda: stale_in(daemon) == ["public.items"], "the status to report the table after a restart")
-            wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="stale") == 1, "the metric to count the table")
+            wait_until(lambda: daemon.metric("pgsluice_snapshot_tables", state="stale") == 1, "the metric")
             assert re.search(r"^public.items +stale ", command(daemon, "status"), re.MULTILINE)
             assert "public.items: loaded, 60 rows" in command(daemon, "start", "public.items")
             assert re.search(r"^public.items +loaded ", command(daemon, "status"), re.MULTILINE)
