@@ -98,7 +98,7 @@ def correct_the_topic_setting(scene: Scene) -> None:
 
 
 def keyed(columns: str, key: str, *statements: str) -> Callable[[Scene], None]:
-    """Return a function that creates a table for which a rule chooses a key that Kafka cannot use."""
+    """Return a function that creates a table with ``key`` as its Kafka key, and writes a value that no key may have."""
 
     def cause(scene: Scene) -> None:
         tables = {"rules": [{"match": "public.keyed", "keys": [key]}]}

@@ -45,7 +45,7 @@ def create_slot(scene: Scene, plugin: str = "pgoutput") -> None:
 
 
 def lose_checkpoints_and_slot(scene: Scene) -> None:
-    """Leave only the first checkpoint in Kafka, which announces the slot, and replace the slot."""
+    """Replace the slot, and leave only the first checkpoint in Kafka, which announced the former slot."""
     with scene.stopped():
         replace_checkpoints(scene, lambda found: found[0])
         drop_slot(scene)
@@ -66,7 +66,7 @@ def write_former_checkpoint(scene: Scene) -> None:
 
 
 def write_enormous_numbers(scene: Scene) -> None:
-    """Write a checkpoint with a very large cut number, after deleting the cut records that would contradict it."""
+    """Delete all cut records. Then write a checkpoint with a very large cut number, which they would contradict."""
     with scene.stopped():
         delete_records(scene.pipeline.kafka, scene.topic("transactions"))
         write_checkpoint(scene, json.dumps({**last_checkpoint(scene), "cut": CUT_MAX}).encode())
@@ -106,7 +106,7 @@ def drop_slot_while_stopped(scene: Scene) -> None:
 
 
 def forbid_creation(scene: Scene) -> None:
-    """Forbid creating the slot. Choose a new prefix, because the setting matters only before the first delivery."""
+    """Set create_slot to false, and choose a new prefix, because create_slot matters only before the first delivery."""
     with scene.stopped():
         drop_slot(scene)
         scene.daemon.settings["postgres"]["create_slot"] = False

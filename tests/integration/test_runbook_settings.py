@@ -1,6 +1,6 @@
 """Tests the runbook's messages about settings: pgsluice refuses wrong settings, and streams with correct ones.
 
-Every start uses real servers, because some settings are checked only there.
+Every start uses real servers, because pgsluice can check some settings only with a server.
 """
 
 import socket
@@ -110,7 +110,7 @@ def placed(value: object, files: Path) -> object:
 
 @contextmanager
 def changed(scene: Scene, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Add settings until the block ends."""
+    """Use additional settings until the block ends."""
     before = scene.daemon.settings
     sections = {**before, **{name: {**before.get(name, {}), **keys} for name, keys in settings.items()}}
     scene.daemon.settings = sections
@@ -187,7 +187,7 @@ def test_a_registry_with_wrong_tls_files_is_refused(message: str, scene: Scene, 
 
 
 def test_a_start_with_the_right_settings_streams_and_nothing_was_lost(scene: Scene) -> None:
-    """Check, after all refusals, that the pipeline continues where it was. This test must run last."""
+    """Check that the pipeline continues at its former position after all refused starts. This test must run last."""
     scene.daemon.start()
     scene.pipeline.write(3)
     scene.assert_nothing_is_lost()

@@ -24,7 +24,7 @@ def create_the_topic_again(scene: Scene) -> None:
 
 
 def accept_and_load(scene: Scene) -> None:
-    """Follow the runbook's advice. At the end, start without the setting again."""
+    """Follow the runbook's advice. At the end, restart the daemon without the setting that accepts changed topics."""
     scene.accept()
     scene.load()
     scene.daemon.restart()

@@ -1,4 +1,4 @@
-"""Tests the sandbox with real servers: every version of PostgreSQL, a Kafka broker and a cluster, and Spark's jars."""
+"""Tests the sandbox: servers of every PostgreSQL version, a single Kafka broker, a Kafka cluster, and Spark's jars."""
 
 import importlib.util
 import os
@@ -272,7 +272,7 @@ def test_a_cluster_of_three_brokers_works_without_one_of_them() -> None:
         def partition() -> PartitionMetadata:
             return admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions[0]
 
-        # a broker may learn of a topic slightly later than the broker that created it
+        # one broker creates the topic, and the other brokers may learn of it slightly later
         wait_until(lambda: admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions)
         assert len(partition().replicas) == 3
         leader = partition().leader
@@ -362,7 +362,7 @@ def artifact(jar: str) -> str:
     return re.sub(r"-\d+(\.\d+)+[-.\w]*\.jar$", "", jar)
 
 
-# ---------------------------------------------------------------- the end of the owning process
+# ---------------------------------------------------------------- the process that started the servers is killed
 
 
 OWNER = """if True:
@@ -401,7 +401,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a separate sandbox, because the usual one may be running. It has the downloaded files of the usual cache."""
+    """Use a separate sandbox, because the usual one may be running. Both have the same downloaded files."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():

@@ -1,4 +1,4 @@
-"""Tests that a pipeline starts and delivers after running only the statements that ``pgsluice setup-sql`` prints."""
+"""Tests that a pipeline starts and delivers if only the statements from ``pgsluice setup-sql`` have been run."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def role(database: Database) -> Iterator[str]:
 
 
 def configuration(path: Path, dsn: str, kafka: Kafka) -> str:
-    """Write the file of a pipeline that has no publication yet, and return its path."""
+    """Write the configuration of a pipeline whose publication does not exist yet. Return the path of the file."""
     dsn = dsn.replace("\\", "\\\\").replace('"', '\\"')
     path.write_text(
         f'version = 1\nname = "shop"\npostgres.dsn = "{dsn}"\npostgres.publications = ["its changes"]\n'

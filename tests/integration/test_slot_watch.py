@@ -62,7 +62,7 @@ async def next_sample(watch: SlotWatch) -> SlotSample:
     """Return the next sample that is taken after this call."""
     now = time.monotonic()
     async with asyncio.timeout(180):
-        while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - there is no event for it
+        while watch.sample is None or watch.sample.sampled_at < now:  # noqa: ASYNC110 - no event announces a sample
             await asyncio.sleep(0.01)
     return watch.sample
 
@@ -213,23 +213,23 @@ class TestAServerThatHangs:
 
 
 async def test_the_slot_is_watched_only_when_necessary(database: Database) -> None:
-    """Check that no connection is kept when the slot is not to be watched, or when no session is streaming."""
+    """Check that the watch keeps no connection if nobody wants samples, or if no session is streaming."""
     is_wanted = is_streaming = True
     watch = SlotWatch(SLOT, lambda: options_for(database))
     task = asyncio.create_task(watch.run(lambda: is_wanted, lambda: is_streaming))
     await asyncio.sleep(0.1)
-    assert watch.sample is None, "nobody has said where the slot is"
+    assert watch.sample is None, "the watch has no server's address yet"
     watch.follow(Address(database.server.host, "", database.server.port))
     await next_sample(watch)
     is_wanted = False
     async with asyncio.timeout(180):
-        while watch.sample is not None:  # noqa: ASYNC110 - there is no event for it
+        while watch.sample is not None:  # noqa: ASYNC110 - no event announces the change
             await asyncio.sleep(0.01)
     assert watch._catalog is None
     is_wanted, is_streaming = True, False
     await next_sample(watch)
     async with asyncio.timeout(180):
-        while watch._catalog is not None:  # noqa: ASYNC110 - there is no event for it
+        while watch._catalog is not None:  # noqa: ASYNC110 - no event announces the change
             await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -138,7 +138,7 @@ def mirror(cuts: list[Cut], table: str) -> dict[int, Row]:
 
 
 def column_of(field: str) -> str:
-    """Return the name of a field's column. The names of a column's later fields have a suffix."""
+    """Return the name of a field's column. If a column gets a new field later, the new field's name has a suffix."""
     return re.sub(r"__\d+$", "", field)
 
 
@@ -159,7 +159,7 @@ def assert_same(found: dict[int, Row], connection: psycopg.Connection, table: st
 
 
 def attnums(daemon: Daemon, kafka: Kafka, table: str) -> dict[str, int]:
-    """Return the column numbers from the last record about the table's schemas."""
+    """Return the numbers of the table's columns from the table's last record in the schema topic."""
     records = [json.loads(one.value() or b"{}") for one in read_committed(kafka, f"{daemon.name}.schemas")]
     *_, last = [one for one in records if one["subject"].endswith(f".{table}-value")]
     return {column["name"]: column["attnum"] for column in last["postgres"]["columns"]}
@@ -177,7 +177,7 @@ def alter(connection: psycopg.Connection, sql: str) -> None:
 def test_a_mirror_contains_the_rows_that_ddl_changed(
     version: int, new_database: Callable[[int], Database], follow: Follow, kafka: Kafka
 ) -> None:
-    """Test every case both with and without rows that are written afterwards."""
+    """Test every case twice: with and without writes to the table after the statement."""
     tables = {f"{name}{suffix}": case for name, case in CASES.items() for suffix in ("", "_written")}
     again = [name for name, case in tables.items() if case.is_loaded_again]
     database = new_database(version)
@@ -192,7 +192,7 @@ def test_a_mirror_contains_the_rows_that_ddl_changed(
             if name.endswith("_written"):
                 write(connection, name)
         wait_until_loaded(daemon, len(tables) + 1 + len(again))
-        # When this later change has been noticed, all tables that have to be loaded again are known.
+        # When the daemon has noticed this later change, it knows all tables that it has to load again.
         connection.execute("ALTER TABLE sentinel ADD COLUMN w int DEFAULT 1")
         wait_until_loaded(daemon, len(tables) + 1 + len(again) + 1)
         cuts = read(daemon, kafka, database)
@@ -209,7 +209,7 @@ def test_a_mirror_contains_the_rows_that_ddl_changed(
 async def test_the_columns_are_those_at_the_time_of_the_lock(
     version: int, new_database: Callable[..., Database]
 ) -> None:
-    """Check that a column added before the load is read, and that a column added between two chunks is noticed."""
+    """Check that ``shape`` returns the present columns, and that reading rows fails if a column is added later."""
     database = new_database(version)
     with database.connect() as connection:
         make(connection, "items")
@@ -282,7 +282,7 @@ def test_a_table_altered_while_the_pipeline_is_stopped_is_loaded_again(
 
 @pytest.mark.long
 def test_a_new_column_with_a_former_name_causes_a_load(follow: Follow, kafka: Kafka, items: Database) -> None:
-    """Check that a new column with a former column's name causes a load, because mirrors may still have old values."""
+    """Check that the table is loaded again, because mirrors may still have the former column's values."""
     daemon = follow(items)
     wait_until_loaded(daemon)
     with items.connect() as connection:

@@ -161,7 +161,7 @@ async def test_keys_and_owners_are_the_same_as_when_reading(
 
 
 def without_key(relation: Relation) -> Relation:
-    """Return the relation without its key, as the catalog alone describes it."""
+    """Return the relation without its key, because ``Catalog.published_relations`` yields relations without keys."""
     return replace(relation, columns=tuple(replace(column, is_key=False) for column in relation.columns))
 
 
@@ -211,7 +211,6 @@ async def test_a_standby_is_reported() -> None:
 def test_check_reports_a_thousand_tables_in_one_line(
     database: Database, kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check that problems with a thousand tables are reported in one line."""
     with database.connect() as admin:
         for number in range(1000):
             admin.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY)")

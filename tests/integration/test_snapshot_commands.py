@@ -78,7 +78,7 @@ class Scene:
         return [one for one in read_committed(self.kafka, f"{self.daemon.name}.commands") if _is_json(one.value())]
 
     def read(self) -> list[Cut]:
-        """Return all cuts up to one that follows everything committed so far."""
+        """Return the cuts that contain everything committed so far."""
         with self.database.connect() as connection:
             connection.execute("INSERT INTO items (id) VALUES (-1) ON CONFLICT (id) DO UPDATE SET v = 'again'")
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -103,7 +103,7 @@ Follow = Callable[..., Scene]
 
 @pytest.fixture
 def follow(kafka: Kafka, database: Database) -> Iterator[Follow]:
-    """Provide a function that starts a daemon on a database whose table has rows. The daemon stops after the test."""
+    """Provide a function that starts a daemon on a database with three tables. The daemon stops after the test."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int PRIMARY KEY, v text)")
         connection.execute("INSERT INTO items SELECT n, n FROM generate_series(1, %s) n", [ROWS])

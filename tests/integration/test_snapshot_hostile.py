@@ -25,7 +25,7 @@ $$ BEGIN PERFORM pg_create_physical_replication_slot('{slot}'); RETURN n; EXCEPT
 CREATE INDEX ON {schema}.{table} ((id + {schema}.{table}_ran(0)));
 GRANT SELECT ON {schema}.{table} TO public
 """
-"""A table with a function that the planner runs. It tries to create a replication slot with the reader's rights."""
+"""A table with an index on a function. If the planner runs the function, it creates a slot with the reader's rights."""
 
 
 @pytest.mark.parametrize("version", [10, 18])
@@ -59,7 +59,7 @@ def test_reading_runs_no_functions_of_users_who_can_only_create_tables(
 def test_tables_are_read_only_if_their_owners_are_trusted(
     member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
 ) -> None:
-    """Check also partitions whose root is published."""
+    """Check this for a partition. In one case, the publication names only the partition's root."""
     role = f"owner{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:
@@ -94,7 +94,7 @@ def test_a_table_is_untrusted_if_another_user_owns_a_partition_or_the_schema(
         connection.execute(f"ALTER TABLE child OWNER TO {role}")
     for owned in ("TABLE part", "TABLE upper", "SCHEMA public"):
         assert asyncio.run(shape_of(database, "root")).is_trusted
-        assert asyncio.run(shape_of(database, "parent")).is_trusted  # its child is not read together with the parent
+        assert asyncio.run(shape_of(database, "parent")).is_trusted  # a load of the parent does not read the child
         with database.connect() as connection:
             connection.execute(f"ALTER {owned} OWNER TO {role}".encode())
         assert not asyncio.run(shape_of(database, "root")).is_trusted
@@ -106,7 +106,7 @@ def test_a_table_is_untrusted_if_another_user_owns_a_partition_or_the_schema(
 def test_hostile_columns_do_not_prevent_loading_other_tables(
     new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
-    """Check that nothing waits for these domains, which PostgreSQL needs more than ten seconds to resolve."""
+    """Check that nothing waits for a table whose domains PostgreSQL needs more than ten seconds to resolve."""
     database = new_database(17)
     owner = f"hostile{uuid4().hex[:8]}"
     with database.connect() as connection:
@@ -143,7 +143,7 @@ def test_a_locked_table_does_not_prevent_reading_others(new_database: Callable[.
 
 
 async def shape_of(database: Database, table: str, publication: str = "pgsluice") -> Shape:
-    """Return the table in the form that is used for reading it."""
+    """Return the table's shape, which a ``ChunkReader`` needs to read the table."""
     with database.connect() as connection:
         found = connection.execute("SELECT %s::regclass::oid", [table]).fetchone()
     assert found is not None

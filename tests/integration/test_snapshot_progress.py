@@ -74,7 +74,7 @@ def test_progress_is_reported_everywhere(
     loading: tuple[Daemon, Callable[[], None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon, allow = loading
-    wait_until(lambda: 0 < snapshot(daemon).get("rows", 0) < ROWS, "a part of the rows")
+    wait_until(lambda: 0 < snapshot(daemon).get("rows", 0) < ROWS, "a part of the rows to be loaded")
     now = snapshot(daemon)
     assert now["estimated_rows"] == ROWS + 1
     assert now["tables"]["skipped"] == 1
@@ -95,11 +95,11 @@ def test_progress_is_reported_everywhere(
     assert (daemon.metric("pgsluice_snapshot_rounds_total", result="placed") or 0) >= 1 + ROWS // ROWS_PER_S
 
     allow()
-    wait_until(lambda: logged(daemon, "tables are loaded"), "the end")
+    wait_until(lambda: logged(daemon, "tables are loaded"), "all tables to be loaded")
     (begin,), (end,) = logged(daemon, "tables are to be loaded"), logged(daemon, "tables are loaded")
     assert (begin["tables"], begin["estimated_rows"]) == (3, ROWS + 1)
     assert (end["tables"], end["rows"]) == (3, ROWS + 1)
-    assert end["seconds"] >= ROWS / ROWS_PER_S - 1, "the pace is kept"
+    assert end["seconds"] >= ROWS / ROWS_PER_S - 1, "max_rows_per_second is obeyed"
     order = [line["table"] for line in logged(daemon, "loaded")]
     assert order.index("public.small") < order.index("public.large")
 

@@ -34,7 +34,7 @@ ROLE = "follower"
 
 @contextmanager
 def standby_of(version: int) -> Iterator[tuple[Database, Standby]]:
-    """Provide a database with the table, and a standby of its server. A role has the necessary rights on both."""
+    """Provide a database with the table ``items``, and a standby of its server. ROLE has the necessary rights."""
     with Postgres(version) as primary:
         primary.create_database("shop")
         shop = prepared(Database(primary, "shop"))
@@ -46,7 +46,7 @@ def standby_of(version: int) -> Iterator[tuple[Database, Standby]]:
 
 @contextmanager
 def following(shop: Database, standby: Standby, kafka: Kafka, primary: str | None) -> Iterator[Pipeline]:
-    """Stream from the standby until the block ends. Rows are written on the primary."""
+    """Provide a pipeline that streams from the standby until the block ends. Its rows are written on the primary."""
     settings: dict[str, dict[str, Any]] = {**SETTINGS, "snapshot": {**SETTINGS["snapshot"], "primary": primary}}
     conninfo = standby.conninfo("shop", user=ROLE)
     with Daemon(f"f{uuid4().hex[:10]}", conninfo, kafka.bootstrap_servers, settings, at_once=False) as daemon:
@@ -74,7 +74,7 @@ def blocked(pipeline: Pipeline) -> str:
 
 
 def delivers(pipeline: Pipeline, server: Postgres) -> bool:
-    """Write to the server, and return whether exactly these changes are delivered."""
+    """Insert a row on the server, and return whether exactly this change is delivered."""
     with server.connect("shop") as admin:
         admin.execute("INSERT INTO items VALUES (-2, 0, 'alone')")
         row = admin.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
@@ -100,7 +100,7 @@ def test_rows_are_read_on_the_primary_and_changes_on_its_standby(version: int, k
 
 
 def test_a_pipeline_continues_when_its_standby_is_promoted(kafka: Kafka) -> None:
-    """Check that new tables are not loaded afterwards, because the settings name the former primary."""
+    """Check also that new tables are not loaded as long as the settings name the former primary."""
     with standby_of(18) as (shop, standby):
         address = f"host={shop.server.host} port={shop.server.port}"
         with following(shop, standby, kafka, address) as pipeline:
@@ -122,7 +122,7 @@ def test_a_pipeline_continues_when_its_standby_is_promoted(kafka: Kafka) -> None
 
 @pytest.mark.long
 def test_a_setting_that_names_another_server_blocks_loads(kafka: Kafka, capsys: pytest.CaptureFixture[str]) -> None:
-    """Check that changes are still delivered, and that ``pgsluice check`` and commands report the same error."""
+    """Check that changes are still delivered, and that ``pgsluice check`` and commands report the wrong setting."""
     with standby_of(17) as (shop, standby), Postgres(16) as other:
         for primary, reason, finding in (
             (None, "Tables cannot be loaded from a standby.", "the server is a standby"),
@@ -138,4 +138,5 @@ def test_a_setting_that_names_another_server_blocks_loads(kafka: Kafka, capsys: 
                 assert reason in capsys.readouterr().err
                 cli.main(["check", "-c", configuration])
                 assert finding in capsys.readouterr().out
-                assert pipeline.daemon.log_text().count(reason) == 2, "once for the tables, and once for the command"
+                # once for the tables, and once for the command
+                assert pipeline.daemon.log_text().count(reason) == 2

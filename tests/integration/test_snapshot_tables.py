@@ -21,9 +21,10 @@ PATIENCE_S = 180
 
 @dataclass(frozen=True)
 class Kind:
-    """A table, its rows before the pipeline starts, and the rows that must be delivered.
+    """A table that is loaded.
 
-    ``member`` is its entry in the publication.
+    ``sql`` creates the table with its rows, and ``expected`` is a query for the rows that must be delivered.
+    ``member`` is the table's entry in the publication.
     """
 
     name: str
@@ -212,7 +213,7 @@ def test_what_is_delivered_equals_the_table(
 
 
 def test_loaded_rows_have_the_same_keys_as_changes(new_database: Callable[..., Database], kafka: Kafka) -> None:
-    """Check that a column that an index only includes is not part of the key."""
+    """Check that a column in the INCLUDE clause of the primary key is not part of the key."""
     database = new_database(16)
     with database.connect() as connection:
         connection.execute("CREATE TABLE covering (id int, n int, PRIMARY KEY (id) INCLUDE (n))")

@@ -19,7 +19,7 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
 ROWS = 10
-"""The number of rows that exist before the pipeline. The same number is written later, as changes."""
+"""The number of rows that exist before the pipeline starts. Tests write the same number of rows later, as changes."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def filled(new_database: Callable[..., Database], kafka: Kafka) -> Iterator[Pipe
 
 @pytest.fixture
 def former(filled: Pipeline) -> Pipeline:
-    """Provide a stopped pipeline whose changes were delivered by an earlier version, which loads nothing by default."""
+    """Provide a stopped pipeline in the state that an earlier version, which loaded no tables, would leave behind."""
     daemon = filled.daemon
     choose(filled, "never")
     daemon.start()
@@ -65,7 +65,7 @@ def states(pipeline: Pipeline) -> dict[str, int]:
 
 
 def ops(pipeline: Pipeline, count: int) -> dict[str, list[int]]:
-    """Return the numbers, grouped by the operation of their events."""
+    """Return the numbers that the events of the table contain, grouped by operation."""
     found: dict[str, list[int]] = {}
     for change in pipeline.changes(count):
         found.setdefault(change["op"], []).append(change["after"]["n"])
@@ -119,7 +119,7 @@ def test_tables_delivered_by_an_earlier_version_count_as_loaded(
         connection.execute("CREATE TABLE later (n int PRIMARY KEY); INSERT INTO later VALUES (1)")
     wait_until(lambda: states(former) == {"assumed": 1, "loaded": 1}, "the new table to be loaded")
     former.daemon.restart()
-    wait_until(lambda: states(former) == {"assumed": 1, "loaded": 1}, "the same after a restart")
+    wait_until(lambda: states(former) == {"assumed": 1, "loaded": 1}, "both tables to count as loaded")
     assert ops(former, ROWS) == {"c": SECOND}
 
     configuration = str(former.daemon.config_file)

@@ -62,7 +62,7 @@ def events_of(cuts: list[Cut]) -> list[Event]:
 
 
 def mirror(cuts: list[Cut]) -> dict[int, Any]:
-    """Return the rows of a mirror. When a load ends, rows that are older than the load's beginning are deleted."""
+    """Return the rows of a mirror. At the end of a load, the mirror deletes rows from before the load's beginning."""
     rows: dict[int, tuple[tuple[int, int, int], Any]] = {}
     steps: list[tuple[tuple[int, int, int], Any]] = [(event.position, event) for event in events_of(cuts)]
     begins: dict[str, tuple[int, int, int]] = {}
@@ -102,7 +102,7 @@ def test_a_table_that_is_added_to_the_publication_is_loaded(follow: Follow, kafk
 def test_a_load_waits_for_transactions_that_wrote_before_the_table_was_added(
     follow: Follow, kafka: Kafka, items: Database
 ) -> None:
-    """Check that the load waits. The rows are not in the stream, nor in a snapshot before the transaction commits."""
+    """Check that the load waits: neither the stream nor a snapshot from before the commit contains the early row."""
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
     daemon = follow(items)
@@ -161,7 +161,7 @@ def test_a_table_may_be_altered_during_its_load(sql: str, follow: Follow, kafka:
 def test_a_load_begins_again_if_an_enum_label_in_the_key_is_renamed(
     follow: Follow, kafka: Kafka, items: Database
 ) -> None:
-    """Check that the table is read from the beginning, because PostgreSQL no longer accepts the last key."""
+    """Check that the table is read from the beginning, because the last key that was read contains the former label."""
     with items.connect() as connection:
         connection.execute("CREATE TYPE size AS ENUM ('small')")
         connection.execute(
@@ -281,7 +281,10 @@ def test_a_table_is_loaded_again_when_changes_were_missed(follow: Follow, kafka:
 def test_a_row_whose_other_unique_column_changes_keeps_its_large_value(
     follow: Follow, kafka: Kafka, database: Database
 ) -> None:
-    """Check that rows are not read in the order of that column, because the stream does not show its former values."""
+    """Check that rows are not read in the order of the primary key, which is not the replica identity here.
+
+    If an UPDATE changes the primary key, the stream does not contain its former value.
+    """
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (place int PRIMARY KEY, id int NOT NULL UNIQUE, v text)")
         connection.execute("ALTER TABLE items ALTER v SET STORAGE EXTERNAL")

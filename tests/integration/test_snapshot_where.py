@@ -56,7 +56,7 @@ def test_only_matching_rows_are_read_but_all_changes_are_delivered(filled: Pipel
     filled.write(2)
     assert numbers(filled, "r", 5) == [3, 6, 9]
     filled.daemon.restart()
-    wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the same after a restart")
+    wait_until(lambda: snapshot(filled)["tables"]["loaded"] == 1, "the table to be loaded, after a restart")
     assert numbers(filled, "c", 5) == [11, 12]
 
 
@@ -89,7 +89,7 @@ def test_a_condition_that_postgresql_rejects_blocks_its_table(
 
 
 def test_a_read_that_exceeds_the_time_limit_has_its_own_error(filled: Pipeline) -> None:
-    """Use a condition that shortens the time limit of the next statement, because 30 seconds are too long here."""
+    """Use a condition that shortens the time limit of the next statement, so that the test need not wait 30 seconds."""
     with filled.database.connect() as connection:
         found = connection.execute("SELECT 'public.numbers'::regclass::oid").fetchone()
     assert found is not None

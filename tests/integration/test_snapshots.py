@@ -1,7 +1,7 @@
-"""Tests loads while writers are active: at every cut after a load, the copy must equal PostgreSQL's table.
+"""Tests loads while writers are active: after a load, the events up to any cut must result in the table's rows.
 
-A second pipeline has followed the same tables since before their first row, so its events include every change.
-At each position where a table counts as loaded, the events of both pipelines must result in the same rows.
+To know these rows, a second pipeline follows the table from before its first row, so its events include every change.
+At each cut after the load, the events of both pipelines must result in the same rows.
 """
 
 import random
@@ -26,7 +26,7 @@ from tests.support.weather import PATIENCE_S, Pipeline, wait_until
 VERSIONS = (10, *long(14), 18)
 
 ROWS = 5_000
-"""The number of rows that exist before the pipeline."""
+"""The number of rows that exist before the pipeline starts."""
 
 WRITERS = 4
 
@@ -45,7 +45,10 @@ class Mirror:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self._moving: dict[str, Any] = {}
-        """The row that was deleted last. A change of a key needs it. It is empty if the row was unknown."""
+        """The row that was deleted last, or an empty row if it was unknown.
+
+        A change of a key deletes a row and inserts it with its new key. The new row keeps the unchanged values.
+        """
 
     def apply(self, event: Event) -> None:
         """Apply an event. Events must be applied in the order of their positions."""
@@ -89,8 +92,8 @@ class Writers:
                 self._transaction(connection, dice, new, number)
 
     def _transaction(self, connection: psycopg.Connection, dice: random.Random, new: int, number: int) -> None:
-        # The keys of a writer's rows leave its number as the remainder of a division by WRITERS. So no writer changes
-        # the rows of another writer, and none waits for another.
+        # Each writer changes only rows whose key modulo WRITERS is the number of the writer. So no writer waits for
+        # another.
         own = dice.randrange(ROWS // WRITERS) * WRITERS + number
         kind = dice.choice(("insert", "update", "update", "delete", "key", "move", "savepoint", "prepare"))
         with connection.transaction():
@@ -102,7 +105,8 @@ class Writers:
                 connection.execute("DELETE FROM items WHERE id = %s", [own])
             elif kind == "key":
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [new, own])
-            elif kind == "move":  # to a key that the load has already passed; PostgreSQL sends no unchanged large value
+            elif kind == "move":
+                # The load has already passed the new key. PostgreSQL does not send the row's unchanged large value.
                 connection.execute("UPDATE items SET id = %s WHERE id = %s", [-new, own])
             elif kind == "savepoint":
                 connection.execute("UPDATE items SET note = 'kept' WHERE id = %s", [own])
@@ -119,7 +123,7 @@ class Writers:
 
 
 def prepared(database: Database) -> Database:
-    """Create the table, without rows, and its publication. Return the database."""
+    """Create the empty table and its publication. Return the database."""
     with database.connect() as connection:
         connection.execute("CREATE TABLE items (id int8 PRIMARY KEY, amount float8, note text)")
         connection.execute("ALTER TABLE items ALTER COLUMN note SET STORAGE EXTERNAL")
@@ -206,7 +210,7 @@ def follow(kafka: Kafka) -> Iterator[Follow]:
 
 @pytest.fixture
 def with_history(new_database: Callable[..., Database], follow: Follow) -> Callable[[int], tuple[Database, Pipeline]]:
-    """Provide a function that creates a table, and a pipeline that has received all changes of the table."""
+    """Provide a function that creates a table and a pipeline. The pipeline receives all changes of the table."""
 
     def make(version: int) -> tuple[Database, Pipeline]:
         database = prepared(new_database(version))

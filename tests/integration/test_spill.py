@@ -21,7 +21,7 @@ from tests.support.weather import Pipeline, Start, wait_until
 VERSION = 17
 WIDTH = 1000
 MIB_OF_ROWS = 1024
-"""The number of rows of this width in one MiB."""
+"""The number of rows of WIDTH characters in one MiB."""
 
 
 def settings(directory: Path, **buffer: str) -> dict[str, dict[str, Any]]:
@@ -48,7 +48,7 @@ def begin(start: Start) -> Callable[..., Pipeline]:
 
 @contextmanager
 def open_transaction(pipeline: Pipeline, mebibytes: int) -> Iterator[psycopg.Connection]:
-    """Provide a connection with a transaction of this size in progress."""
+    """Provide a connection that has an open transaction with ``mebibytes`` MiB of rows."""
     with pipeline.database.connect() as connection:
         connection.execute("BEGIN")
         pipeline.write_in(connection, mebibytes * MIB_OF_ROWS, WIDTH)

@@ -1,7 +1,7 @@
 """Tests a hanging disk under buffer.spill_dir: a real file system is frozen while the daemon uses it.
 
 The kernel does not end a process during a system call, so exit codes can be read only after the file system has been
-thawed. Until then, the log and PostgreSQL show that everything else has ended.
+thawed. Until then, the log and the slot show whether the daemon has stopped its work.
 """
 
 import fcntl
@@ -73,8 +73,8 @@ def disk(tmp_path: Path) -> Iterator[FileSystem]:
 def begin(disk: FileSystem, start: Start) -> Iterator[Callable[..., Pipeline]]:
     """Provide a function that starts a pipeline. Its daemon holds 1 MiB of uncommitted changes in memory.
 
-    About 1 MiB stays in memory, because the rest of the limit is reserved for the next read. So small transactions need
-    no disk. The file system is thawed before the pipeline ends, because otherwise the daemon could not be killed.
+    The limit is 2 MiB, of which about 1 MiB is reserved for the next read. Transactions below 1 MiB need no disk. The
+    file system is thawed before the pipeline ends, because otherwise the daemon could not be killed.
     """
 
     def begin(**shutdown: str) -> Pipeline:
@@ -107,7 +107,7 @@ def write_mebibytes(pipeline: Pipeline, connection: psycopg.Connection, mebibyte
 
 
 def is_on_disk(pipeline: Pipeline, mebibytes: int) -> bool:
-    """Return whether this much has been written, and nothing more is written within a second."""
+    """Return whether more than ``mebibytes`` MiB are on disk, and no more changes arrive within a second."""
     before = pipeline.daemon.status()["waiting_bytes"]
     time.sleep(1)
     after = pipeline.daemon.status()["waiting_bytes"]
@@ -140,9 +140,9 @@ def test_a_hanging_write_is_reported_and_then_stops_the_daemon(
         wait_until(lambda: pipeline.daemon.readiness() == 503, "the daemon to be unready")
         assert "the disk under buffer.spill_dir has not finished" in pipeline.daemon._get("/readyz")[1]
         assert liveness(pipeline.daemon) == 200
-        wait_until(lambda: "nothing moves" in pipeline.daemon.log_text(), "a warning")
+        wait_until(lambda: "nothing moves" in pipeline.daemon.log_text(), "a warning in the log")
         wait_until_the_slot_is_free(pipeline)
-        wait_until(lambda: "Nothing is lost" in pipeline.daemon.log_text(), "the reason")
+        wait_until(lambda: "Nothing is lost" in pipeline.daemon.log_text(), "the error in the log")
         disk.thaw()
         assert pipeline.daemon.wait() == 69
         pipeline.daemon.start()
@@ -207,7 +207,7 @@ def test_a_start_on_a_hanging_disk_is_alive_and_can_be_stopped(
     wait_until(lambda: liveness(pipeline.daemon) == 200, "/livez to answer")
     assert pipeline.daemon.readiness() == 503
     pipeline.daemon.send(signal.SIGTERM)
-    wait_until(lambda: liveness(pipeline.daemon) == 0, "the end")
+    wait_until(lambda: liveness(pipeline.daemon) == 0, "the HTTP server to end")
     disk.thaw()
     assert pipeline.daemon.wait() == 0
 
@@ -218,7 +218,7 @@ def test_a_start_on_a_hanging_disk_is_given_up(begin: Callable[..., Pipeline], d
     pipeline.daemon.stop_well()
     disk.freeze()
     pipeline.daemon.start(wait=False)
-    wait_until(lambda: "has not finished a job" in pipeline.daemon.log_text(), "the reason")
+    wait_until(lambda: "has not finished a job" in pipeline.daemon.log_text(), "the error in the log")
     disk.thaw()
     assert pipeline.daemon.wait() == 69
 
@@ -226,7 +226,7 @@ def test_a_start_on_a_hanging_disk_is_given_up(begin: Callable[..., Pipeline], d
 def test_a_start_does_not_wait_for_a_stopped_process(
     begin: Callable[..., Pipeline], disk: FileSystem, kafka: Kafka
 ) -> None:
-    """Check this while the stopped process locks its own directory, and the test locks the file ``lock`` beside it."""
+    """Start a daemon while the stopped process locks its own directory, and the test locks the file ``lock``."""
     pipeline = begin()
     with (disk.directory / "spill" / "lock").open("ab") as kept:
         fcntl.flock(kept, fcntl.LOCK_EX)

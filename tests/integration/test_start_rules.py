@@ -41,7 +41,7 @@ class TestStartRules:
         write_and_stop(pipeline)
         backup.restore()
         for _ in range(50):
-            pipeline.write_at_once(7)  # so that no commit record has the LSN of an earlier one
+            pipeline.write_at_once(7)  # the size keeps commit records from having the LSNs of former commit records
         code, log = fails(pipeline)
         assert (code, "restored from a backup" in log) == (65, True), log
 
@@ -127,7 +127,7 @@ class TestStartRules:
         pipeline.write()
         pipeline.wait_until_confirmed()
         in_new_epoch = [one["after"]["n"] for one in pipeline.changes(120) if one["epoch"] == 2]
-        assert in_new_epoch == pipeline.committed(), "not all changes that the server has committed since the backup"
+        assert in_new_epoch == pipeline.committed(), "the new epoch must have all changes since the backup"
 
     def test_a_server_promoted_from_after_delivered_changes_continues(
         self, own_postgres: Postgres, start: Start
@@ -194,7 +194,7 @@ class TestForgedCheckpoints:
         assert "its records are ignored" in pipeline.daemon.log_text()
 
     def test_forged_checkpoints_with_our_key_are_refused(self, start: Start) -> None:
-        """Check this also when the server has written so much WAL that the checkpoint's position looks valid."""
+        """Check a forged position that looks valid, because the server has written WAL beyond it."""
         pipeline = start()
         write_and_stop(pipeline)
         with pipeline.database.connect() as connection:
@@ -256,7 +256,7 @@ def back_up_before_heartbeats(pipeline: Pipeline, server: Postgres) -> "Backup":
 
 
 def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
-    """Make the server write this many WAL segments of 16 MiB each, without published changes."""
+    """Make the server switch to the next WAL segment of 16 MiB, ``segments`` times, without published changes."""
     with pipeline.database.connect() as connection:
         for _ in range(segments):
             connection.execute("SELECT pg_logical_emit_message(false, 'elsewhere', 'x')")
@@ -264,7 +264,7 @@ def write_elsewhere(pipeline: Pipeline, segments: int) -> None:
 
 
 class Backup:
-    """A copy of a server's files. The server is briefly stopped to make it."""
+    """A copy of a server's files. Making the copy briefly stops the server."""
 
     def __init__(self, server: Postgres) -> None:
         self._server = server

@@ -44,7 +44,7 @@ class Tail:
         self.first = self.process.stderr.readline()
 
     def end(self) -> tuple[int, list[str]]:
-        """Wait until it ends. Return its exit code and the lines of its output."""
+        """Wait until the command ends. Return its exit code and the lines of its output."""
         out, errors = self.process.communicate(timeout=60)
         assert errors == ""
         return self.process.returncode, out.splitlines()

@@ -125,7 +125,7 @@ class TestAStandby:
         before = end_of(pair.owner.kafka, topic)
         with taken_over(pair.owner, by=pair.standby):
             pair.owner.write_at_once(100_000)
-            wait_until(lambda: end_of(pair.owner.kafka, topic) > before, "rows of it")
+            wait_until(lambda: end_of(pair.owner.kafka, topic) > before, "rows of the transaction")
             pair.owner.daemon.send(signal.SIGSTOP)
         pair.owner.daemon.send(signal.SIGCONT)
         pair.owner.wait_for(state="standby")

@@ -101,7 +101,7 @@ class TestWhileItIsDown:
         }
 
     def test_a_deleted_checkpoint_needs_a_new_epoch(self, start: Start) -> None:
-        """Check that the epoch increases, so that later positions are not older than those that readers have."""
+        """Check that the epoch increases, so that later positions are greater than those that readers have seen."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()
@@ -119,7 +119,7 @@ class TestWhileItIsDown:
         assert numbers == list(range(1, len(numbers) + 1))
 
     def test_deleted_schemas_stop_the_daemon(self, start: Start) -> None:
-        """Check that pgsluice stops. Consumers could not read existing records, and column names would be unknown."""
+        """Check that pgsluice stops, because without the schemas, consumers cannot read the existing records."""
         pipeline = start()
         pipeline.write(5)
         pipeline.wait_until_confirmed()

@@ -1,4 +1,4 @@
-"""Tests ``postgres.two_phase`` if it is switched on after the slot was created, and later off. The slot keeps it."""
+"""Tests switching ``postgres.two_phase`` on after the slot was created, and off later. The slot remains two-phase."""
 
 from contextlib import closing
 
@@ -34,7 +34,7 @@ def test_two_phase_can_be_switched_on_and_off_while_transactions_are_prepared(st
     for name in ("before", "before, in vain"):
         prepare(pipeline, name)
     pipeline.write(1)
-    pipeline.wait_until_confirmed()  # the position is beyond both PREPARE commands
+    pipeline.wait_until_confirmed()  # the confirmed position is beyond both PREPARE commands
     restart(pipeline, two_phase=True)
     end(pipeline, "ROLLBACK", "before, in vain")
     for name in ("on", "on, in vain"):

@@ -1,6 +1,6 @@
-"""Tests the table of types: compares what fastavro reads from a real server's stream with what psycopg selects.
+"""Tests how types are mapped to Avro: fastavro must read from a real server's stream what psycopg selects.
 
-The table of each test has one column for each value, so that the server itself sends Relation and Type messages.
+Each test creates a table with one column for each value. The server itself sends the Relation and Type messages.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,7 +83,7 @@ NATIVE = [
     *values("public.hstore", 'a=>1, "b c"=>NULL, "\\"=>\\\\"=>"x, y", ""=>""', ""),
 ]
 
-# strings: the text that a session with the pinned settings returns
+# values that are delivered as text: the text that a session with the settings of the stream returns
 TEXTUAL = [
     *values("numeric", "NaN", "1.50", "0.000000000000000000000000000000000000000001", "1e100"),
     *values("numeric", "Infinity", "-Infinity", since=14),
@@ -128,7 +128,8 @@ TEXTUAL = [
     *values("public.hstore[]", '{"\\"a\\"=>\\"1\\""}'),
 ]
 
-# values that the Avro type cannot hold, so marked text is sent instead (some of them fit if time_range is "full")
+# values that the Avro type cannot hold, so that marked text is sent instead (those in BEYOND_COMMON fit if time_range
+# is "full")
 MARKED = [
     *values("numeric(10,2)", "NaN"),
     *values("numeric[]", "{{1},{2}}"),

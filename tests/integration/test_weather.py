@@ -22,7 +22,7 @@ def own_kafka() -> Iterator[Kafka]:
 
 @pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
-    """Provide a server that the test can stop. It uses fsync, because the test makes it crash."""
+    """Provide a server that the test can stop. The server uses fsync, because some tests make it crash."""
     with Postgres(17, {"fsync": "on"}) as server:
         yield server
 

@@ -45,7 +45,7 @@ def guarded() -> Iterator[Postgres]:
 
 @pytest.fixture
 def make_pipeline(engine: Engine, database: Database, kafka: Kafka) -> Iterator[Callable[[], Pipeline]]:
-    """Provide a function that creates pipelines of one table in containers. All of them have the same name."""
+    """Provide a function that creates pipelines of one table in containers. All these pipelines have the same name."""
     prepare(database)
     name, settings = f"image{uuid4().hex[:8]}", configured(None)
     with ExitStack() as stack:

@@ -39,7 +39,7 @@ tests:
     alert_rule_test:
       - {alertname: PgsluiceAbsent, eval_time: 10m, exp_alerts: []}
 """
-"""Two pipelines that are absent. One of them has no namespace."""
+"""A test for promtool, in which two pipelines become absent. The first of them has no namespace."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,7 +116,7 @@ def test_the_annotations_of_each_alert_name_a_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_alert_says_how_its_commands_differ_in_a_container(name: str) -> None:
-    """In a container, PGSLUICE_CONFIG names the file, so commands must have valid arguments without ``-c`` as well."""
+    """In a container, PGSLUICE_CONFIG names the configuration file, so commands must also be valid without ``-c``."""
     annotations = " ".join(BY_NAME[name].partition("annotations:")[2].split())
     commands = [one for one in re.findall(r"`(pgsluice .+?)`", annotations) if "-c config.toml" in one]
     assert annotations.count("In a container, leave out `-c config.toml`.") == bool(commands)
@@ -126,7 +126,7 @@ def test_each_alert_says_how_its_commands_differ_in_a_container(name: str) -> No
 
 
 def test_the_command_that_silences_an_alert_names_its_pipeline(tmp_path: Path) -> None:
-    """Let promtool expect that no alert fires. It then fails, and prints the annotations of the alerts that fired."""
+    """Tell promtool to expect no alerts, so that it fails and prints the annotations of the alerts that fire."""
     shutil.copy(ALERTS, tmp_path)
     (tmp_path / "silence.yaml").write_text(SILENCE)
     with pytest.raises(ServerError) as failed:

@@ -1,4 +1,4 @@
-"""Tests the Helm chart: the objects that it renders, the values that it refuses, and whether pgsluice accepts them."""
+"""Tests the Helm chart: the objects that it renders, whether pgsluice accepts their settings, and refused values."""
 
 import json
 import os
@@ -36,7 +36,7 @@ CUSTOM_RESOURCES = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 @pytest.fixture(scope="session", autouse=True)
 def helm() -> None:
-    """Skip all tests if Helm is not available."""
+    """Skip all tests if Helm or another tool is not available."""
     for name in ("helm", "helm-docs", "kubeconform", "kubernetes-schemas", "prometheus-operator"):
         if reason := tools.missing(name):
             pytest.skip(f"no {name} here: {reason}")
@@ -70,7 +70,7 @@ def test_rendered_objects_conform_to_the_schemas(
 
 
 def test_the_schemas_refuse_an_unknown_field(tmp_path: Path, operator_schemas: Path) -> None:
-    """This proves that the test above can fail, for resources of Kubernetes and of the operator."""
+    """This test proves that the test above can fail, both for resources of Kubernetes and for those of the operator."""
     wrong = chart.render(*values_of("monitors"))
     wrong = wrong.replace("enableServiceLinks:", "enableServiceLink:").replace("interval:", "intervall:")
     (tmp_path / "wrong.yaml").write_text(wrong)
@@ -105,7 +105,7 @@ def test_secrets_are_only_referenced(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_pgsluice_accepts_the_configuration(case: str, tmp_path: Path) -> None:
-    """The test runs the command of the init container with the files and variables in its manifest."""
+    """The test runs the command of the init container with the files and variables in the manifest."""
     found = manifests(*values_of(case))
     deployment = next(
         item for item in found if item["kind"] == "Deployment" and "registry" not in item["metadata"]["name"]
@@ -121,7 +121,7 @@ def test_pgsluice_accepts_the_configuration(case: str, tmp_path: Path) -> None:
 
 
 FROM_ELSEWHERE = "content of a Secret"
-"""The value of each variable whose value is not in the manifest, but comes from a Secret."""
+"""The value that a simulated pod gives to each variable that comes from a Secret."""
 
 
 class Pod:
@@ -260,7 +260,7 @@ def test_the_volume_is_larger_than_what_may_be_spilled(size: str, limit: str) ->
 
 
 def test_only_pgsluices_user_can_write_to_the_spill_directory() -> None:
-    """An emptyDir is writable for all users. So pgsluice must create a directory in it that only its user can write."""
+    """An emptyDir is writable for all users, so spill_dir must be a directory in it that pgsluice creates itself."""
     pipeline = container(one(manifests(*MINIMAL), "Deployment"))
     (mounted,) = (mount["mountPath"] for mount in pipeline["volumeMounts"] if mount["name"] == "spill")
     assert Path(variables(pipeline)["PGSLUICE_BUFFER__SPILL_DIR"]).parent == Path(mounted)
@@ -361,7 +361,7 @@ SECRETS_OF_THE_PIPELINE: dict[str, Manifest] = {
 def test_a_registry_with_its_own_secrets_for_kafka_gets_none_of_the_pipeline(
     values: Manifest, place: str, secret: Manifest | str, tmp_path: Path
 ) -> None:
-    """Each secret is rendered only once. pgsluice refuses a password that is set in two ways."""
+    """Check that each secret is rendered only once, because pgsluice refuses a password that is set in two ways."""
     (tmp_path / "values.json").write_text(json.dumps({**values, "registry": {"enabled": True, place: [secret]}}))
     found = manifests(*values_of("standby"), "--values", str(tmp_path / "values.json"))
     registry = one(found, "Deployment", "pgsluice-registry")
@@ -387,7 +387,7 @@ def test_without_its_own_secrets_for_kafka_the_registry_shares_those_of_the_pipe
 
 
 def test_underscores_in_the_name_of_a_property_are_dots() -> None:
-    """Whether the name has underscores or dots, pgsluice must get the password as a file, which it reads again."""
+    """In both spellings, the password must be given as a file, which pgsluice can read again after a change."""
     setting = {"setting": "kafka.client.sasl_password", "secretName": "shop-kafka", "key": "password"}
     level = {"setting": "kafka.client.log_level", "secretName": "shop-kafka", "key": "level"}
     options = [*values_of("standby"), "--set-json", f"secretSettings={json.dumps([setting, level])}"]
@@ -411,7 +411,7 @@ def test_pgsluice_accepts_the_settings_of_the_registry(case: str, tmp_path: Path
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_container_has_two_variables_with_one_name(case: str) -> None:
-    """Server-side apply, which Helm 4 uses, refuses such a list."""
+    """Server-side apply, which Helm 4 uses, refuses a list with two variables of the same name."""
     for name, spec in pod_specs(manifests(*values_of(case), "--set", "registry.enabled=true")):
         for item in [*spec["containers"], *spec.get("initContainers", [])]:
             names = [variable["name"] for variable in item.get("env", [])]
@@ -461,7 +461,7 @@ def test_the_command_of_helm_test_needs_no_settings(options: list[str], tmp_path
         pool.submit(server.handle_request)
         url = f"http://127.0.0.1:{server.server_port}"
         arguments = [url if word.startswith("http") else word for word in item["command"][1:]]
-        environ["PGSLUICE_SECRETS_DIR"] = str(tmp_path)  # the image has such a directory
+        environ["PGSLUICE_SECRETS_DIR"] = str(tmp_path)  # the image has a directory for secrets
         command = [sys.executable, "-m", "pgsluice", *arguments]
         asked = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
@@ -534,7 +534,7 @@ REFUSED = {
         ["--set-json", f"secretSettings=[{ONE_SPELLING}]", "--set-json", f"env=[{VARIABLE}]"],
         "env and secretSettings both set kafka.client.sasl.password. Remove one of the two.",
     ),
-    "the same in the registry": (
+    "a secret setting of the registry that is also a variable": (
         ["--set-json", f"registry.secretSettings=[{ONE_SPELLING}]", "--set-json", f"registry.env=[{VARIABLE}]"],
         "registry.env and registry.secretSettings both set kafka.client.sasl.password. Remove one of the two.",
     ),
@@ -684,14 +684,14 @@ def test_all_mistakes_are_reported_together() -> None:
 
 def test_the_readme_is_up_to_date() -> None:
     written = (chart.CHART / "README.md").read_text()
-    assert written == chart.readme(), "make manifests"
+    assert written == chart.readme(), "run make manifests"
     undocumented = [line for line in written.splitlines() if line.startswith("|") and line.endswith("|  |")]
     assert undocumented == []
 
 
 @pytest.mark.parametrize("copy", chart.COPIES, ids=lambda copy: str(copy.name))
 def test_the_copies_are_up_to_date(copy: Path) -> None:
-    assert copy.read_text() == chart.COPIES[copy].read_text(), "make manifests"
+    assert copy.read_text() == chart.COPIES[copy].read_text(), "run make manifests"
 
 
 def test_alerts_and_dashboard_are_rendered_unchanged() -> None:
@@ -729,7 +729,7 @@ def test_the_documented_values_are_accepted(tmp_path: Path) -> None:
 
 def test_the_plain_manifests_are_up_to_date() -> None:
     written = {file.name: file.read_text() for file in chart.MANIFESTS.glob("*.yaml")}
-    assert written == chart.plain_manifests(), "make manifests"
+    assert written == chart.plain_manifests(), "run make manifests"
 
 
 def test_the_plain_manifests_are_complete() -> None:

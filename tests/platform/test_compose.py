@@ -1,4 +1,4 @@
-"""Tests ``deploy/compose.yaml`` with Docker Compose, as a user would who tries pgsluice for the first time.
+"""Tests ``deploy/compose.yaml`` with Docker Compose, as a user who tries pgsluice for the first time runs it.
 
 The images of PostgreSQL and Kafka are stand-ins with the same names. The tests run the health checks as Docker's timers
 would, because podman relies on systemd for this.

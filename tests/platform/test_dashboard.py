@@ -1,4 +1,4 @@
-"""Tests the dashboard of deploy/grafana. A Prometheus that scrapes running daemons must answer each of its queries."""
+"""Tests the dashboard of deploy/grafana: each query must have a result in a Prometheus that scrapes running daemons."""
 
 import json
 import re
@@ -31,13 +31,14 @@ LABELS: list[dict[str, str]] = [
     {"namespace": "other"},
     {"namespace": "other", "job": "copy"},
 ]
-"""One Prometheus scrapes each process once with each of these sets of labels, so it shows three pipelines of one name.
+"""One Prometheus scrapes each process three times, and adds another of these sets of labels each time.
 
-Another Prometheus adds no namespace, so Grafana's variable for the namespace is empty.
+So it shows three pipelines with the same name. Another Prometheus adds no namespace, so Grafana's variable for the
+namespace is empty.
 """
 
 WINDOW = "10m"
-"""The window of rates. It is so long that it includes events before the first test even in the last test."""
+"""The window of rates. It is longer than all tests take, so it always includes the events before the first test."""
 
 
 class Watched:
@@ -66,7 +67,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def both(kafka: Kafka) -> Iterator[tuple[Watched, Watched]]:
-    """Provide the pipeline as Prometheus shows it without a namespace, and with the labels in LABELS."""
+    """Provide the pipeline in a Prometheus without namespaces, and in a Prometheus that adds the labels in LABELS."""
     if reason := missing():
         pytest.skip(f"no Prometheus here: {reason}")
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ def container(pipeline: Pipeline) -> Container:
 def test_the_command_in_the_readme_delivers_and_stops(pipeline: Pipeline) -> None:
     """The container uses the image's default port, so no other test may use this port."""
     daemon = container(pipeline)
-    port = wait_until(_reserved, "port 8080, which another run may have")
+    port = wait_until(_reserved, "port 8080 to be free, because another test run may use it")
     daemon.start_as_documented()
     try:
         wait_until(lambda: _answers("http://127.0.0.1:8080/readyz?role=active"), "the container to be ready")

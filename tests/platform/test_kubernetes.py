@@ -55,7 +55,7 @@ def namespace(server: ApiServer) -> str:
 
 @pytest.fixture(params=["helm", "helm-4"])
 def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> Callable[..., str]:
-    """Provide a function that runs Helm in the namespace, for both versions. The newer one uses server-side apply."""
+    """Provide a function that runs Helm in the namespace: Helm 3, or Helm 4, which uses server-side apply."""
     if reason := tools.missing(request.param):
         pytest.skip(f"no {request.param} here: {reason}")
     return lambda *words: chart.helm(
@@ -138,7 +138,7 @@ def kept(server: ApiServer, namespace: str) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_case_is_installed_and_changed_into_every_other(
+def test_a_release_can_be_changed_from_minimal_to_every_case_and_back(
     server: ApiServer, namespace: str, helm: Callable[..., str], case: str
 ) -> None:
     """Immutable fields, such as selectors, must be the same in all cases."""

@@ -1,4 +1,4 @@
-"""Tests a rolling update with real daemons and the probes in the chart. It prints the durations."""
+"""Tests a rolling update with real daemons and the probes in the chart, and prints the durations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ def helm() -> None:
 
 @pytest.fixture
 def make_pod(database: Database, kafka: Kafka) -> Iterator[Callable[[int], Pod]]:
-    """Provide a function that creates pods of one pipeline, from the manifest with this number of replicas.
+    """Provide a function that creates pods of one pipeline. Its argument is the number of replicas in the manifest.
 
     The pods are removed after the test.
     """
@@ -67,7 +67,7 @@ def test_during_an_update_a_pod_is_always_ready(
     for pod in pods:
         pod.end()
     with capsys.disabled():
-        times = f"nobody delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
+        times = f"no pod delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
         times += f", for {observer.unanswered_s:.1f} s no daemon reported that it was ready"
         print(f"\n{replicas} replicas: {times}")  # noqa: T201 - only for information; the bench measures it
     assert observer.without_ready_s == 0

@@ -39,7 +39,7 @@ def pipeline(database: Database, kafka: Kafka) -> Iterator[Pipeline]:
 
 
 def written(directory: Path, pipeline: Pipeline) -> Path:
-    """Write the file of pgsluice-spark. The lake and the checkpoint are in a directory of the image's user."""
+    """Write the configuration of pgsluice-spark. The image's user owns the directory of the lake and the checkpoint."""
     lake = directory / "lake"
     lake.mkdir()
     os.chown(lake, USER, 0)

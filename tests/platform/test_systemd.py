@@ -28,12 +28,12 @@ from tests.support.weather import Pipeline, configured, prepare, wait_until
 DEPLOY = ROOT / "docs" / "deploy.md"
 UNIT = ROOT / "deploy" / "systemd" / "pgsluice@.service"
 SHOP = "pgsluice@shop.service"
-SECRET = "etc/pgsluice/shop/secrets/postgres__password"  # noqa: S105 - the path of its file
+SECRET = "etc/pgsluice/shop/secrets/postgres__password"  # noqa: S105 - the path of the password's file
 EXPOSURE_MAX = 20
 """The highest allowed exposure level in tenths. 20 means a level of 2.0, on systemd's scale from 0 to 10."""
 
 RETRIED = {69, 70, 75}
-"""Exit codes after which a restart can help: something was unavailable, a bug, or a drain that took too long."""
+"""Exit codes after which a restart can help: a server was unavailable, a bug occurred, or a drain took too long."""
 
 NO_CREDENTIALS = "243"
 """The exit status that systemd reports if it cannot provide the credentials of a process."""
@@ -145,7 +145,7 @@ class Unit(Daemon):
 
 @contextmanager
 def installed(engine: Engine, guarded: Postgres, kafka: Kafka, directory: Path) -> Iterator[Pipeline]:
-    """Provide a pipeline whose unit is installed on a host, with a password. PostgreSQL streams all transactions."""
+    """Provide a pipeline whose unit, with its password file, is installed on a host. All transactions are streamed."""
     if (reason := host_missing()) is not None:
         pytest.skip(f"no host under systemd: {reason}")
     with ExitStack() as stack:
@@ -193,7 +193,7 @@ def test_the_unit_delivers_without_any_rights(pipeline: Pipeline, unit: Unit) ->
 def test_the_unit_restarts_after_kill_9(pipeline: Pipeline, unit: Unit) -> None:
     with pipeline.busy():
         unit.host.run("systemctl", "kill", "--signal", "KILL", SHOP)
-        wait_until(lambda: int(unit.state("NRestarts")) > 0, "systemd to start it again")
+        wait_until(lambda: int(unit.state("NRestarts")) > 0, "systemd to restart the unit")
         wait_until(lambda: unit.readiness("active") == HTTP_OK, "the unit to follow the slot")
     pipeline.assert_complete()
 
@@ -225,7 +225,7 @@ def test_the_unit_does_not_start_without_a_password_file(unit: Unit) -> None:
 
 
 def test_root_can_run_commands_while_the_unit_is_stopped(unit: Unit) -> None:
-    """The password is in a file that only root can read, and the unit's copy of it is gone."""
+    """Only root can read the password file, and systemd has removed the copy that it made for the unit."""
     unit.host.run("systemctl", "stop", SHOP)
     found = unit.host.run("sh", "-c", f"{variables()}pgsluice slot status")
     assert found.returncode == 0, found.stderr

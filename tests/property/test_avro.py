@@ -1,7 +1,7 @@
 """Properties of the Avro encoding.
 
-fastavro reads the same values from Avro as psycopg reads from PostgreSQL's text. If PostgreSQL never writes a text, the
-text is either read in the same way, or marked as a value that does not fit.
+fastavro reads the same values from Avro as psycopg reads from PostgreSQL's text. A text that PostgreSQL never writes is
+either read in the same way, or marked as a value that does not fit.
 """
 
 import io
@@ -415,8 +415,8 @@ def test_every_schema_reads_or_refuses_the_rows_of_every_other(versions: list[Re
             try:
                 as_read = reread(writer_schema, reader_schema, body)
             except fastavro.read.SchemaResolutionError:
-                # A reader may refuse a row only if a field was narrower in its schema. It must never read a wrong
-                # value.
+                # A reader may refuse a row only if a field is narrower in the reader's schema. It must never read a
+                # wrong value.
                 assert known < written
                 assert narrower(reader_schema, writer_schema)
             else:

@@ -1,6 +1,6 @@
 """Properties of values in binary format.
 
-Any bytes cause at most a ProtocolError. Encoding a value directly gives the same result as encoding its text.
+Any bytes cause only documented errors. Encoding a value directly gives the same result as encoding its text.
 """
 
 from functools import cache
@@ -81,7 +81,7 @@ TYPMODS = {"numeric": (-1, numeric(10, 2)[1])}
 
 @cache
 def encoders(name: str) -> list[tuple[RowEncoder, ToText]]:
-    """Return encoders of rows with one column of this type, each with the conversion to text that it uses."""
+    """Return encoders of rows with one column of the type ``name``, each with the conversion to text that it uses."""
     pg_type = PgType(OIDS[name], "public", name) if name in OIDS else PgType(0, CATALOG, name)
     found = []
     for typmod in TYPMODS.get(name, (-1,)):
@@ -130,7 +130,7 @@ def test_bytes_similar_to_those_of_send_functions(name: str, data: st.DataObject
 
 
 def test_the_text_of_a_value_that_does_not_fit_is_utf_8() -> None:
-    """The text of a value that does not fit has to be valid UTF-8, as in text format.
+    """If a value in binary format does not fit, its text has to be valid UTF-8, as it has to be in text format.
 
     The example is a two-dimensional array with a byte that only a database with the encoding SQL_ASCII accepts.
     """

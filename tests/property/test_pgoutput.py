@@ -89,7 +89,7 @@ START = st.builds(StreamStart, UINT32, st.booleans())
 
 @st.composite
 def _payloads(draw: st.DrawFn) -> tuple[bool, bytes]:
-    """Return whether a message belongs to a streamed transaction, and its valid payload."""
+    """Return whether the decoder is inside a streamed transaction, and a payload that is valid there."""
     in_stream = draw(st.booleans())
     return in_stream, encode(draw(INSIDE | st.just(StreamStop()) if in_stream else OUTSIDE | START))
 
@@ -101,7 +101,7 @@ def _decode(payload: bytes, *, in_stream: bool) -> Message:
 
 
 def _check_documented(payload: bytes, *, in_stream: bool) -> None:
-    """Check that bytes are either refused with a documented error, or equal to the message that is read from them."""
+    """Check that ``payload`` is either refused with a documented error, or read as a message that encodes to it."""
     try:
         message = _decode(payload, in_stream=in_stream)
     except ProtocolError as error:
@@ -159,7 +159,7 @@ def test_a_changed_byte_is_refused_or_read_exactly(case: tuple[bool, bytes], dat
 
 @given(st.sampled_from(b"BCORYIUDTMSEcAbPpKr"), st.binary(max_size=64), st.booleans())
 @settings(deadline=None)
-def test_any_bytes_are_refused_or_read_exactly(kind: int, rest: bytes, in_stream: bool) -> None:  # noqa: FBT001  # drawn
+def test_any_bytes_are_refused_or_read_exactly(kind: int, rest: bytes, in_stream: bool) -> None:  # noqa: FBT001  # drawn by Hypothesis
     _check_documented(bytes([kind]) + rest, in_stream=in_stream)
 
 
@@ -193,7 +193,7 @@ def test_xlog_data_is_read_as_it_was_written(payload: bytes, start: int, wal_end
 
 @given(LSN, TIME, st.booleans())
 @settings(deadline=None)
-def test_a_keepalive_is_read_as_it_was_written(wal_end: int, time: int, reply: bool) -> None:  # noqa: FBT001  # drawn
+def test_a_keepalive_is_read_as_it_was_written(wal_end: int, time: int, reply: bool) -> None:  # noqa: FBT001  # drawn by Hypothesis
     frame = keepalive(wal_end, time, reply_requested=reply)
     assert parse_frame(frame) == Keepalive(wal_end, time, reply)
     for length in range(len(frame)):
@@ -212,7 +212,7 @@ def test_a_status_update_is_read_as_it_was_written(
     flush: int,
     apply: int,
     time: int,
-    reply: bool,  # noqa: FBT001  # drawn
+    reply: bool,  # noqa: FBT001  # drawn by Hypothesis
 ) -> None:
     frame = standby_status_update(write, flush, apply, time, reply_requested=reply)
     assert parse_standby_status_update(frame) == StandbyStatusUpdate(write, flush, apply, time, reply)

@@ -1,4 +1,4 @@
-"""Properties of records in service topics. They have only documented effects, even if another program wrote them."""
+"""Properties of records in service topics: records of other programs have only documented effects on pgsluice."""
 
 import json
 from dataclasses import asdict

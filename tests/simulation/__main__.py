@@ -1,6 +1,6 @@
 """``python -m tests.simulation --seed 7`` runs the simulated world with seed 7, and prints its events.
 
-With ``--seeds 1000``, it runs 1000 worlds, whose seeds begin with this one.
+``--seed 7 --seeds 1000`` runs 1000 worlds, with the seeds 7 to 1006.
 """
 
 import argparse

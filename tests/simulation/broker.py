@@ -345,7 +345,7 @@ class Outdated:
     broker: Broker
     topics: set[str]
     led: dict[tuple[str, int], tuple[int, int]]
-    """The high watermark and the last stable offset of each partition whose leader the broker believes itself to be."""
+    """The high watermark and the last stable offset of each partition that the broker believes it leads."""
     share: float
     """The share of clients that ask this broker, including clients that were already connected."""
 
@@ -380,7 +380,7 @@ class Client:
         return self.broker.sessions
 
     def travel(self, timeout_s: float, code: int = KafkaError._TIMED_OUT) -> None:
-        """Let the time pass that a request takes. Raise a time-out if Kafka is down."""
+        """Let a request take some time. Raise a time-out if Kafka is down or slow."""
         weather = self.broker.weather
         self.process.step()
         if lag_s := self.lag_s():
@@ -515,7 +515,7 @@ class ScriptedIdempotentProducer(_Queue):
         raise self._fatal
 
 
-def _report(record: _Queued) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+def _report(record: _Queued) -> Any:  # noqa: ANN401 - confluent_kafka's Message has no public constructor
     return SimpleNamespace(
         key=lambda: record.key,
         value=lambda: record.value,
@@ -651,7 +651,7 @@ def _late(end: Callable[[], None]) -> None:
         end()
 
 
-def _message(topic: str, entry: Entry, offset: int) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+def _message(topic: str, entry: Entry, offset: int) -> Any:  # noqa: ANN401 - confluent_kafka's Message has no public constructor
     return SimpleNamespace(
         error=lambda: None,
         topic=lambda: topic,
@@ -674,7 +674,7 @@ class ScriptedConsumer:
     def assign(self, places: list[TopicPartition]) -> None:
         self._positions = {(place.topic, place.partition): place.offset for place in places}
 
-    def poll(self, timeout: float) -> Any:  # noqa: ANN401 - confluent_kafka's Message, which cannot be made
+    def poll(self, timeout: float) -> Any:  # noqa: ANN401 - confluent_kafka's Message has no public constructor
         weather = self._client.broker.weather
         if weather.is_away:
             virtual.sleep(timeout)
@@ -701,7 +701,7 @@ class ScriptedConsumer:
         virtual.sleep(0.001 if found else timeout)
         return found
 
-    def _next(self, place: tuple[str, int]) -> Any:  # noqa: ANN401 - as above
+    def _next(self, place: tuple[str, int]) -> Any:  # noqa: ANN401 - confluent_kafka's Message has no public constructor
         """Return the next visible record of a partition, or None."""
         partition = self._client.broker.partition(place)
         end = self._view.stable(place) if self._committed else self._view.end(place)
@@ -746,7 +746,7 @@ class ScriptedAdmin:
         return 0
 
     def describe_topics(self, topics: Any, **_: object) -> dict[str, _Answer]:  # noqa: ANN401 - a TopicCollection has no type hints
-        def describe(topic: str) -> Any:  # noqa: ANN401 - a TopicDescription, which cannot be made
+        def describe(topic: str) -> Any:  # noqa: ANN401 - a TopicDescription has no public constructor
             if not self._view.knows(topic):
                 raise _error(KafkaError.UNKNOWN_TOPIC_OR_PART)
             return SimpleNamespace(

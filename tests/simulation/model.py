@@ -127,9 +127,9 @@ class Model:
         self._restored: list[tuple[int, int]] = []
         """For each restoration from a disk snapshot: the last producer epoch, and the end of the restored WAL."""
         self._is_refused = False
-        """Whether a refusal of the server is recorded, and no epoch has begun since."""
+        """Whether a daemon has recorded that it refuses the server, and no epoch has begun since."""
         self._refusals: list[str] = []
-        """The recorded refusals of daemons that have not ended yet."""
+        """The recorded reasons of daemons that have refused the server and have not ended yet."""
         self._not_again: set[int] = set()
         """The commit LSNs of transactions that were delivered in a former epoch and cannot be sent again completely."""
         self._last: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -138,7 +138,7 @@ class Model:
         self._delivered_at: dict[int, int] = {}
         """By session: the delivered position at the time when the session wrote its first record."""
         self._following: dict[tuple[str, int], int] = {}
-        """By partition: the end (``next``) that the last cut gave for it."""
+        """By partition: the ``next`` in the last cut record that lists the partition."""
         self._listed: set[str] = set()
         """The topics that cut records have listed."""
         self._misplaced: set[tuple[tuple[str, int], int]] = set()
@@ -175,7 +175,7 @@ class Model:
         return self.mirror is not None and any(self.mirror.placed_at > end for end in self._switches)
 
     def _on_this_history(self, end: int, timeline: int, producer_epoch: int | None = None) -> int:
-        """Return ``end``, or the position at which the server left the history of ``end`` if that is lower.
+        """Return ``end``, or a lower position if the server left the history of ``end`` at a lower position.
 
         A cut in flight may belong to a history that the server has left.
         """
@@ -189,10 +189,10 @@ class Model:
         self._not_again = {lsn for lsn in self._not_again if lsn < snapshot.end}
 
     def on_refusal(self, reason: str) -> None:
-        """Check that a daemon that stopped because of another history has recorded its refusal.
+        """Check that a daemon that refused the server and stopped has recorded ``reason`` in Kafka.
 
-        The refusal takes effect when it is recorded, before the daemon ends. In the meantime, another daemon may have
-        read the record and begun a new epoch.
+        The record takes effect before the daemon ends. In the meantime, another daemon may have read the record and
+        begun a new epoch.
         """
         if reason not in self._refusals:
             self._violate(f"a daemon stopped without recording its reason: {reason}")
@@ -475,7 +475,7 @@ class Model:
                 self._violate(f"{says}, but the record at {offset} belongs to another cut")
 
     def _was_shown(self, transaction: Transaction) -> bool:
-        """Return whether a copy of a marker has made the checkpoint of this transaction visible before its end."""
+        """Return whether a copy of a marker made the transaction's checkpoint visible before the transaction ended."""
         place = (f"{PREFIX}.checkpoint", 0)
         log = self.broker.partition(place).log
         return any(log[offset].shown for offset in transaction.partitions.get(place, ()))

@@ -23,7 +23,7 @@ SOME = "even"
 
 
 class Orders:
-    """The commands that were given, and the state that must follow from those that were read."""
+    """The commands that were given, and the state that must follow from the commands that the pipeline has read."""
 
     def __init__(self, broker: Broker, topic: str, dice: random.Random, violate: Callable[[str], None]) -> None:
         self.topic = topic

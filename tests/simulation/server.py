@@ -28,7 +28,7 @@ SHUTDOWN_BLOCKED_S = 30.0
 
 @dataclass(slots=True)
 class Slot:
-    """The slot: its position in memory (``confirmed``), and the position on disk that it may have after a crash."""
+    """The slot: its position in memory (``confirmed``), and its position on disk (``durable``)."""
 
     confirmed: int
     durable: int
@@ -120,7 +120,8 @@ class Server:
         """Crash, and give the server a WAL that ends at ``end``, and the slot ``slot``.
 
         With ``promote``, a standby that has not received the rest of the WAL takes over. Otherwise, the server is
-        restored from a snapshot of its disk. Daemons cannot notice this from the timeline, which stays the same.
+        restored from a snapshot of its disk. Then the timeline stays the same, so daemons cannot notice the restoration
+        from it.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))
@@ -208,7 +209,7 @@ class Connection:
         self.stream: Stream | None = None
         self.found_slot = server.slot is not None
         self.sent_until: int | None = None
-        """The end of the WAL when the server lost the connection. All earlier WAL may still be in flight."""
+        """The number of WAL records when the server lost the connection. Their messages may still be in flight."""
         self.lets_go = False
         self._server = server
         self._dice = dice
@@ -269,7 +270,7 @@ class Connection:
 
     async def table_sizes(self, _oids: Sequence[int]) -> dict[int, TableSize]:
         await self._ask()
-        return {}  # as before the first ANALYZE
+        return {}  # a server knows no sizes before the first ANALYZE
 
     def reader(self) -> Reader:
         assert isinstance(self._server.wal, TableWal), "tables of other worlds have no rows"

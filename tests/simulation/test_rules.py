@@ -466,8 +466,10 @@ def a_standby_does_not_fence_the_owner(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_confirmed_before_the_last_transaction_has_come_again(patch: pytest.MonkeyPatch) -> None:
-    """A restored server may have other transactions at the same positions. A new epoch can deliver them only if these
-    positions are not confirmed."""
+    """A restored server may have other transactions at the same positions.
+
+    A new epoch can deliver these transactions only if their positions have not been confirmed.
+    """
 
     def settle(self: Progress, lsn: int) -> None:
         self._settled = max(self._settled, lsn)
@@ -498,7 +500,7 @@ def new_transactions_are_not_mistaken_for_repetitions(patch: pytest.MonkeyPatch)
 
 
 def a_refusal_is_recorded(patch: pytest.MonkeyPatch) -> None:
-    """When a restored server's WAL has grown, its positions look right again. Then only the record stops a start."""
+    """When a restored server's WAL has grown, its positions look right again. Then only the refusal stops a start."""
     patch.setattr(KafkaSink, "_refuse", lambda _self, _checkpoint: None)
 
 
@@ -603,8 +605,10 @@ def without_transactions_a_session_drops_unsent_records_when_it_ends(patch: pyte
 
 
 def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) -> None:
-    """If a TRUNCATE came between the snapshot and the lock, the query would see no rows, although they still exist at
-    the snapshot's position."""
+    """If a TRUNCATE came between the snapshot and the lock, the query would see no rows.
+
+    But at the snapshot's position, the rows still exist.
+    """
     take = Reader.take
     shapes: dict[Reader, Shape] = {}
 
@@ -739,12 +743,12 @@ def a_pause_of_the_pipeline_outlives_a_session(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_pause_of_the_pipeline_waits_for_the_end_of_a_round(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise the round would wait for the paused stream, or its end would deliver waiting transactions."""
+    """Otherwise the round would wait for the paused stream, or the end of the round would deliver transactions."""
     init = Loader.__init__
 
     def hasty(self: Loader, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original
         init(self, *args, **options)
-        self.at_work = contextlib.nullcontext()  # type: ignore[assignment]  # so that no command waits for it
+        self.at_work = contextlib.nullcontext()  # type: ignore[assignment]  # commands to pause wait for this lock
 
     patch.setattr(Loader, "__init__", hasty)
 

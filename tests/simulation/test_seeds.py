@@ -80,7 +80,7 @@ def test_commands_are_carried_out_in_every_way() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_world_can_be_repeated_exactly(seed: int) -> None:
-    """Run a world again in another process, in which sets are iterated in another order."""
+    """Run a world again in this process, and in another process, in which sets are iterated in another order."""
     told: list[str] = []
     run(seed, told.append)
     again: list[str] = []

@@ -256,7 +256,7 @@ class Wal:
             self._act(dice.choice(self.open))
 
     def finish(self) -> None:
-        """End all open transactions, and most of the prepared ones."""
+        """End all open and prepared transactions."""
         for transaction in list(self.open):
             self._end(transaction)
         for transaction in list(self.prepared):
@@ -273,7 +273,7 @@ class Wal:
             self._other()
 
     def lose_tail(self, since: int) -> int:
-        """Remove unpublished WAL after ``since``. Return the new end of the WAL."""
+        """Remove WAL from the end, back to ``since`` or to the last published WAL. Return the new end of the WAL."""
         while self.records and isinstance(self.records[-1], Other) and self.records[-1].lsn >= since:
             self.end = self.records.pop().lsn
         return self.end

@@ -62,7 +62,7 @@ FOREIGN = Checkpoint(PIPELINE, "sim", "1", timeline=1, epoch=1000, cut=0, end_ls
 OWN_TOPICS = [f"{PREFIX}.checkpoint", f"{PREFIX}.transactions"]
 
 CALM_S = 900.0
-"""How long after the last fault everything must have arrived. This includes back-offs, time-outs and retries."""
+"""The time after the last fault within which everything must arrive, in spite of back-offs, time-outs and retries."""
 
 SPILLING_BYTES = 200
 """The memory limit of spools. It is so low that most rows go to files."""
@@ -285,7 +285,7 @@ class Simulation:
 
     @property
     def is_slot_before_epoch(self) -> bool:
-        """Whether a crash moved the slot back to a position before an epoch that has delivered nothing.
+        """Whether a crash moved the slot back to a position before the beginning of an epoch that delivered nothing.
 
         A daemon cannot distinguish such a server from a restored one.
         """
@@ -427,8 +427,8 @@ class Daemon:
             if isinstance(error, Diverged):
                 self._simulation.model.on_refusal(str(error))
             return
-        # A daemon may stop if Kafka was down or a disk hung for too long. The supervisor starts it again. There is no
-        # other pipeline in these worlds.
+        # A daemon may stop if Kafka was down or a disk hung for too long. The supervisor starts the daemon again. But
+        # it must not stop because of another pipeline, because these worlds have only one.
         excused = isinstance(error, UnavailableError) and "another pipeline" not in str(error)
         if error is None or isinstance(error, DrainTimeout) or excused:
             return

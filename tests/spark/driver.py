@@ -22,8 +22,7 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""The seconds to wait for the commit of ``Step.other``. It may never come, because some batches change only one
-table."""
+"""The seconds to wait for the commit of ``Step.other``. Some batches change only one table, so it may never come."""
 
 CONTROL: Final = "_pgsluice_cuts"
 

@@ -16,8 +16,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class DyingTable:
-    """A table that ends the driver at the next commit: after the commit if ``made`` is true, and otherwise before
-    it."""
+    """A table that ends the driver at the next commit: after it if ``made`` is true, and otherwise before it."""
 
     table: TargetTable
     made: bool
@@ -43,6 +42,6 @@ class Dying:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a target
         return getattr(self.target, name)
 
-    def table(self, spark: SparkSession, name: str, since: int | None = None) -> Any:  # noqa: ANN401 - as above
+    def table(self, spark: SparkSession, name: str, since: int | None = None) -> Any:  # noqa: ANN401 - a table of any target
         table = self.target.table(spark, name, since)
         return DyingTable(table, self.made) if name == self.victim else table

@@ -1,6 +1,6 @@
-"""``python -m tests.spark.floor [pytest options]`` runs these tests with the oldest supported PySpark.
+"""``python -m tests.spark.floor [pytest options]`` runs the tests of this directory with the oldest supported PySpark.
 
-This version is kept in the sandbox's cache, and comes before the installed version in the import path.
+That PySpark is kept in the sandbox's cache, and comes before the installed PySpark in the import path.
 """
 
 import os

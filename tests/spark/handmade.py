@@ -37,7 +37,8 @@ class Handmade:
         self.registry = Registered({f"{self.transactions}-value": {CUT_ID: CUT}})
         self.topics = {table: f"{self.prefix}.{topic or f'public.{table}'}" for table in tables}
         self.number = 0
-        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}  # it outlives the broker
+        # The clients log nothing, because they outlive the broker.
+        client = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
         self._producer = Producer(client)
         self._admin = AdminClient(client)
         self._ids: dict[str, int] = {}
@@ -104,7 +105,7 @@ class Handmade:
             entry["counts"][event["op"]] = entry["counts"].get(event["op"], 0) + 1
         return list(found.values())
 
-    def write_cut(self, entries: list[Json], *, number: int | None = None, parts: int = 1, **fields: Any) -> None:  # noqa: ANN401 - as above
+    def write_cut(self, entries: list[Json], *, number: int | None = None, parts: int = 1, **fields: Any) -> None:  # noqa: ANN401 - any field of a cut record
         """Write a cut record. Its number is ``number``, or by default the next number."""
         self.number = self.number + 1 if number is None else number
         record = {"pipeline": "shop", "cut": self.number, "epoch": 1, "end_lsn": 0, "parts": parts, **fields}

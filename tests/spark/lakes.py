@@ -26,7 +26,7 @@ class Lake(ABC):
 
     target: Target
     foreign: ClassVar[str]
-    """A pattern that the message about a delete by another program matches."""
+    """A regular expression for the message that reports a delete by another program."""
 
     @abstractmethod
     def __init__(self, spark: SparkSession, directory: Path) -> None: ...
@@ -104,4 +104,4 @@ HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
 
 USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
-"""The targets for tests that hardly depend on the target. Usually only one is used, because each takes a minute."""
+"""The targets for tests that hardly depend on the target. Usually this is only one, because each takes a minute."""

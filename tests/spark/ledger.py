@@ -152,7 +152,10 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 
 @contextmanager
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
-    """Alter a table, or lose changes and begin an epoch, before a driver runs. Or load the tables while it runs."""
+    """Alter a table or begin an epoch before driver ``number`` runs, and load the tables while the driver runs.
+
+    Each of these steps happens only for some drivers. A new epoch loses changes, so the tables are always loaded then.
+    """
     later = number - len(SCHEMA_CHANGES)
     if later < 0:
         shop.run(SCHEMA_CHANGES[number])
@@ -228,8 +231,10 @@ def entries(lake: Path) -> list[Row]:
 
 
 def torn(rows: Iterable[Row], table: str) -> list[Row]:
-    """Return the entries. Each has the version of ``table`` from the previous entry with that table, as if the table's
-    last commit before the entry were missing."""
+    """Return the entries as if the mirror had lost the last commit of ``table`` before each entry.
+
+    For this, each entry gets the version of ``table`` from the previous entry that contains the table.
+    """
     found = []
     before: int | None = None
     for row in rows:

@@ -14,12 +14,12 @@ INTERPRETED: Final[Mapping[str, str]] = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Lets Spark interpret its plans, which is faster for many plans with few rows."""
+"""Settings that make Spark interpret its plans, which is faster for many plans with few rows."""
 
 
 JAVA_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",  # a session takes only minutes, so compiling to better code would not pay off
-    "-XX:ReservedCodeCacheSize=256m",  # by default, this compiler has only 48 MB, and Java ends when they are full
+    "-XX:ReservedCodeCacheSize=256m",  # the default of this compiler is 48 MB, and Java ends when they are full
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",
 )

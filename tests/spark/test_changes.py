@@ -134,7 +134,7 @@ def test_a_table_through_its_schemas(
     )
     assert [row["key"]["id"] for row in first] == [1, 1, 2, 2]
 
-    # A query ends when it reads a schema that it does not know. A new query continues from there.
+    # A query ends when it reads a schema that it does not know. A new query continues from the checkpoint.
     topic.values[3] = NEWEST
     with topic.cut():
         topic.put(2, change("c", 5, after={"id": 3}), 12, {"id": 3})

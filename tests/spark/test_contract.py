@@ -1,4 +1,4 @@
-"""Tests that Spark reads the golden messages of contract/, with from_avro and, from a broker, with read_changes."""
+"""Tests that Spark reads the golden messages of contract/: with from_avro, and with read_changes from a broker."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from tests.spark.topics import Registered, create
 GOLDEN: dict[str, list[Json]] = json.loads((CONTRACT / "golden.json").read_text())
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(CONTRACT.glob("*.avsc"))}
 TABLES = {"envelope": "key", "types": None, "keys": "keys_key"}
-"""Each table's schema of values and its schema of keys."""
+"""By the value schema of a table: its key schema, or None for a table without a key."""
 
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
@@ -56,7 +56,7 @@ def spark_json(value: str | Column) -> Column:
 
 
 def from_spark(schema: Json, text: str, *, beyond: bool = False) -> Json:
-    """Convert JSON that Spark wrote to the form of the golden JSON."""
+    """Parse JSON that was written by Spark. Return it in the form of the golden JSON."""
     (value,) = json.loads(text, parse_float=str).values()
     if value is None:
         return None

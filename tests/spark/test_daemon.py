@@ -214,7 +214,7 @@ def test_a_table_is_the_same_in_spark(
         assert rows.keys() == {1, 2, 3, 5, 6, 9, 70}
         assert spark_rows(written) == rows
 
-    # This needs only Kafka, not the daemon.
+    # The daemon has ended. Kafka alone is enough to read the schemas and the changes.
     by_topic = TopicRegistry(spark, servers, f"{NAME}.schemas")
     batch = read_changes(spark, TOPIC, bootstrap_servers=servers, registry=by_topic, streaming=False)
     assert batch.schema.simpleString() == changes.schema.simpleString()

@@ -103,7 +103,7 @@ def test_each_record_is_read_with_the_schema_that_wrote_it(spark: SparkSession) 
     schemas[2**31 - 1] = envelope_schema(
         [column("id", "long"), column("price", decimal(9, 2)), column("id__2", "string")]
     )
-    for number in range(MANY):  # each schema has a different field, but the bytes are always the same
+    for number in range(MANY):  # each schema names a different field, but the encoding does not show which
         schemas[1000 + number] = envelope_schema([column("id", "int"), column(f"x{number}", "string")])
     rows = {7: {"id": 1, "price": Decimal("-1.25"), "gone": "g"}}
     rows[2**31 - 1] = {"id": 2**40, "price": Decimal("1234567.89"), "id__2": "two"}

@@ -114,8 +114,10 @@ def test_expired_properties_of_the_last_commit_are_an_error(orders: Orders) -> N
 
 
 def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
-    """Write as another program after the batch's branch was created. The batch is refused, although nothing
-    conflicts."""
+    """Write as another program after the batch's branch was created.
+
+    The batch is refused, although the two writes do not conflict.
+    """
     table, before = orders.table, orders.snapshots()[-1]
 
     class Meddling(IcebergTable):

@@ -48,8 +48,8 @@ def mark(state: str, lsn: int, seq: int, rows: int = 0, **fields: Any) -> Json: 
 class Table:
     """A table, the changes that random statements make to it, and the rows that follow from these changes.
 
-    ``rows`` has the rows that a reader of the changes must have. ``gone`` has the keys of those rows that were deleted
-    from the table without a change.
+    ``rows`` has the rows that a reader of the changes must have. Some of these rows were deleted from the table without
+    a change in the stream. ``gone`` has their keys.
     """
 
     random: random.Random
@@ -213,7 +213,7 @@ CASES = ("complete", "begin is not known", "a row is missing", "does not replace
 
 @pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
 def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
-    """End the changes of each table with an incomplete load, because a complete load hides all earlier changes."""
+    """The last load of each table is an incomplete one, because a complete load would hide all earlier changes."""
     tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]
     for table, last_case in zip(tables, last, strict=True):
         table.run(60)

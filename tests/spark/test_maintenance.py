@@ -64,7 +64,7 @@ def files(spark: SparkSession, target: Target, table: str = "public.orders") -> 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LAKES)
 def test_states_that_are_older_than_keep(spark: SparkSession, made: Handmade, tmp_path: Path, kind: type[Lake]) -> None:
-    """All states that are not older must remain. The target must still know which cuts it has applied."""
+    """All states that are not older than ``keep`` must remain. The target must still know which cuts it has applied."""
     target = kind(spark, tmp_path / "lake").target
     for _ in range(BATCHES):
         add(made, ago=LONG_AGO)
@@ -85,7 +85,10 @@ def test_states_that_are_older_than_keep(spark: SparkSession, made: Handmade, tm
 
 @pytest.mark.long
 def test_deltas_log_is_kept(spark: SparkSession, tmp_path: Path) -> None:
-    """The log must name the applied cuts even after OPTIMIZE and a checkpoint, and be kept as long as old states."""
+    """The log must name the applied cuts even after OPTIMIZE and a checkpoint.
+
+    Delta must keep the log at least as long as old states.
+    """
     table = Delta(str(tmp_path)).table(spark, "orders")
     numbers = [table.append(spark.range(1), Commit("topic", version, "{}")) for version in range(3)]
     last = table.last()

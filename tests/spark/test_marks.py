@@ -1,4 +1,4 @@
-"""Tests of pgsluice_spark.read_marks on a real broker, with the golden cut records and an earlier version of them."""
+"""Tests of pgsluice_spark.read_marks on a real broker, with golden cut records, and one with an earlier schema."""
 
 import json
 from uuid import uuid4

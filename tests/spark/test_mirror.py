@@ -134,9 +134,10 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
-    """Let the driver die between the commits of two tables, then before that of the control table. Continue each time.
+    """Let drivers die between the commits of two tables, and before the commit of the control table.
 
-    The drivers in ``test_ledger.py`` write to Delta. So the drivers of this test write to Iceberg if it is installed.
+    After each of them, another driver continues. The drivers in ``test_ledger.py`` write to Delta, so the drivers of
+    this test write to Iceberg if it is installed.
     """
     lake = LAKES[-1](shop.spark, tmp_path / "lake")
     mirrored(shop, lake.target, tmp_path)

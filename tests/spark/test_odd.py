@@ -1,4 +1,4 @@
-"""Tests that mirror, log and audit tables with rare but allowed names, times and topics, on real servers."""
+"""Tests of mirrors, change logs and audits of tables with rare names, times and topics, on real servers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -61,7 +61,7 @@ def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Delta, Parquet])
 def test_the_end_of_a_load(made: Handmade, tmp_path: Path, kind: type[Delta | Parquet]) -> None:
-    """The end of a load must not remove earlier changes from a log. It may be in a cut without changes."""
+    """The end of a load must not remove earlier changes from a log, even if the end is in a cut without changes."""
     target = kind(str(tmp_path / "log"))
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"count": 1}))
     begin = {**MARK, "state": "begin", "lsn": 20, "seq": -10}

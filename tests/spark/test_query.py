@@ -71,7 +71,7 @@ def mark(state: str, lsn: int, seq: int, **fields: Any) -> Json:  # noqa: ANN401
     return {**BEGIN, "id": "load", "state": state, "lsn": lsn, "seq": seq, **fields}
 
 
-def refused(made: Handmade, directory: Path, error: type[PipelineError], sentence: str, **options: Any) -> None:  # noqa: ANN401 - as above
+def refused(made: Handmade, directory: Path, error: type[PipelineError], sentence: str, **options: Any) -> None:  # noqa: ANN401 - options of mirrored()
     with pytest.raises(error, match=sentence):
         mirrored(made, directory, **options)
 
@@ -174,7 +174,7 @@ def test_a_row_that_is_inserted_and_loaded_in_the_same_piece(make: Callable[...,
 
 
 class Keys(NamedTuple):
-    """The Avro types of a key in keys and in rows, and two values of the key."""
+    """The Avro types of a column in keys and in rows, and two values of the column."""
 
     of_key: str
     of_row: str | Json
@@ -208,7 +208,7 @@ def test_keys_of_any_type(make: Callable[..., Handmade], tmp_path: Path, keys: K
 
 
 def test_a_first_load_reads_no_rows_that_it_has_loaded(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """The time for a piece must not grow with the number of rows that were loaded before."""
+    """The time for a piece of a batch must not grow with the number of rows that were loaded before."""
     made = make("orders")
 
     def load(*keys: int, **fields: Any) -> None:  # noqa: ANN401 - as in Handmade
@@ -243,7 +243,10 @@ def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Pa
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
-    """An infinite value is null in a row, and the limit of its type in a key. A time before year 1 is equal in both."""
+    """An infinite value is null in a row, and the limit of its type in a key.
+
+    A time before year 1 has the same value in the row and in the key.
+    """
     made = make("orders")
     spark = made.pipeline.spark
     target = kind(spark, tmp_path / "lake").target
@@ -319,8 +322,10 @@ def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_control_table_that_lags_behind(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """The driver dies after it has committed a table, and before it commits the control table. The query's checkpoint
-    is lost."""
+    """The driver dies after it has committed a table, and before it commits the control table.
+
+    The query's checkpoint is lost, too.
+    """
     made = make("orders")
     event = made.event
     made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
@@ -389,7 +394,7 @@ def test_a_cut_record_that_is_missing(make: Callable[..., Handmade], tmp_path: P
 
 
 def test_cut_records_that_were_deleted_before_they_were_read(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """Spark itself fails in this case, because the topic no longer has the offset in the checkpoint."""
+    """Spark itself fails, because the topic no longer has the offset in the checkpoint. The error must be clear."""
     made = make("orders")
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
     mirrored(made, tmp_path)

@@ -29,7 +29,7 @@ class Authority:
     def issue(self, name: str, hosts: Sequence[str] = (), *, expires: datetime | None = None) -> tuple[Path, Path]:
         """Return the files of a new certificate for ``name`` and of its key.
 
-        They replace the files of an earlier certificate for this name.
+        The new files replace those of an earlier certificate for this name.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -71,7 +71,8 @@ def value_of(kind: Kind, text: bytes) -> Any:  # noqa: ANN401 - whatever the typ
         return HstoreLoader(0).load(text)
     if name in _STRINGS or (name == "numeric" and typmod < 0):
         return text.decode()
-    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):  # psycopg reads single items differently
+    if name in ("_float4", "_bytea") or kind == ("_numeric", -1):
+        # psycopg's loaders of these arrays read the items differently from this function
         items = _load("_text", text)
         return [item if item is None else value_of((name[1:], typmod), item.encode()) for item in items]
     return _load(name, text)

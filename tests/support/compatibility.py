@@ -25,8 +25,10 @@ SAMPLES = 2
 """The number of messages of each schema that are read with all other schemas."""
 
 WIDER = (("int", "long"), ("int", "double"), ("float", "double"))
-"""The changes of a column's type after which the column keeps its field, and readers with earlier schemas refuse the
-new values. Changes between decimals are not listed."""
+"""The changes of a column's type after which readers with earlier schemas refuse the new values.
+
+The column keeps its field after these changes. Changes between decimals are not listed.
+"""
 
 
 @dataclass(frozen=True)
