@@ -205,7 +205,8 @@ class DeadLetters:
                 letter = letters.get((seq, record.target.topic))
                 found.append(record if letter is None else self.record(letter, record.timestamp_ms))
                 seq += 1
-            elif letter is None:  # without the tombstones of refused deletes: Kafka would refuse the same key again
+            elif letter is None:
+                # The record is a tombstone. It is left out if its delete was refused, because it has the same key.
                 found.append(record)
         return found
 

@@ -35,7 +35,7 @@ class Tracing:
         self._tracer = provider.get_tracer("pgsluice", __version__)
 
     def span(self, name: str, seconds: float, attributes: Mapping[str, str | int]) -> None:
-        """Send a span of work that has just ended, and that took ``seconds``. A thread sends it later."""
+        """Queue a span of work that has just ended and took ``seconds``. A thread of OpenTelemetry sends it later."""
         end_ns = time.time_ns()
         begun = self._tracer.start_span(
             name,

@@ -192,7 +192,7 @@ def client_installed() -> Iterator[None]:
 
 
 def _service_topic_config(settings: Settings) -> dict[str, str]:
-    """Return the durability settings of the user's topics, which apply to service topics as well."""
+    """Return the durability settings in kafka.topics.config, which apply to service topics as well."""
     name = "min.insync.replicas"
     config = settings.kafka.topics.config
     return {name: config[name]} if name in config else {}

@@ -27,7 +27,7 @@ former wait has ended, and the next call belongs to a new wait."""
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
 
-    Former owners are not fenced. The only time limit is for a wait in which Kafka accepts no record.
+    Former owners are not fenced. The only time limit applies to a wait in which Kafka accepts no record.
     """
 
     is_atomic = False

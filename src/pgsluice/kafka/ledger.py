@@ -301,7 +301,7 @@ class Ledger:
     def _raise_if(self, changed: Mapping[str, str]) -> None:
         """End the session if a topic has changed.
 
-        This never stops the process, because a broker with an outdated view may be the reason. Only the start of a
+        The error never stops the process, because a broker with an outdated view may be its cause. Only the start of a
         session stops the process, because it uses new clients, and compares the cluster with the cut records.
         """
         if not changed:

@@ -1,7 +1,7 @@
 """The changes in the topics of a pipeline, as consumers see them. They are decoded with the schemas in Kafka.
 
-A pipeline does not use this module. fastavro trusts the schemas that it is given, so anybody who can write to the topic
-of schemas can crash this command.
+fastavro trusts the schemas that it gets, so anybody who can write to the topic of schemas can crash ``pgsluice tail``.
+A pipeline does not use this module.
 """
 
 import asyncio
