@@ -1,6 +1,6 @@
 """The expiry times of the certificates in the settings, so that an alert can warn before connections fail.
 
-Python's ssl module gives the dates of an authority's certificate only. So this module parses certificates itself, as
+Python's ssl module gives the dates only for certificates of authorities. So this module parses certificates itself, as
 far as the expiry date.
 
 https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
