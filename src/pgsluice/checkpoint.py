@@ -68,7 +68,7 @@ class Checkpoint:
     count as loaded (:func:`pgsluice.loads.assumed`)."""
 
     def advanced(self, cut: Cut, number: int, held_lsn: int = INVALID_LSN) -> "Checkpoint":
-        """Return the checkpoint that belongs to ``cut``, which gets this ``number``."""
+        """Return the checkpoint that is written with ``cut``. ``number`` is the number of the cut."""
         found = replace(
             self,
             cut=number,
@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def is_announcement(self) -> bool:
-        """Whether the checkpoint only announces a new slot. The slot's position will be the beginning of the epoch."""
+        """Whether the checkpoint only announces a new slot. The epoch will begin at the position of that slot."""
         return self.end_lsn == INVALID_LSN
 
     @property
@@ -187,8 +187,8 @@ def _check_field(name: str, value: object, kind: object) -> None:
 def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the latest of the checkpoints that ``kafka.checkpoint`` has ``found``, or None if there is none.
 
-    With transactions, this is the last one in the topic, and not the one with the highest position. Otherwise another
-    program could write a checkpoint with a high position, which would hide all our later checkpoints.
+    With transactions, this is the last one in the topic, and not the one with the highest position. If the position
+    decided, another program could write a checkpoint with a high position that hides all our later checkpoints.
     :func:`pgsluice.history.resume` then checks whether the cut records confirm the checkpoint.
     """
     return found[-1] if found else None

@@ -157,7 +157,7 @@ def read_command_state(found: object) -> CommandState:
         raise ValueError("'commands' is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     requests = found.get("requests", [])
     if not isinstance(requests, list):
-        raise ValueError("'requests' is not an array")  # noqa: TRY004 - as above
+        raise ValueError("'requests' is not an array")  # noqa: TRY004 - wrong data
     state = from_fields(CommandState, {name: value for name, value in found.items() if name != "requests"})
     return replace(state, requests=tuple(from_fields(Request, one) for one in requests))
 

@@ -48,7 +48,7 @@ class TopicUse:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The information that a start takes from the cut records.
+    """The information that a session takes from the cut records when it starts.
 
     ``epoch``, ``cut`` and ``end_lsn`` describe the last cut, and are 0 if there is none. ``topics``: all topics to
     which cuts have written so far. ``positions``: the epoch and end_lsn of the last two cuts, by cut number, as far as

@@ -78,7 +78,7 @@ class DeadLetter:
 
 
 class Refused(PoisonError):
-    """Kafka refused records because of their content. ``letters``: the dead letters that may replace them."""
+    """Kafka refused records because of their content. ``letters``: the dead letters that may replace these records."""
 
     def __init__(self, message: str, letters: Sequence[DeadLetter]) -> None:
         super().__init__(message)

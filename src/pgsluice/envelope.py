@@ -195,7 +195,7 @@ class DeadLetters:
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
         """Return ``records``, with the expected dead letters in place of refused records.
 
-        ``seq`` belongs to the first record.
+        ``seq`` is that of the first record.
         """
         letters = self._expected[commit_lsn]
         found: list[Record] = []
@@ -205,7 +205,8 @@ class DeadLetters:
                 letter = letters.get((seq, record.target.topic))
                 found.append(record if letter is None else self.record(letter, record.timestamp_ms))
                 seq += 1
-            elif letter is None:  # the tombstone of a refused delete has the same key, so Kafka would refuse it as well
+            elif letter is None:
+                # The record is a tombstone. It is left out if its delete was refused, because it has the same key.
                 found.append(record)
         return found
 
@@ -223,7 +224,7 @@ class ChangeEncoder:
     error. ``insert_op`` is "r" if the inserts are rows that were read.
     """
 
-    def __init__(  # noqa: PLR0913 - half of them are options, which every caller passes by name
+    def __init__(  # noqa: PLR0913 - half of the parameters are options, which are passed by name
         self,
         relation: Relation,
         target: Target,
@@ -295,7 +296,7 @@ class ChangeEncoder:
             value = self._with_after(self.update_head + NO_BEFORE, message.new, stamp, END, [])
             return [Record(self.target, "u", self._encode_key(message.new), value, stamp.timestamp_ms)]
         new = self._filled(message.new, old, whole=whole is not None)
-        self._tell_if_incomplete(new)  # even if our key is the same, because `keys` may leave out the changed column
+        self._tell_if_incomplete(new)  # even if the record's key is the same: `keys` may leave out the changed column
         raw: list[tuple[bytes, bytes]] = []
         before = self._before(key, whole, raw)
         old_key, new_key = self._try_key(old), self._try_key(new)
@@ -315,11 +316,11 @@ class ChangeEncoder:
         key, whole = self._old_row(message)
         before = self._before(key, whole, raw)
         old = key if whole is None else whole
-        assert old is not None, "the decoder sets one of the two"
+        assert old is not None, "the decoder sets message.key or message.old"
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as a pair (key only, complete). One of the two is None, or both if no old row was sent."""
+        """Return the old row as a pair (key only, complete). One part is None, or both if no old row was sent."""
         if self.is_full or message.old is None:
             return message.key, message.old
         return message.old, None
@@ -384,7 +385,7 @@ class ChangeEncoder:
         if old is not None:
             image = VALUE + self.row.encode(old, unchanged, found) + FULL_IMAGE
         else:
-            assert key is not None, "the caller passes one of the two"
+            assert key is not None, "the caller passes key or old"
             image = VALUE + self.row.encode_key_image(key, unchanged, found) + KEY_IMAGE
         if unchanged:
             raise ProtocolError(

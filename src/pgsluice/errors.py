@@ -4,14 +4,14 @@
 
     PgsluiceError
     ├── RetryableError              the session ends; a new one starts after a back-off
-    │   ├── SourceUnavailable       PostgreSQL is down, restarting, or the connection broke
+    │   ├── SourceUnavailable       PostgreSQL is down or restarting, or the connection broke
     │   │   └── PrimaryUnavailable  rows cannot be read from the primary; streaming continues, and the read is retried
     │   ├── SlotInUse               another process streams from the slot; this process waits as its standby
     │   ├── NotInBinary             a value cannot be sent or read in binary format; the next session asks for text
     │   ├── TypeChanged             a composite type has gained an attribute since the catalog was read
     │   ├── TableUnreadable         one table cannot be read now; streaming continues, and the read is retried
     │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next attempt reads fewer rows
-    │   │   └── ValueRefused        a key, or a literal in a condition, does not fit its type: an enum's former label
+    │   │   └── ValueRefused        a key, or a literal in a condition, does not fit its type, such as a renamed label
     │   ├── TooManyDescriptions     the server has described more tables on the connection than the limit allows
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was abandoned
@@ -29,7 +29,7 @@
         ├── DrainTimeout     75     the cut in flight did not finish within shutdown.drain_timeout
         ├── PermissionDenied 77     PostgreSQL, Kafka or the registry refuses the credentials or denies a privilege
         └── ConfigError      78     settings, slot or publication are wrong
-            └── TableRefused 78     one table cannot be published: quarantine, or a stop (tables.refused)
+            └── TableRefused 78     one table cannot be published; tables.refused decides: quarantine or stop
 
 Every other exception that escapes is a bug (exit code 70). The exit codes are those of ``sysexits.h``.
 A message says what happened, what follows and what to do. It never contains row data or secrets.
@@ -142,7 +142,8 @@ class HistoryError(StopError):
 class Diverged(HistoryError):
     """The server has another history than the server that pgsluice streamed from before.
 
-    The refusal is recorded in Kafka, because the server's WAL may grow until its positions look right again.
+    pgsluice refuses to continue, and records this in Kafka, because the server's WAL may grow until its positions look
+    right again.
     """
 
 

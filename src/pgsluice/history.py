@@ -56,7 +56,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts that a start gathers after it has fenced all earlier sessions.
+    """The facts that a session gathers at its start, after it has fenced all earlier sessions.
 
     ``checkpoints``: the committed records of the checkpoint topic in order, as far back as they were read.
     ``recorded``: the content of the cut records. ``slot_lsn``: the slot's confirmed_flush_lsn. ``switches``: the
@@ -108,8 +108,8 @@ def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether ``checkpoint`` and the record of its cut disagree.
 
     Both are written in one transaction, so they have the same epoch and ``end_lsn``. An announcement has no cut record.
-    It has the number of the previous cut, and a later epoch than that cut. A checkpoint with a refusal is never
-    compared, because it stops every start anyway.
+    It has the number of the previous cut, and a later epoch than that cut. If ``refused`` is set, the
+    checkpoint is never compared, because it stops every start anyway.
     """
     position = recorded.positions.get(checkpoint.cut) if checkpoint is not None else None
     if checkpoint is None or position is None or checkpoint.refused:
@@ -250,8 +250,8 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     committed, and the previous checkpoint is returned. If the slot is beyond it, the cut was committed, and Kafka lost
     its record.
 
-    Another program may have written ``last`` under our key (see :func:`check_genuine`). Then the last checkpoint that
-    the cut records do not contradict is returned, so that a new epoch continues from its numbers.
+    Another program may have written ``last`` under our key (see :func:`check_genuine`). In this case, the
+    result is the last checkpoint that the cut records do not contradict. A new epoch then continues from its numbers.
     """
     recorded = facts.recorded
     if not identity.is_atomic:
@@ -348,8 +348,8 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
     Therefore three signs show that a checkpoint is not ours. First, the record of its cut contradicts it. Second, it
     comes after the checkpoint of a higher recorded cut, although our numbers only grow. Third, it is two or more cuts
     ahead of the cut records. The third sign has one exception. If the slot is beyond the last recorded cut, the cuts
-    after it were committed, and Kafka lost their records. This loss is reported when the topics are compared with the
-    records.
+    after it were committed, and Kafka lost their records. The sink reports this loss when it compares the topics with
+    the cut records.
     """
     last = checkpoints[-1]
     is_denied, is_aborted = is_contradicted(last, recorded), last.cut == recorded.cut + 1
@@ -374,7 +374,7 @@ def check_genuine(checkpoints: Sequence[Checkpoint], committed: Checkpoint, reco
 def check_recorded(checkpoint: Checkpoint, facts: Facts, *, is_atomic: bool) -> None:
     """Raise HistoryError if Kafka lost the checkpoints of recorded cuts, because those cuts would be written twice.
 
-    Without transactions (at least once), cuts may be written twice. Then it is an error only if the slot is beyond
+    Without transactions (at least once), cuts may be written twice. So the loss is an error only if the slot is beyond
     the checkpoint, because PostgreSQL does not send the changes before the slot's position again.
     """
     recorded = facts.recorded

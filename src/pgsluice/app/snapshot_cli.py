@@ -1,7 +1,7 @@
-"""``pgsluice snapshot``, ``pause`` and ``resume``: they send a command to a running pipeline, and show its results.
+"""``pgsluice snapshot``, ``pgsluice pause`` and ``pgsluice resume``, which send a command to a running pipeline.
 
-``cli`` uses this module. While tables are loaded, the progress is read from the checkpoint. The pipeline's answers to
-the command say how each load ended.
+``cli`` uses this module, which also shows the results of the command. While tables are loaded, it reads the progress
+from the checkpoint. The pipeline's answers to the command say how each load ended.
 """
 
 import time

@@ -17,19 +17,19 @@ from pgsluice.postgres.slot_watch import SlotSample, SlotWatch
 from pgsluice.transaction import Prepared
 
 SAMPLE_SHOWN_S: Final = 60.0
-"""The time for which the last sample of the slot is shown while queries fail. Otherwise a single failed query would
-reset alerts that are about to fire."""
+"""The time for which the last sample of the slot is shown while queries fail. If it were not shown, a single
+failed query would reset alerts that are about to fire."""
 
 PREPARED_SHOWN: Final = 10
 """The maximum number of prepared transactions that the status shows. It shows the oldest first."""
 
 LIVE_S: Final = 120.0
-"""The process is not live if the pipeline has given no sign of life for this time. No step takes that long. PostgreSQL
-has 10 s to accept a connection and at most 30 s to answer, and a disk that hangs ends the process after 30 s."""
+"""The process is not live if the pipeline has given no sign of life for this time. No single step takes that long:
+PostgreSQL has 10 s to accept a connection and at most 30 s to answer. A disk that hangs ends the process after 30 s."""
 
 
 class Status:
-    """The state of one pipeline, as it is shown to others."""
+    """The state of one pipeline, as the HTTP server and the metrics show it."""
 
     def __init__(self, settings: Settings, pipeline: Pipeline, slot: SlotWatch) -> None:
         self._settings = settings
@@ -78,7 +78,8 @@ class Status:
     def live(self) -> str | None:
         """Return why the process is not live, or None if it is live.
 
-        The answer itself shows that the event loop runs. The signs of life show that the pipeline makes progress.
+        That the HTTP server answers at all shows that the event loop runs. So this method checks only whether the
+        pipeline has given a sign of life recently.
         """
         silent_s = self.pipeline.vitals.silent_s
         return f"nothing has moved for {silent_s:.0f} s" if silent_s > LIVE_S else None

@@ -1,7 +1,7 @@
 """Sends OpenTelemetry spans for sessions, cuts, rounds of loads, and requests to the schema registry server.
 
-The variables ``OTEL_...`` configure it, and the extra ``otel`` installs OpenTelemetry. Without the variables or the
-extra, nothing is imported. A span is created after the work, so it costs nothing while the work is in progress.
+The environment variables ``OTEL_...`` configure the spans, and the extra ``otel`` installs OpenTelemetry. Without the
+variables or the extra, nothing is imported. A span is created when its work has ended, so it costs nothing before.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -35,7 +35,7 @@ class Tracing:
         self._tracer = provider.get_tracer("pgsluice", __version__)
 
     def span(self, name: str, seconds: float, attributes: Mapping[str, str | int]) -> None:
-        """Send a span of work that has just ended, and that took ``seconds``. A thread sends it later."""
+        """Queue a span of work that has just ended and took ``seconds``. A thread of OpenTelemetry sends it later."""
         end_ns = time.time_ns()
         begun = self._tracer.start_span(
             name,

@@ -1,4 +1,4 @@
-"""Turns settings into the options of the packages that they configure. It makes no connections."""
+"""Turns settings into the options of all other packages. This module makes no connections."""
 
 import hashlib
 import json
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SELECTION_DIGITS: Final = 16
-"""How many digits of the digest are kept. They are enough to tell all configurations apart."""
+"""The number of hexadecimal digits that :func:`_selection` keeps, which is enough to tell all configurations apart."""
 
 QUEUE_FACTOR: Final = 2
-"""librdkafka's queue may hold QUEUE_FACTOR times delivery.inflight_max. This also limits the size of a row."""
+"""librdkafka's queue may hold QUEUE_FACTOR times delivery.inflight_max. A record must fit into the queue."""
 
 
 def access_files(settings: Settings) -> AccessFiles:
@@ -50,7 +50,7 @@ def access_files(settings: Settings) -> AccessFiles:
 
 
 def client_options(settings: Settings, purpose: str = "", errors: ClientErrors | None = None) -> ClientOptions:
-    """Return the options of Kafka clients. Their client id has the pipeline's name and their ``purpose``."""
+    """Return the options of Kafka clients. Their client id consists of the pipeline's name and ``purpose``."""
     kafka = settings.kafka
     changing = kafka.password_file is not None or kafka.password_command is not None
     if errors is None:
@@ -153,7 +153,7 @@ def schema_registry(
     if chosen.type == "builtin":
         return builtin
     with client_installed():
-        from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry  # noqa: PLC0415 - 0.6 s, 15 MB
+        from pgsluice.registry.confluent import ConfluentOptions, ConfluentRegistry  # noqa: PLC0415 - takes 0.6 s, 15 MB
     rest = rest_options(settings, metrics.count_request)
     options = ConfluentOptions(rest, chosen.subject_name_strategy, chosen.on_incompatible)
     return ConfluentRegistry(options, builtin)
@@ -192,7 +192,7 @@ def client_installed() -> Iterator[None]:
 
 
 def _service_topic_config(settings: Settings) -> dict[str, str]:
-    """Return the durability settings of the user's topics, which apply to service topics as well."""
+    """Return the durability settings in kafka.topics.config, which apply to service topics as well."""
     name = "min.insync.replicas"
     config = settings.kafka.topics.config
     return {name: config[name]} if name in config else {}

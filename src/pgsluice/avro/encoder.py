@@ -1,8 +1,8 @@
 """Encodes rows and keys as Avro. Encoders are made once per version of a relation, and run once per row.
 
 ``envelope`` uses them. They take values as the server sent them, and return the body of the record Value or Key. In a
-row, a value that was not sent, or that its Avro type cannot hold, becomes null, and is reported in ``unchanged`` or
-``raw``.
+row, a value that was not sent becomes null, and its field is listed in ``unchanged``. A value that its Avro type cannot
+hold also becomes null, and its text goes to ``raw``.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
@@ -36,8 +36,8 @@ class RowEncoder:
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
         self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
-        """For each of the ``binary_writers``, the conversion to text for which it was made, or None if values must be
-        text."""
+        """For each column, the conversion from binary format to text that its binary writer was made for. All are None
+        if the server has to send text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 
@@ -157,7 +157,7 @@ class _Table:
 
     def text(self, index: int, value: bytes) -> bytes:
         """Return the text of a value in binary format, which the column's Avro type cannot hold."""
-        assert self._sent is not None, "a writer has read the value before"
+        assert self._sent is not None, "a binary writer has already converted the value"
         try:
             return self._sent[index](value)
         except UNREAD as error:

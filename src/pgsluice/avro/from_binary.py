@@ -1,7 +1,7 @@
 """Turns values in binary format directly into Avro, without converting them to text, for the most common types.
 
-``encoder`` gets the writer of each column from here, once per version of a relation. If there is no such shortcut for a
-type, or if a value does not fit its Avro type, the value is converted to text first.
+``encoder`` gets the writer of each column from here, once per version of a relation. If there is no shortcut for a
+type, the writer first converts the value to text, and then the text to Avro.
 
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 """
@@ -67,7 +67,7 @@ def _integer(code: str) -> Callable[[int, int], Writer]:
         (number,) = read(value)
         return encode_long(number)
 
-    return lambda _lowest, _highest: write  # the bounds are at least as wide as the type's own
+    return lambda _lowest, _highest: write  # the bounds admit every value of the PostgreSQL type
 
 
 def _float4() -> Writer:
@@ -105,7 +105,7 @@ def _decimal(precision: int, scale: int) -> Writer:
             return write_any(value)
         ndigits, weight, sign, dscale, *groups = read(value)
         zeros = (weight + 1 - ndigits) * _GROUP_DIGITS + scale
-        # Only usual numbers are read here. The slower function handles all cases.
+        # This function reads only the usual numbers. ``write_any`` reads all numbers, and is slower.
         is_usual = scale <= dscale <= numbers.DSCALE_MAX and not sign & ~_NEGATIVE and ndigits == len(groups)
         if not is_usual or not -_GROUP_DIGITS < zeros <= precision:
             return write_any(value)

@@ -1,7 +1,7 @@
-"""Writes records of our own service topics, and reads them back safely, because other programs may write to them.
+"""Writes records of our own service topics, and reads records that other programs may have written to these topics.
 
 fastavro trusts schemas. A schema that contains itself can crash the process, and an array can have billions of items if
-an item takes no bytes. So fastavro gets only schemas that are put together here.
+an item takes no bytes. So fastavro gets only schemas that this module has put together.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -36,9 +36,9 @@ def record_writer(schema_id: int, schema: dict[str, Any]) -> Callable[[dict[str,
 def record_reader(schema: dict[str, Any], find: Callable[[int], str | None]) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that reads a framed record of ``schema``, or raises ValueError with the reason if it cannot.
 
-    ``find`` returns the text of the schema with this id, or None if it is not known. The schema of the record has to be
-    a version of ``schema``: it may lack fields that have a default, and may have further fields of primitive types.
-    Logical types are ignored, so a timestamp is a number.
+    ``find`` returns the text of the schema with a given id, or None if the id is not known. The schema of the record
+    has to be a version of ``schema``: it may lack fields that have a default, and may have further fields of primitive
+    types. Logical types are ignored, so a timestamp is a number.
     """
     wanted = _plain(schema)
     reader, writers = fastavro.parse_schema(wanted), dict[int, Any]()
@@ -115,8 +115,8 @@ def _primitive(wanted: str, written: Any) -> str:  # noqa: ANN401 - a name, or a
 def _fields_of(wanted: list[dict[str, Any]], written: list[Any]) -> list[dict[str, Any]]:
     """Return the written fields, in their order.
 
-    Raise _Other if a field without a default is missing. All our records have such a field, so no record is encoded in
-    zero bytes.
+    Raise _Other if a field without a default is missing. Each of our records has at least one field without a default,
+    so no record is encoded in zero bytes.
     """
     known = {field["name"]: field for field in wanted}
     found = [_field(place, field, known) for place, field in enumerate(written)]
@@ -127,7 +127,7 @@ def _fields_of(wanted: list[dict[str, Any]], written: list[Any]) -> list[dict[st
     return found
 
 
-def _field(place: int, written: Any, known: dict[str, dict[str, Any]]) -> dict[str, Any]:  # noqa: ANN401 - as above
+def _field(place: int, written: Any, known: dict[str, dict[str, Any]]) -> dict[str, Any]:  # noqa: ANN401 - any JSON
     match written:
         case {"name": str(name), "type": kind} if name in known:
             return {"name": name, "type": _version_of(known[name]["type"], kind)}

@@ -1,8 +1,8 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
 They are built once per version of a relation from :class:`Field` objects, which :class:`TableFields` assigns. A column
-keeps its field as long as its Avro type changes only in ways that every reader can handle. :class:`FieldHistory` keeps
-the names and types of former versions, which this decision needs.
+keeps its field as long as its Avro type changes only in ways that every reader can handle. To decide
+this, :class:`TableFields` uses the names and types of former versions, which :class:`FieldHistory` keeps.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -88,8 +88,8 @@ class FieldHistory:
         # Names are compared without case, because Spark, Delta and DuckDB cannot distinguish names by case.
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
-        """For each name in lower case, the lowest number that may be free. No number is tried twice, because names stay
-        taken."""
+        """For each name in lower case, the lowest number that may be free (see :func:`_numbered`). No number is tried
+        twice, because names stay taken."""
         for envelope in registered:
             self.learn(envelope)
 
@@ -98,7 +98,7 @@ class FieldHistory:
         return len(self._taken)
 
     def learn(self, envelope: Schema) -> None:
-        """Learn the next schema of the table. A schema of another program is ignored."""
+        """Learn the next schema of the table. A schema that is not an envelope is ignored."""
         for field in _row_fields(envelope):
             match field:
                 case {"name": str(name), "type": kind}:
@@ -137,7 +137,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 class TableFields:
-    """Assigns fields to the columns of one table, based on its history and on the relations that came after it.
+    """Assigns fields to the columns of one table, based on the table's history and on later relations.
 
     The history itself does not change, because a field that is assigned here may never be registered.
     """
@@ -145,15 +145,15 @@ class TableFields:
     def __init__(self, options: TypeOptions, history: FieldHistory | None = None) -> None:
         self._options = options
         self._history = history or FieldHistory()
-        self._types: dict[str, dict[str, Schema]] = {}  # as in FieldHistory, for the columns seen since
+        self._types: dict[str, dict[str, Schema]] = {}  # column -> field -> its widest type
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}
 
     def assign(self, relation: Relation) -> tuple[Field, ...]:
         """Return the fields of ``relation``, in the order of its columns, and remember new names.
 
-        Call this only when a row of ``relation`` is emitted. Otherwise the relation may come from an ALTER TABLE that
-        is rolled back, which must leave no trace.
+        Call this only when a row of ``relation`` is emitted. Before that, the relation may come from an ALTER TABLE
+        that will be rolled back, and must not take names.
         """
         return tuple(self._field(column) for column in relation.columns)
 
@@ -179,7 +179,7 @@ class TableFields:
     def _field_of_known(self, column: Column) -> Field:
         own = column_type(column, self._options)
         known = self._known(column)
-        # Prefer a field of exactly this type, and then the oldest one that can hold it.
+        # Prefer a field of exactly this type. Otherwise take the oldest field that can hold both types.
         for name, schema in sorted(known.items(), key=lambda item: item[1] != own.schema):
             widest = wider(schema, own.schema)
             if widest is not None:
@@ -200,7 +200,7 @@ class TableFields:
 
 
 class KeyHistory:
-    """The keys that were registered for one table, by their columns, in the order of their last versions."""
+    """The keys that were registered for one table, as tuples of columns, in the order of their last registration."""
 
     def __init__(self, registered: Iterable[Schema] = ()) -> None:
         self._keys: dict[tuple[str, ...], None] = {}
@@ -213,7 +213,7 @@ class KeyHistory:
         return self._names
 
     def learn(self, schema: Schema) -> None:
-        """Learn the next schema of the key. A schema of another program is ignored."""
+        """Learn the next schema of the key. A schema that is not a record is ignored."""
         columns = key_columns(schema) if isinstance(schema, dict) else None
         if columns is None:
             return
@@ -270,7 +270,7 @@ def key_fields(
     if missing:
         raise TableRefused(
             f"table {relation}: key column {', '.join(map(quoted, missing))} is not among the"
-            " published columns; publish it, or name other columns with keys in tables.rules"
+            " published columns; publish it, or name other columns with `keys` in [[tables.rules]]"
         )
     return tuple(_key_field(field, options) for field in fields if field.column.name in key)
 
@@ -300,7 +300,7 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key. It has only names and types, because a new schema id changes the bytes of every key."""
+    """Return the record Key. It has only names and types, because other attributes could change all keys' bytes."""
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 

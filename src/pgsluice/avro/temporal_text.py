@@ -196,7 +196,7 @@ def interval_micros(text: bytes) -> bytes:
 
 
 def or_infinity(write: Writer, lowest: int, highest: int) -> Writer:
-    """Return a writer of dates or timestamps that also writes the infinities, as ``lowest`` and ``highest``."""
+    """Return a writer like ``write`` that also accepts the infinities. It writes them as ``lowest`` and ``highest``."""
     infinities = {b"-infinity": encode_long(lowest), b"infinity": encode_long(highest)}
 
     def write_or_infinity(text: bytes) -> bytes:

@@ -28,7 +28,8 @@ from pgsluice.avro.binary import (
 )
 
 Writer: TypeAlias = Callable[[bytes], bytes]
-"""Returns the Avro body of a value from its text. Raises Misfit if the value does not fit the Avro type."""
+"""Returns the Avro body of a value from its text, or in ``from_binary`` from its binary format. Raises Misfit if the
+value does not fit the Avro type."""
 
 
 class Misfit(ValueError):
@@ -124,13 +125,13 @@ def _double(text: bytes) -> float:
 def _single(text: bytes) -> float:
     """Return the float4 that is nearest to ``text``.
 
-    The text is first rounded to a double, and then to a single. This is wrong only if the double lies exactly in the
-    middle between two singles. Then the digits of the text decide.
+    The text is first rounded to a double, and then to a single. The result can be wrong only if the double lies
+    exactly in the middle between two singles. In this case, the digits of the text decide.
     """
     number = _double(text)
     try:
         near = _to_single(number)
-        other = 2 * number - near  # exact; the other neighbour if number is the middle of two singles
+        other = 2 * number - near  # exact; if number is halfway between two singles, the other one
         if near == number or _to_single(other) != other:
             return near
     except OverflowError:
@@ -157,7 +158,7 @@ def float4(text: bytes) -> bytes:
 
 
 def float4_as_double(text: bytes) -> bytes:
-    """Return a float4 as a double, for a field that is double, with the same value as PostgreSQL's cast."""
+    """Return a float4 as a double, with the same value as PostgreSQL's cast, for a field of type double."""
     return encode_double(_single(text))
 
 
@@ -183,7 +184,7 @@ _BYTEA_ESCAPE: Final = re.compile(rb"\\(\\|[0-3][0-7]{2})")
 
 
 def uuid(text: bytes) -> bytes:
-    """Return the 36 characters as a string."""
+    """Return a UUID as a string of 36 characters."""
     hyphens = text[8:24:5]
     if hyphens == _HYPHENS == text.translate(None, b"0123456789abcdef") and len(text) == _UUID_LENGTH:
         return encode_bytes(text)

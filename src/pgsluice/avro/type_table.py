@@ -107,7 +107,7 @@ _CHOSEN: Final = (
         "`decimal(p,s)`",
         "NaN, infinities, numbers with more digits before or after the point than the decimal has",
     ),
-    ("double", "numeric", "`double`", "numbers that differ from the shortest decimal text of the nearest double"),
+    ("double", "numeric", "`double`", "numbers that change when they are converted to a double and back to decimal"),
     ("long", "numeric", "`long`", "numbers with a decimal point, or beyond 64 bits"),
     ("long", "int4", "`long`", ""),
     ("long", "xid8", "`long`", "values beyond 63 bits"),

@@ -1,7 +1,7 @@
 """The Avro type of each PostgreSQL type, and the conversion of its text.
 
 Both are decided once for each column of a version of a relation. ``schema`` declares the type, and ``encoder`` runs the
-conversion. The table of types is part of the wire contract.
+conversion. The table in docs/types.md, which lists these types, is part of the wire contract.
 
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
@@ -331,7 +331,7 @@ def choices_of(column: Column, options: TypeOptions) -> list[str]:
     own, innermost = _type(column.type, column.typmod, options), column.type
     while own.element is not None:
         element = _element(innermost, options)
-        assert element is not None, "it is an array"
+        assert element is not None, "a type with an element is an array"
         own, innermost = own.element, element.type
     name = choice_name(own.schema)
     decimal = ["decimal(p,s)"] if _is_catalog(innermost, "numeric") else []
@@ -393,7 +393,7 @@ _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 
 def wider(one: Schema, other: Schema) -> Schema | None:
-    """Return the wider of two types, or None if neither is wider. Readers of this type can read values of both."""
+    """Return the wider of two types, or None if neither is wider. Readers of the wider type can read both."""
     if one == other or _widens(other, one):
         return one
     return other if _widens(one, other) else None
@@ -418,7 +418,7 @@ def _precision(schema: Schema) -> tuple[int, int] | None:
 
 
 def widened(kind: ColumnType, schema: Schema) -> ColumnType:
-    """Return the type with which values of ``kind`` are written into a field of the type that :func:`wider` chose."""
+    """Return ``kind`` with a writer for ``schema``, the type of the field, which :func:`wider` chose."""
     if kind.schema == schema:
         return kind
     if kind.opcode is Opcode.FLOAT4:

@@ -1,7 +1,7 @@
 """Confluent's wire format: the text and the id of a schema, and the header with the id in front of a message.
 
-The registries use this module for ids. The envelope uses it to frame keys and values, and their readers use it to
-remove the frame.
+The registries use this module for ids. The envelope uses it to put the header in front of keys and
+values. Code that reads keys and values uses it to remove the header.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """
@@ -14,7 +14,8 @@ from math import isinf
 from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = str | dict[str, Any] | list[Any]
-"""A schema as parsed JSON: a name, a record, array, map or annotated type, or a union."""
+"""A schema as parsed JSON. A string is the name of a type, and a list is a union. A dict is a record, an array, a map,
+or a type with attributes."""
 
 NESTING_MAX: Final = 128
 """How deeply arrays and objects may be nested in the JSON of service topics. Our own JSON has fewer than a hundred
@@ -57,7 +58,7 @@ def _refuse_constant(name: str) -> object:
 
 def _finite(number: str) -> float:
     found = float(number)
-    if isinf(found):  # it would be written as Infinity, which is not JSON
+    if isinf(found):  # the number would be written as Infinity, which is not JSON
         raise ValueError("its JSON has a number that is too large")
     return found
 

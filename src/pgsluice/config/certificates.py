@@ -1,6 +1,6 @@
 """The expiry times of the certificates in the settings, so that an alert can warn before connections fail.
 
-Python's ssl module gives the dates of an authority's certificate only. So this module parses certificates itself, as
+Python's ssl module gives the dates only for certificates of authorities. So this module parses certificates itself, as
 far as the expiry date.
 
 https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
@@ -16,7 +16,7 @@ from pgsluice.config.model import Settings
 from pgsluice.finding import Finding, Verdict
 
 SOON: Final = timedelta(days=14)
-"""A check warns of a certificate that expires within this time. The alert uses the same time."""
+"""``pgsluice check`` warns of a certificate that expires within this time. The alert uses the same time."""
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -27,8 +27,8 @@ _LONG_FORM = 0x80
 def check(settings: Settings) -> list[Finding]:
     """Return a warning for each setting whose certificates have expired or expire soon.
 
-    If there is none, return one finding that names the first certificate to expire. Return nothing if the settings name
-    no files of certificates.
+    If there is no warning, return one finding that names the first certificate to expire. Return nothing if the
+    settings name no files of certificates, or if none of the files can be read.
     """
     expire = {name: datetime.fromtimestamp(time, UTC) for name, time in expiries(settings).items()}
     now = datetime.now(UTC)
@@ -51,8 +51,8 @@ def _warning(name: str, at: datetime, now: datetime) -> Finding:
 def expiries(settings: Settings) -> dict[str, float]:
     """Return the Unix time at which the certificates of each setting expire. Leave out files that cannot be read.
 
-    A chain expires with the first of its certificates. A file of authorities expires with the last of them, because it
-    may have old authorities together with their successors.
+    A chain expires with the first of its certificates. A file of authorities expires with the last of its
+    certificates, because it may contain old authorities together with their successors.
     """
     postgres, client, registry = settings.postgres, settings.kafka.client, settings.schema_registry
     chains = {

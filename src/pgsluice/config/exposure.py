@@ -1,8 +1,8 @@
 """Finds what is exposed to other users: secrets that they can read, files that they can change, an open HTTP port.
 
 ``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Files with secrets have to follow the rule that
-libpq has for private keys. A file of root may be readable by its group, because Kubernetes mounts secrets this way with
-``fsGroup``. Any other file may be readable only by its owner.
+libpq has for private keys. A file that root owns may be readable by its group, because Kubernetes mounts secrets this
+way with ``fsGroup``. Any other file may be readable only by its owner.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
 """
@@ -38,12 +38,12 @@ def _readable(settings: Settings, sources: Sources) -> list[Finding]:
     if not exposed:
         return []
     detail = f"other users can read or change {', '.join(exposed)}, which contain passwords or keys"
-    remedy = "chmod 600, or 640 for a file of root; for a secret in Kubernetes, set defaultMode: 0440 and fsGroup."
+    remedy = "chmod 600, or 640 if root owns the file; for a secret in Kubernetes, set defaultMode: 0440 and fsGroup."
     return [Finding("secret files", Verdict.WARN, detail, remedy)]
 
 
 def _writable(sources: Sources) -> Iterator[Finding]:
-    """Return a warning if other users can change the settings, because they could make pgsluice connect elsewhere."""
+    """Return a warning if other users can change the settings, and so make pgsluice connect to another server."""
     read = [*sources.file.origins.values(), *sources.secrets.origins.values()]
     files = dict.fromkeys(FilePath(re.sub(r":[0-9]+$", "", origin)) for origin in read)
     around = dict.fromkeys(file.absolute().parent for file in files)
@@ -64,9 +64,9 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     """Return a warning if the settings open the port to other machines.
 
-    A variable that sets the address gives no warning by itself, because our image sets one: a container has to listen
-    on all addresses, and its network decides who can reach them. But there is a warning if the file sets another
-    address, which then has no effect.
+    An environment variable that sets the address gives no warning by itself, because our image sets one: a container
+    has to listen on all addresses, and its network decides who can reach them. There is a warning if the configuration
+    file sets a different address, because that address has no effect.
     """
     http, path = settings.http, ("http", "listen")
     if is_loopback(http.listen.host):
@@ -133,7 +133,7 @@ def _secrets(layer: Layer) -> Iterator[Path]:
 def _has_password(dsn: str) -> bool:
     try:
         return any(map(is_secret, libpq.parse_dsn(dsn)))
-    except ValueError:  # it was never validated, because another source takes precedence
+    except ValueError:  # this DSN was not validated, because another source takes precedence
         return True
 
 

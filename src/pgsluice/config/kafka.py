@@ -46,8 +46,9 @@ class Topics(Section):
     )
     max: Count = Field(
         default=10_000,
-        description="The maximum number of topics for tables. It keeps people who may create tables from filling the "
-        "cluster with partitions. A new table beyond this limit gets no topic, and is handled as tables.refused says.",
+        description="The maximum number of topics for tables. Without a limit, people who may create tables could fill "
+        "the cluster with partitions. A new table beyond this limit gets no topic, and is handled as tables.refused "
+        "says.",
     )
     changed: Literal["stop", "accept"] = Field(
         default="stop",

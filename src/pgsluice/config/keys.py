@@ -1,6 +1,7 @@
 """The tree of keys, derived from the model: all settings, and the kind of each.
 
-``sources`` uses it to understand names and texts from outside the file, and ``reference`` to list the settings.
+``sources`` uses this module to interpret names and texts that do not come from the file. ``reference`` uses it to list
+the settings.
 """
 
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Key:
 
     @property
     def kind(self) -> Kind:
-        """The kind of its values. Values of our own types, such as durations, are written as texts."""
+        """The kind of the setting's values. Values of our own types, such as durations, are written as texts."""
         if get_origin(self.type) is Literal:
             return _KINDS.get(type(get_args(self.type)[0]), Kind.TEXT)
         return _KINDS.get(get_origin(self.type) or self.type, Kind.TEXT)

@@ -33,7 +33,7 @@ def check_dsn(dsn: str) -> None:
 
 def parse_dsn(dsn: str) -> dict[str, str]:
     """Return the parameters in ``dsn``. Raise ValueError, without quoting ``dsn``, if libpq cannot parse it."""
-    from psycopg import ProgrammingError  # noqa: PLC0415 - loads libpq: only where a dsn is used
+    from psycopg import ProgrammingError  # noqa: PLC0415 - loads libpq, needed only for a dsn
     from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415 - as above
 
     try:
@@ -54,8 +54,8 @@ def check_primary(dsn: str) -> None:
 def of_primary(parameters: Mapping[str, str], dsn: str) -> dict[str, str]:
     """Return the parameters for a connection to the primary that ``dsn`` names.
 
-    ``parameters`` are those of the connection to the standby. They also apply to the primary if ``dsn`` does not set
-    them, except for parameters that identify the server.
+    ``parameters`` are those of the connection to the standby. A parameter that ``dsn`` does not set is taken from
+    ``parameters``, unless it identifies the server.
     """
     shared = {name: value for name, value in parameters.items() if name not in _WHICH_SERVER}
     return shared | parse_dsn(dsn)
@@ -66,11 +66,11 @@ def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
 
     No connection is made. If libpq cannot find the service, ``parameters`` are returned as they are.
     """
-    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where a connection is examined
+    from psycopg import pq  # noqa: PLC0415 - loads libpq, needed only for checks
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - as above
 
-    # libpq has no function for this. But it resolves all parameters before it validates them. So an invalid parameter
-    # makes it stop when it has resolved all parameters, and before it looks up a host.
+    # libpq has no function for this. But it resolves all parameters before it validates them. So the invalid
+    # parameter below makes libpq stop after it has resolved all parameters, and before it looks up a host.
     conninfo = make_conninfo("", **{**parameters, "target_session_attrs": "none of them"})
     connection = pq.PGconn.connect_start(conninfo.encode())
     found = {option.keyword: option.val for option in connection.info if option.val is not None}
@@ -90,6 +90,6 @@ def refusal(name: str) -> str:
 
 @cache
 def _known_parameters() -> frozenset[str]:
-    from psycopg import pq  # noqa: PLC0415 - loads libpq: only where parameters are set
+    from psycopg import pq  # noqa: PLC0415 - loads libpq, needed only for parameters
 
     return frozenset(option.keyword.decode() for option in pq.Conninfo.get_defaults())

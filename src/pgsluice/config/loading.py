@@ -1,6 +1,6 @@
 """Merges the sources of settings, validates the result, and reports all problems together.
 
-The commands use it. The order of precedence is: flags, environment, secret files, file.
+The commands use this module. The order of precedence is: flags, environment, secret files, file.
 
 https://docs.pydantic.dev/latest/concepts/pydantic_settings/#customise-settings-sources
 """
@@ -77,7 +77,8 @@ class Sources:
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                secrets_layer(environ.get(SECRETS_VARIABLE) or None),  # an empty value overrides the image's
+                # Our image sets this variable. A user can set it to an empty text, to read no secret files.
+                secrets_layer(environ.get(SECRETS_VARIABLE) or None),
                 file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),
             )

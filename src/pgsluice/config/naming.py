@@ -68,7 +68,7 @@ def check_address(url: str) -> str:
     """Return ``url``. Raise ValueError, without secrets in its text, if ``url`` cannot be the base of an HTTP API."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # its message may quote the URL
+    except ValueError:  # the error's message may quote the URL
         raise ValueError(_NO_ADDRESS) from None
     if "@" in parts.netloc:
         raise ValueError("has a user in it: set username and password instead, which are kept out of logs")

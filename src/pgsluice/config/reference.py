@@ -1,6 +1,6 @@
 """Writes settings for people to read: the example file, the reference, and the values in force with their sources.
 
-``pgsluice config`` uses it. It makes ``config.example.toml`` and the tables of ``docs/configuration.md``.
+``pgsluice config`` uses this module to make ``config.example.toml`` and the tables of ``docs/configuration.md``.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Runs commands that print secrets: ``postgres.password_command``, and those for Kafka and the schema registry.
 
-Clouds and vaults issue passwords that expire after minutes, so the command runs for each connection. Everything that
-such a command prints may be secret, so no message quotes it.
+Clouds and vaults issue passwords that expire after minutes, so the command runs again for new connections. Everything
+that such a command prints may be secret, so no message quotes it.
 """
 
 import os
@@ -38,7 +38,7 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
     except OSError as error:
         raise ConfigError(f"{key}: {program} cannot be started: {error.strerror}. Correct the command.") from None
     with process:
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
         try:
             output = _read(process.stdout, deadline)
             exit_code = process.wait(max(0.0, deadline - time.monotonic()))

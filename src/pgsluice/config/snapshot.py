@@ -39,7 +39,7 @@ class Snapshot(Section):
     without_key_max: Annotated[Size, Within("0B", "1TiB")] = Field(
         default=Size.parse("1GiB"),
         description="Maximum size of a table without a key. Such a table is read as a whole, and no changes of any "
-        "table are delivered in the meantime. If it is larger than this, it is not loaded.",
+        "table are delivered in the meantime. A larger table is not loaded.",
     )
     max_rows_per_second: Count | None = Field(
         default=None,

@@ -216,7 +216,7 @@ def _put_text(layer: Layer, parts: list[str], text: str, origin: str, spell: Cal
 
 
 def _find(parts: list[str]) -> tuple[Key | None, list[str]]:
-    """Return the key that ``parts`` name, and the remaining parts. These name an entry if the key is a table."""
+    """Return the key that ``parts`` name, and the remaining parts, which name an entry if the key is a table."""
     keys = all_keys()
     for length in range(len(parts), 0, -1):
         key = keys.get(tuple(parts[:length]))

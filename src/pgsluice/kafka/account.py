@@ -1,7 +1,7 @@
 """The account of topics: the id of each topic, and the end offsets of its partitions. No I/O.
 
 A session keeps an account of the topics it writes to. Cut records carry the account to the next session
-(:class:`LastCuts`). The comparison with the cluster shows whether somebody else has changed a topic.
+(:class:`LastCuts`). Comparing the account with the cluster shows whether somebody else has changed a topic.
 
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-516%3A+Topic+Identifiers
 """
@@ -43,7 +43,7 @@ class Account:
 
 
 class LastCuts:
-    """The account of topics according to the last cut records. Add these in order, beginning with the last full cut."""
+    """The account of topics according to the last cut records, added in order from the last full cut on."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable

@@ -30,7 +30,7 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
 
     A session normally continues from the last checkpoint. The caller may have to fall back to an earlier cut, so the
     result has checkpoints of at least two cuts if the topic still has them. Raise HistoryError, with the offset, if a
-    record is not a checkpoint.
+    record under the pipeline's key is not a checkpoint.
 
     Use only records with the pipeline's own key. Ignore all others, and log a warning. If the pipeline has no
     checkpoint yet, return another pipeline's checkpoint, if there is one. That checkpoint shows the caller that the
@@ -43,10 +43,10 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     of later checkpoints, if it belongs to an epoch that never began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
-    sorted by epoch and cut. There is one exception. A checkpoint with a refusal says that a session has refused the
-    server. Such a checkpoint ends its epoch, so it is sorted after all other checkpoints of the epoch. Otherwise, the
-    late checkpoint of a former owner could come after it, because the former owner's cut number can be higher than that
-    of the session that refused the server.
+    sorted by epoch and cut. There is one exception. A checkpoint whose ``refused`` is set says that a
+    session has refused to continue with the server. Such a checkpoint ends its epoch, so it is sorted after all other
+    checkpoints of the epoch. If the cut number decided, the late checkpoint of a former owner could come after it,
+    because the former owner's cut number can be higher.
     """
     ours: list[Checkpoint] = []
     others = _Others()
@@ -67,7 +67,7 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
 
 
 def read_loaded(tail: Tail) -> dict[tuple[str, str], Loaded]:
-    """Return the tables that need not be loaded again, by schema and name, from the topic ``<prefix>.snapshots``."""
+    """Return the tables whose load has ended, by schema and name, from the topic ``<prefix>.snapshots``."""
     *_, values = tail.windows()
     found = [Loaded.from_json(value, f"Record {tail.offset} of topic {tail.topic}") for value in values if value]
     return {(one.schema, one.table): one for one in found}

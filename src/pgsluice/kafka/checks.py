@@ -68,7 +68,7 @@ def _unsuitable(topics: Topics, specs: Sequence[TopicSpec]) -> Iterator[str]:
         except TableRefused as error:
             yield str(error)
         except ConfigError:
-            continue  # the size of batches has its own finding
+            continue  # _batches reports this
 
 
 def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
@@ -118,7 +118,7 @@ def _transactional_id(topics: Topics, options: SinkOptions) -> Finding:
     """Check whether we may use the transactional id, without fencing the producer that uses it."""
     name = options.producer.transactional_id
     if not topics.refuse_transaction_timeout_ms(REFUSED_TIMEOUT_MS):
-        detail = f"{name}; only the start will show whether it may be used"
+        detail = f"{name}; only `pgsluice run` will show whether it may be used"
         return Finding(_TRANSACTIONAL_ID, Verdict.OK, detail)
     try:
         try_transactional_id(options.producer)

@@ -30,30 +30,30 @@ MAX_RECORD_BYTES: Final = 1_000_000_000
 apply."""
 
 STALE_S: Final = 5.0
-"""For this long after an answer from Kafka, we do not log that Kafka cannot be reached. A client reports an error only
-when it is polled, so the error may be older than the answer."""
+"""After an answer from Kafka, this time has to pass before we log that Kafka cannot be reached. A client reports an
+error only when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
 """We ignore this many reports without a reason, because idle connections may have caused them. librdkafka reports a
 broker that closes an idle connection in the same way as a broker that went down, but only once per client. A pipeline
-has no more clients than this."""
+has no more clients than this number."""
 
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
-PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - as above
-FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - as above
+PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's name
+FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - librdkafka's name
 """The error with which every call of a producer fails after a fatal error."""
-_ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
+_ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - librdkafka's name
 PURGED: Final = frozenset(
     (
-        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - as above
-        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - as above
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - librdkafka's name
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001 - librdkafka's name
     )
 )
 """The errors that librdkafka reports for records that it drops because their transaction failed."""
 _UNEXPLAINED: Final = PURGED | frozenset(
     (
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - as above
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - librdkafka's name
+        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - librdkafka's name
     )
 )
 """Errors that do not name their cause. librdkafka has reported the cause to the error callback."""
@@ -61,19 +61,19 @@ _UNEXPLAINED: Final = PURGED | frozenset(
 UNKNOWN_TOPIC: Final = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - as above
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's name
     )
 )
 _FENCED: Final = frozenset(
     (
-        KafkaError._FENCED,  # noqa: SLF001 - as above
+        KafkaError._FENCED,  # noqa: SLF001 - librdkafka's name
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_EPOCH,
     )
 )
 _CREDENTIALS: Final = frozenset(
     (
-        KafkaError._AUTHENTICATION,  # noqa: SLF001 - as above
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's name
         KafkaError.SASL_AUTHENTICATION_FAILED,
     )
 )
@@ -88,7 +88,7 @@ _DENIED: Final = _CREDENTIALS | frozenset(
 )
 _CONFIG: Final = frozenset(
     (
-        KafkaError._INVALID_ARG,  # noqa: SLF001 - as above
+        KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's name
         KafkaError.INVALID_CONFIG,
         KafkaError.INVALID_PARTITIONS,
         KafkaError.POLICY_VIOLATION,
@@ -121,9 +121,9 @@ _MEANING: Final[Mapping[int, tuple[type[PgsluiceError], str]]] = {
     KafkaError.RECORD_LIST_TOO_LARGE: (PoisonError, _TOO_LARGE),
     KafkaError.INVALID_RECORD: (PoisonError, _INVALID),
     KafkaError.INVALID_TIMESTAMP: (PoisonError, _TIMESTAMP),
-    KafkaError._UNSUPPORTED_FEATURE: (  # noqa: SLF001 - as above
+    KafkaError._UNSUPPORTED_FEATURE: (  # noqa: SLF001 - librdkafka's name
         ConfigError,
-        'The brokers lack a feature that this needs. delivery.mode = "at_least_once" needs no transactions.',
+        'The brokers lack a feature that this operation needs. delivery.mode = "at_least_once" needs no transactions.',
     ),
     # The replication factor is too high for this cluster, or some brokers are still starting.
     KafkaError.INVALID_REPLICATION_FACTOR: (
@@ -283,7 +283,7 @@ class ClientOptions:
         try:
             return kind({**self.properties, **self.credentials(), **common, **(own or {})})
         except KafkaException as error:
-            if error.args[0].code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - as above
+            if error.args[0].code() == KafkaError._INVALID_ARG:  # noqa: SLF001 - librdkafka's name
                 words = _without_secret(error.args[0]).str()
                 advice = _tls_advice(words) or "Correct kafka.client."
                 raise ConfigError(f"librdkafka refuses a property: {words}. {advice}") from error

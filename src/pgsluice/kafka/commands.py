@@ -143,7 +143,7 @@ class CommandClient:
         self._topics.close()
 
     def send(self, command: Command) -> None:
-        """Send ``command``. It is durable when this returns, and its answers can be read from then on.
+        """Send ``command``. When this method returns, the command is durable, and its answers can be read.
 
         Raise UnavailableError if no pipeline has begun to read commands. A pipeline that reads commands for the first
         time begins at the end of the topic, so it would never read this command.
@@ -209,7 +209,7 @@ class CommandClient:
             return last_checkpoint(read_checkpoints(tail, self._names.pipeline, is_atomic=self._names.is_atomic))
 
     def loaded(self) -> list[Loaded]:
-        """Return the tables that have been loaded, or whose load was cancelled, sorted by schema and name."""
+        """Return the tables whose load has ended (see :class:`Loaded`), sorted by schema and name."""
         topic = self._names.snapshots
         if not self._topics.describe([topic]):
             return []
@@ -233,10 +233,10 @@ def _described(topics: Topics, topic: str) -> list[TopicState]:
 def _reading(options: ClientOptions, isolation: str) -> dict[str, object]:
     """Return the properties of a consumer.
 
-    With the isolation level read_uncommitted, open transactions do not delay it.
+    With the isolation level read_uncommitted, open transactions do not delay the consumer.
     """
     return {
-        "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
+        "group.id": options.client_id,  # the client requires a group, but no offset is ever committed
         "isolation.level": isolation,
         "enable.auto.commit": False,
         "auto.offset.reset": "latest",

@@ -16,7 +16,7 @@ FILES: Final = (
     "ssl.keystore.location",
     "ssl.crl.location",
 )
-"""The properties that name these files."""
+"""The properties of librdkafka that name files of certificates and keys."""
 
 _State = tuple[int, int, int]
 """The attributes that identify a version of a file: inode, size, and time of the last change in nanoseconds."""
@@ -25,7 +25,7 @@ _State = tuple[int, int, int]
 class ClientFiles:
     """The present versions of the files that ``properties`` name.
 
-    Create this object before the client, so that it notices a change in between.
+    Create this object before the client, so that it notices a change between the two.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:

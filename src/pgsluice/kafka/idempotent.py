@@ -20,14 +20,14 @@ from pgsluice.kafka.transactional import TransactionalProducer
 log = structlog.get_logger(__name__)
 
 _SAME_WAIT_S = 4 * SLICE_S
-"""A producer that waits calls ``_waited`` at least once per slice. If there was no call for longer than this, it was
-not waiting in between."""
+"""A producer that waits calls ``_waited`` at least once per slice. If there was no call for longer than this, the
+former wait has ended, and the next call belongs to a new wait."""
 
 
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
 
-    Former owners are not fenced. The only time limit is for a wait in which Kafka accepts no record.
+    Former owners are not fenced. The only time limit applies to a wait in which Kafka accepts no record.
     """
 
     is_atomic = False
@@ -51,7 +51,7 @@ class IdempotentProducer(CutProducer):
     def fence(self, topic: str) -> None:
         """End the transaction that a killed owner in mode exactly once may have left open.
 
-        An open transaction hides the checkpoint, and everything after it, from read_committed readers.
+        A read_committed reader sees no record after the beginning of an open transaction, and so no new checkpoint.
         """
         former = self._transactional()
         try:
@@ -116,7 +116,7 @@ class IdempotentProducer(CutProducer):
         self.abandon()
 
     def abandon(self) -> None:
-        """Drop unsent records. Without fencing, they could otherwise be written after records of the next owner."""
+        """Drop unsent records. The producer is not fenced, so it could write them after records of the next owner."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
 
     def _waited(self, left: int) -> None:

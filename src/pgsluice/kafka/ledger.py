@@ -28,7 +28,7 @@ WAL grows, and otherwise one every 60 s. So about one cut a minute is full."""
 
 CONFIRM_S = 5.0
 """We believe that a topic has changed only if all answers show the change for this long. Brokers learn of a new topic
-or leader at different times. A broker that has lost touch with its cluster never learns of it."""
+or leader at different times. A broker that has lost touch with its cluster never learns of such changes."""
 
 DISTRUST_S = 600.0
 """After a wrong prediction, we make no predictions for this long, because the cause may occur again."""
@@ -94,6 +94,7 @@ class Ledger:
         self._marked: set[Partition] = set()
         """Partitions in which our last transaction's marker comes after the known end. A marker takes one offset."""
         self._unlisted: set[str] = set()
+        """Topics that no committed cut of this session has listed yet."""
         self._unwritten: set[str] = set()
         """Topics that were opened in this session, and that no committed cut has written to. No cut lists them, because
         their schemas may not be registered yet, and the next start would report the schemas as missing."""
@@ -112,7 +113,7 @@ class Ledger:
         return topic in self._known.topics
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a pinned topic."""
+        """Return the number of partitions of a topic in the ledger."""
         return self._known.topics[topic].partitions
 
     def ids(self) -> dict[str, str]:
@@ -221,7 +222,7 @@ class Ledger:
     def mismatch(self, predicted: Mapping[Partition, int]) -> SinkUnavailable | None:
         """Return an error if a partition does not end at the predicted offset.
 
-        Return None if all predictions were right.
+        Return None if all predictions were right, or if transaction markers alone explain the difference.
 
         All records of the cut have to be in Kafka already. Raise an error if a topic has changed.
         """
@@ -300,7 +301,7 @@ class Ledger:
     def _raise_if(self, changed: Mapping[str, str]) -> None:
         """End the session if a topic has changed.
 
-        This never stops the process, because a broker with an outdated view may be the reason. Only the start of a
+        The error never stops the process, because a broker with an outdated view may be its cause. Only the start of a
         session stops the process, because it uses new clients, and compares the cluster with the cut records.
         """
         if not changed:
@@ -390,10 +391,10 @@ def _undescribed(topics: list[str]) -> str:
     others = f" (and those of {len(topics) - 1} more topics)" if len(topics) > 1 else ""
     return (
         f"The schemas of topic {topics[0]}{others} are not registered any more: the topic of schemas was deleted, or "
-        "lost records, or the broker that answered has lost touch with its cluster. First start again, because the "
-        "answer then changes if a broker is the reason. If the message comes again, consumers cannot read the records "
-        "in the topic. Restore the topic of schemas from a copy. Without a copy, the schemas in use are registered "
-        "again, under the same ids, as rows are published."
+        "lost records, or the broker that answered has lost touch with its cluster. First start pgsluice "
+        "again, because such a broker can cause this message. If the message comes again, consumers cannot read the "
+        "records in the topic. Restore the topic of schemas from a copy. Without a copy, the schemas in use are "
+        "registered again, under the same ids, as rows are published."
     )
 
 

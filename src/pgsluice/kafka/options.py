@@ -46,7 +46,7 @@ class CutFormat:
     """The format of cut records: their key, their encoder and their decoder.
 
     The decoder raises ValueError for a record that is not a cut record. ``origin_of`` takes the key and the value of
-    any other record, and returns the change that the record is about, or None if that is not known.
+    a record with a change, and returns the change, or None if the record cannot be read.
     """
 
     key: bytes

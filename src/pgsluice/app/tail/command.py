@@ -59,7 +59,7 @@ async def _print(
     source: AsyncIterator[list[Shown]], wanted: Filter, render: Render, limit: int | None, write: Write
 ) -> None:
     left = limit
-    async with aclosing(source) as portions:  # type: ignore[type-var]  # they are generators
+    async with aclosing(source) as portions:  # type: ignore[type-var]  # every source is a generator
         async for portion in portions:
             shown = [change for change in map(wanted.apply, portion) if change is not None][:left]
             if shown:

@@ -1,7 +1,7 @@
 """The changes in the topics of a pipeline, as consumers see them. They are decoded with the schemas in Kafka.
 
-A pipeline does not use this module. fastavro trusts the schemas that it is given, so anybody who can write to the topic
-of schemas can crash this command.
+fastavro trusts the schemas that it gets, so anybody who can write to the topic of schemas can crash ``pgsluice tail``.
+A pipeline does not use this module.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.store import SchemaStore
 
 _VALUE: Final = "-value"
-"""The suffix of the subjects of a topic's values."""
+"""A topic's name with this suffix is the subject under which the schemas of the topic's values are registered."""
 _RECORDS: Final = ("Envelope", "Message")
-"""The names of the records in the topics that are read."""
+"""The names of the Avro records in the topics that this command reads."""
 _BATCH: Final = 500
 _POLL_S: Final = 0.25
 """The longest time that one poll for records takes. Ctrl-C and new topics may have to wait for the poll."""
@@ -188,7 +188,7 @@ def _change(record: Mapping[str, Any]) -> Shown:
         _json(record["ts"]),
         record["schema"],
         record["table"],
-        # If only the key was sent, all other columns are null, and a key column is never null.
+        # If only the key was sent, all other columns are null. A key column is never null, so no null was sent.
         before=_row(record["before"], lambda _, value: value is not None or not is_key, raw, "before."),
         before_image=record["before_image"],
         after=_row(record["after"], lambda name, _: name not in unchanged, raw, ""),

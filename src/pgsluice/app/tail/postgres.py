@@ -1,7 +1,7 @@
-"""The changes of publications, read from PostgreSQL through a temporary slot, which ends with the connection.
+"""The changes of publications, read from PostgreSQL through a temporary slot.
 
-The slot counts towards ``max_replication_slots``. Its stream begins when it is created, so no earlier changes are
-shown.
+PostgreSQL drops the slot when the connection ends. The slot counts towards ``max_replication_slots``. The stream begins
+at the creation of the slot, so no earlier changes are shown.
 
 ``tests/integration/test_tail.py`` covers this module.
 """
@@ -60,7 +60,7 @@ async def changes(options: SourceOptions, ready: Callable[[], None]) -> AsyncIte
 
 
 class _Tail:
-    """Turns the frames of one stream into changes. ``position``: everything before it has been processed."""
+    """Turns the frames of one stream into changes. ``position`` is the LSN up to which the stream is processed."""
 
     def __init__(self, source: PostgresSource) -> None:
         self.position = 0
@@ -68,7 +68,7 @@ class _Tail:
         self._transactions = Transactions(Delivered(0, 0, 0), _NothingWaits())
         self._decoder = Decoder()
         self._identified: dict[int, tuple[Relation, Relation | None]] = {}
-        """By oid: the last version of each table that was looked up, and the result of :meth:`_identity_of` for it."""
+        """By oid: the relation for which :meth:`_identity_of` was last called, and what it returned."""
 
     async def take(self, frame: XLogData | Keepalive) -> list[Shown]:
         if isinstance(frame, Keepalive):
@@ -89,9 +89,10 @@ class _Tail:
         return [_emitted(event)] if isinstance(event, Emitted) else []
 
     async def _identity_of(self, relation: Relation) -> Relation | None:
-        """Return the table with the replica identity that decides which columns its old rows have.
+        """Return ``relation`` with the replica identity of its rows, which decides what old rows contain.
 
-        Return None if its partitions have different replica identities.
+        The rows of a partitioned table have the replica identity of their partition. Return None if the partitions have
+        different replica identities.
         """
         if not relation.partition_keys:
             return relation
@@ -133,12 +134,13 @@ def _change(
 def _with_before(
     shown: Shown, message: messages.Update | messages.Delete, relation: Relation, identified: Relation | None
 ) -> Shown:
-    """Add the columns of the old row that were sent. Columns that were not sent are null, so they are left out."""
+    """Add the columns of the old row that were sent. PostgreSQL sends null for all others, so they are left out."""
     old = message.old if message.old is not None else message.key
     if old is None:
         return shown
     cells = _cells(relation, old)
-    if identified is None:  # The identity is unknown. A key has no nulls, so a null was not sent.
+    if identified is None:
+        # It is unknown which columns are the key. But a key column is never null, so PostgreSQL did not send the nulls.
         return replace(shown, before=_row(cell for cell in cells if cell[1] is not None), before_image="key")
     if message.old is not None and identified.replica_identity == "f":
         return replace(shown, before=_row(cells), before_image="full")

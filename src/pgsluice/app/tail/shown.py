@@ -35,7 +35,9 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One change. ``lsn`` is the LSN of the commit, and ``ts`` its time as ISO 8601.
+    """One change. ``lsn`` is the LSN of the commit, and ``ts`` is the time of the commit as ISO 8601.
+
+    If a message is not part of a transaction, ``lsn`` is the LSN of the message, and ``xid`` and ``ts`` are None.
 
     ``before`` has the part of the old row that was sent: its key (``before_image`` is "key"), or all of it ("full").
     ``unchanged`` are the columns whose new value was not sent because it equals the old one. For a message, ``schema``
@@ -76,7 +78,7 @@ class Filter:
         return self._with_columns(change) if self.columns else change
 
     def _with_columns(self, change: Shown) -> Shown | None:
-        """Return the change with only these columns. Return None if it certainly does not affect them."""
+        """Return the change with only the requested columns. Return None if it certainly changes none of them."""
         before, after = self._of_row(change.before), self._of_row(change.after)
         is_same = change.before_image == "full" and before == after
         if not (before or after) or is_same:
