@@ -30,7 +30,7 @@ SUBJECTS = (*BACKLOGS, LIVE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure everything, and write the report."""
+    """Measure what the options select, and write the report. With ``--render``, only write the report."""
     options = _parser().parse_args(arguments)
     if options.render:
         kept = Results.read(RESULTS)
