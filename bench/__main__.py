@@ -192,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, help="version of the server")
     parser.add_argument(
-        "--report", action="store_true", help=f"by default measure everything; write {RESULTS.relative_to(ROOT)}, docs"
+        "--report",
+        action="store_true",
+        help=f"write {RESULTS.relative_to(ROOT)} and the docs; without --only, measure everything",
     )
     parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser

@@ -1,7 +1,7 @@
 """Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
 
-Nothing is installed. The official images of Python are not available offline, so stand-ins with the same names are made
-from Debian's packages. podman serves Docker's API, so the commands of the documentation run unchanged.
+Nothing is installed on the machine. The official images of Python are not available offline, so Debian's packages are
+made into stand-ins with the same names. podman serves Docker's API, so the commands of the documentation run unchanged.
 
 https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
 """

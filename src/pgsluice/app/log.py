@@ -54,7 +54,7 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         processors=_processors(console=console, colors=out.isatty()),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *names: _LineWriter(out, *names),
-        cache_logger_on_first_use=False,  # loggers that were created before this call must follow it as well
+        cache_logger_on_first_use=False,  # loggers created before this call must also change
     )
     root = logging.getLogger()
     root.handlers[:] = [_ToStructlog()]
@@ -102,7 +102,7 @@ def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
 
 
 class _LineWriter:
-    """Writes the lines that structlog has finished."""
+    """Writes the lines that structlog has rendered."""
 
     _lock = Lock()  # lines of several threads must not mix
 
@@ -145,10 +145,10 @@ class _Seen:
 
 
 class RepeatLimiter:
-    """Lets each event through once per ``interval_s``, and drops its repeats. The next one has their number.
+    """Lets each event through once per ``interval_s``, and drops its repeats.
 
-    Two events are the same if they have the same level and text, and the same texts in their fields. Counts, positions
-    and times may differ.
+    When the event is let through again, it has the number of the repeats that were dropped. Two events are the same if
+    they have the same level and text, and the same texts in their fields. Counts, positions and times may differ.
     """
 
     def __init__(self, interval_s: float = REPEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:

@@ -26,7 +26,7 @@ _PUBLISHES_PARTITIONED_TABLES = 130000
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The objects that exist on the server. If the server was not queried, nothing is listed here."""
+    """What exists on the server. If the server was not queried, only ``role`` and ``database`` are known."""
 
     role: str
     database: str

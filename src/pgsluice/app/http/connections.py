@@ -15,7 +15,7 @@ from aiohttp import web
 
 CONNECTIONS_MAX: Final = 100
 """The maximum number of connections. This is enough even if many consumers ask for schemas at the same time, because
-each consumer caches them."""
+each consumer caches schemas."""
 
 SILENT_S: Final = 20.0
 """The time after which an idle connection is closed. Within this time, the client has to read the last answer, and to
