@@ -1,7 +1,7 @@
 """The programs that the bench compares: the drain, pg_recvlogical, and variants of the daemon.
 
-They read the same load, which is a workload of ``bench.loads``. Each program except :class:`Loading` has its own copy
-of one slot.
+All programs read the same load, which is a workload of ``bench.loads``. Each program except :class:`Loading` has its
+own copy of one slot.
 
 The time of a run starts when its walsender is first seen, and ends when the last commit has been delivered.
 """

@@ -20,7 +20,7 @@ from pgsluice.tables import TablePolicy
 
 
 class NoCommands:
-    """A reader of commands that never receives one."""
+    """A reader of commands that never receives a command."""
 
     async def open(self, state: CommandState) -> CommandState:
         """Return the state unchanged."""

@@ -46,7 +46,7 @@ def peak_mib(pid: int) -> float:
 
 
 class Meter:
-    """Measures CPU seconds: of some processes, of all other processes together, and those stolen by the hypervisor."""
+    """Measures the CPU seconds of some processes, of all other processes together, and of the hypervisor ("stolen")."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         """Start measuring. ``pids`` has the pid of each role."""

@@ -212,7 +212,7 @@ class Kafka:
     def _metadata_of(self, node: int) -> ClusterMetadata:
         """Return the metadata of the cluster from the point of view of one broker.
 
-        Try repeatedly, because a client that knows the other brokers may send its request to one of them.
+        Try repeatedly, because the client learns the addresses of all brokers, and may ask another broker.
         """
         for _ in range(METADATA_ATTEMPTS):
             found = _metadata(self._brokers[node].address(PLAIN.name))

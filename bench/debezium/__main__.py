@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _keep(results: Results) -> None:
-    """Write the results so far. This is called after each measurement, so that no result is lost."""
+    """Write the results so far. The caller does this after each measurement, so that no result is lost."""
     results.write(RESULTS)
     write_document(results)
 

@@ -1,7 +1,7 @@
 """Measures when records become visible to a ``read_committed`` consumer, for any producer.
 
 While a contender works, only the last stable offsets are sampled, and no record is fetched. When the contender has
-finished, the records are read once. Their offsets show in which sample they were visible for the first time.
+finished, the records are read once. The offset of a record shows in which sample it was visible for the first time.
 """
 
 import time

@@ -132,7 +132,8 @@ SECTIONS: Final = (
                 "pgsluice_lsn",
                 "Positions in the WAL, in bytes: `server`, `received`, `delivered` and "
                 "`confirmed` of the present session, or of the last one.",
-                "Compare them to see where the pipeline is stuck. `received` and `confirmed` are 0 when a session begins.",
+                "Compare them to see where the pipeline is stuck. `received` and `confirmed` are 0 when a session "
+                "begins.",
             ),
         ),
     ),
