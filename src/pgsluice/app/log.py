@@ -1,6 +1,6 @@
 """The log: structured events on standard error. By default, they are text on a terminal, and JSON elsewhere.
 
-The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
+The commands configure the log. All other modules call ``structlog.get_logger``. Libraries use the standard library's
 ``logging``, whose events go to the same stream. :func:`only_plain_values` keeps row data out of the log.
 
 https://www.structlog.org/en/stable/processors.html
@@ -44,9 +44,8 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
     """Send every event of ``level`` and above to ``stream``, or to standard error if ``stream`` is None.
 
-    This may be called again.
-
-    ``style`` is ``json``, ``console``, or ``auto`` for the one that suits the stream.
+    This function may be called again, and the last call takes effect. ``style`` is ``json``, ``console``, or ``auto``,
+    which means ``console`` on a terminal and ``json`` elsewhere.
     """
     out = stream or sys.stderr
     console = style == "console" or (style == "auto" and out.isatty())

@@ -1,4 +1,4 @@
-"""The reference of all metrics in docs/metrics.md. ``python -m pgsluice.app.metrics_reference`` writes it there.
+"""The reference of all metrics in docs/metrics.md. ``python -m pgsluice.app.metrics_reference`` updates that page.
 
 Types and labels are those of the metrics themselves. The texts are here, because they are longer than a metric's help.
 

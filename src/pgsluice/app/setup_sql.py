@@ -143,7 +143,7 @@ def _publication(present: _Present, publication: str, names: Names) -> list[str]
 
 
 def _publishable(present: _Present, names: Names) -> Names:
-    """Return the tables that the publication has to name. Before PostgreSQL 13, it cannot name a partitioned table."""
+    """Return the tables that the publication has to name. Before PostgreSQL 13, these cannot be partitioned tables."""
     if not present.version or present.version >= _PUBLISHES_PARTITIONED_TABLES:
         return names
     return list(dict.fromkeys((one.schema, one.name) for one in present.tables if one.has_rows))

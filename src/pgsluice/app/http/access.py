@@ -44,7 +44,7 @@ class Access:
     """The certificate and the token of one server."""
 
     def __init__(self, files: AccessFiles = OPEN) -> None:
-        """Read the files. Raise ConfigError if one cannot be used."""
+        """Read the files. Raise ConfigError if a file cannot be used."""
         self._files = files
         self.tls: ssl.SSLContext | None = None
         """The TLS context of connections, or None if connections are not encrypted."""

@@ -98,7 +98,7 @@ class Connections:
                 self._end(connection)
 
     def _forget_ended(self) -> None:
-        """Drop closed connections. Keep newly accepted ones, because the server does not list them yet."""
+        """Drop closed connections. Keep new connections, even though aiohttp's server may not list them yet."""
         now = time.monotonic()
         new = {one: since for one, since in self._since.items() if since > now - _LOOK_S}
         self._since = new | {one: self._since.get(one, now) for one in self._server.connections}

@@ -111,7 +111,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port of the server. It differs from the port in ``listen`` if that is 0."""
+        """The port of the server. If ``listen`` has the port 0, the system has chosen this port."""
         return int(self._listener.sockets[0].getsockname()[1])
 
     @property
@@ -252,7 +252,7 @@ async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> Non
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer the Expect header. The library's own answer would quote the header, and fail if it is not UTF-8."""
+    """Answer the Expect header. The library's own answer would quote the header, and fail if this is not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed
     if request.version == HttpVersion11:
