@@ -145,7 +145,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs a status ten times a second, or once a day
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs a shorter or a longer interval
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
     return seconds
 

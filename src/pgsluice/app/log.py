@@ -53,7 +53,7 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         processors=_processors(console=console, colors=out.isatty()),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *names: _LineWriter(out, *names),
-        cache_logger_on_first_use=False,  # loggers created before this call must also change
+        cache_logger_on_first_use=False,  # loggers created before this call must also obey it
     )
     root = logging.getLogger()
     root.handlers[:] = [_ToStructlog()]

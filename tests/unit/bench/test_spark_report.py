@@ -28,7 +28,7 @@ def test_the_document_is_written_from_the_results() -> None:
 
 
 def test_a_document_without_the_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="the markers around Spark.s figures are missing"):
+    with pytest.raises(ValueError, match="the markers around Spark's figures are missing"):
         report.replaced("# Performance\n", results())
 
 
