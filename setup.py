@@ -1,6 +1,6 @@
 """Builds the compiled modules. Everything else about the package is in pyproject.toml.
 
-If there is no compiler, the package is built without them. `pgsluice version` says whether they are used.
+Without a compiler, the package is built without the compiled modules. `pgsluice version` says whether it uses them.
 """
 
 from setuptools import Extension, setup

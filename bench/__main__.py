@@ -33,11 +33,11 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""The contenders for loads of one transaction, and for series of loads that differ only in a number."""
+"""The contenders for a load of one transaction, and for a series of loads."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""The contenders for loads of many tables. They show which part of the cost is Kafka's."""
+"""The contenders for loads of many tables. The contender ``discard`` shows which part of the cost is Kafka's."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
-"""The contenders for loads whose rows are streamed by some contenders, and read from the tables by another."""
+"""The contenders for a load with ``loaded``. ``LOADING`` reads the rows from the tables, and the others stream them."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
@@ -60,7 +60,7 @@ class Bench:
         self._results.left_out = _left_out(self._encoders)
 
     def run(self) -> None:
-        """Run the selected measurements. Write the report after each of them, so that no result is lost."""
+        """Run the selected measurements. Write the report after each measurement, so that no result is lost."""
         self._warm_up()
         print(report.heading())
         for subject in self._options.only:
@@ -135,7 +135,7 @@ class Bench:
 
 
 def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
-    """Return the contenders of a load in the order of ``kinds``, and for each kind the fastest encoder first."""
+    """Return the contenders of a load in the order of ``kinds``. Within a kind, the fastest encoder comes first."""
     fastest = dict([next(iter(variants.items()))])
     if load.loaded:
         return contenders([kind for kind in kinds if kind in LOADED_KINDS], fastest)
@@ -192,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, help="version of the server")
     parser.add_argument(
-        "--report", action="store_true", help=f"measure everything, and write {RESULTS.relative_to(ROOT)} and docs"
+        "--report",
+        action="store_true",
+        help=f"write {RESULTS.relative_to(ROOT)} and the docs; without --only, measure everything",
     )
     parser.add_argument("--render", action="store_true", help="measure nothing, and write docs from existing results")
     return parser

@@ -1,7 +1,7 @@
 """The programs that the bench compares: the drain, pg_recvlogical, and variants of the daemon.
 
-They read the same load, which is a workload of ``bench.loads``. Each program except :class:`Loading` has its own copy
-of one slot.
+All programs read the same load, which is a workload of ``bench.loads``. Each program except :class:`Loading` has its
+own copy of one slot.
 
 The time of a run starts when its walsender is first seen, and ends when the last commit has been delivered.
 """
@@ -44,9 +44,9 @@ WATCH_S = 0.01
 class Course:
     """A load in the WAL: its positions and its number of row changes.
 
-    One transaction, the opening, comes before the load. One more row, the end marker, comes after it. The first commit
-    at or after ``opening_lsn`` is that of the opening. The first commit at or after ``end_lsn`` is that of the end
-    marker.
+    One transaction, the opening, comes before the load. One more row, the end marker, comes after the load. The first
+    commit at or after ``opening_lsn`` is the commit of the opening. The first commit at or after ``end_lsn`` is the
+    commit of the end marker.
     """
 
     database: Database
@@ -228,7 +228,7 @@ class Loading:
         """Wait until the daemon has delivered this many rows. Return the part that was delivered by then."""
         while True:
             found = _read(process)
-            if found >= rows:  # request the metrics only now, because those of a thousand topics are costly
+            if found >= rows:  # request the metrics only now, because the metrics of a thousand topics are costly
                 found = count_events(process.metrics())
             now = time.monotonic()
             if found >= rows:
@@ -310,7 +310,7 @@ def encoders() -> dict[str, Mapping[str, str]]:
 
 
 def contenders(kinds: Sequence[str], variants: Mapping[str, Mapping[str, str]]) -> list[Contender]:
-    """Return the contenders of these kinds, with the daemon once for each encoder."""
+    """Return the contenders of these kinds. A kind that runs the daemon has one contender for each encoder."""
     daemons = {
         kind: [Pgsluice(f"{kind}, {name}", mode, chosen, discard) for name, chosen in variants.items()]
         for kind, mode, discard in DAEMONS

@@ -1,7 +1,7 @@
 """``pgsluice`` with a sink that counts its records and drops them, to measure the daemon's cost without Kafka.
 
-Apart from the sink, this is the product's own command line. The topic of schemas is the only topic that the daemon
-writes. ``contenders`` starts this program.
+Apart from the sink, this is the product's own command line. The daemon writes only one topic, the topic of schemas.
+``contenders`` starts this program.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pgsluice.tables import TablePolicy
 
 
 class NoCommands:
-    """A reader of commands that never receives one."""
+    """A reader of commands that never receives a command."""
 
     async def open(self, state: CommandState) -> CommandState:
         """Return the state unchanged."""

@@ -14,11 +14,11 @@ from bench.processes import child_main, say, wait_for_word
 XLOG_DATA = 0x77
 COMMIT, STREAM_COMMIT = 0x43, 0x63
 MESSAGE = 25
-"""The offset of pgoutput's message in CopyData. It follows ``w`` and three numbers of eight bytes."""
+"""The offset of pgoutput's message in CopyData. Before the message are ``w`` and three numbers of eight bytes."""
 
 END_LSN = {COMMIT: MESSAGE + 10, STREAM_COMMIT: MESSAGE + 14}
-"""The offset of the transaction's end LSN in CopyData. In the message, the end LSN follows the flags and the commit
-LSN, and in a streamed transaction also the xid."""
+"""The offset of the transaction's end LSN in CopyData, by type of message. In both types, the flags and the commit LSN
+precede the end LSN. In a Stream Commit message, the xid precedes the flags."""
 
 
 def main(arguments: dict[str, Any]) -> None:
@@ -33,12 +33,12 @@ def main(arguments: dict[str, Any]) -> None:
     for end_lsn in arguments["end_lsns"]:
         size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
-    wait_for_word()  # when this process ends, so does the walsender, whose CPU time the bench must read before that
+    wait_for_word()  # until the bench has read the CPU time of the walsender, which ends together with this process
     wire.finish()
 
 
 def _read_until(wire: pq.abc.PGconn, end_lsn: int, pause_s: float) -> int:
-    """Read up to the first transaction that ends at ``end_lsn`` or later. Return the bytes of pgoutput's messages."""
+    """Read up to the first transaction that ends at ``end_lsn`` or later. Return the size of pgoutput's messages."""
     get_copy_data, consume_input, sockets, ends = wire.get_copy_data, wire.consume_input, [wire.socket], END_LSN
     total, empty = 0, False
     while True:

@@ -32,10 +32,10 @@ LOADING_RATE = 100
 BESIDE = replace(ORDERS, tables=2)
 LOADED_TABLE = "orders_1"
 LOADED_PER_S = 200_000
-"""A rate that the daemon does not reach. The table gets enough rows for this rate, so its load outlasts the
-measurement."""
+"""A rate that the daemon does not reach. The table gets enough rows for this rate, so the load of the table outlasts
+the measurement."""
 START_S = 3
-"""The seconds for which the load runs before the first measured row is written."""
+"""An allowance for the seconds between the start of the load and the first row that the writer writes."""
 
 
 def measure(

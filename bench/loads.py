@@ -51,15 +51,15 @@ class Load:
     opened: bool = False
     loaded: bool = False
     series: str = ""
-    """The name of the series to which the load belongs. The loads of a series differ only in a number."""
+    """The name of the series to which the load belongs. Its loads differ in the number of tables, or of columns."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with ``factor`` times as many rows, rounded to whole transactions, at least one."""
+        """Return the load with ``factor`` times as many rows, rounded to whole transactions, and to at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
     def setup(self) -> list[str]:
-        """Return the statements that create tables, rows to update, and the publication, before the slot exists."""
+        """Return the statements that run before the slot exists: for tables, rows to update, and the publication."""
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
         made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
         # Without compression, the text has its full length in the row and in the WAL.

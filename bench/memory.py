@@ -70,7 +70,10 @@ def one_large(postgres: Postgres, gigabytes: float) -> None:
 
 
 def many_open(postgres: Postgres, transactions: int, megabytes: float) -> None:
-    """Write transactions of this size in turn, piece by piece, so that all are open at the same time. Then commit."""
+    """Write one piece of each transaction, then the next piece of each, and so on. Commit all transactions at the end.
+
+    In this way, all transactions are open at the same time.
+    """
     rows = int(megabytes * MIB / ROW_BYTES)
     pieces = 10
     with ExitStack() as stack:

@@ -21,12 +21,12 @@ HALVES = {"half_1": "orders", "half_2": "orders_1"}
 
 
 class TwoTables(Load):
-    """Rows that are written to two tables in turn. Each table has a publication, and a third one has both tables."""
+    """Rows that are written to two tables in turn. Each has a publication, and a third publication has both tables."""
 
     def setup(self) -> list[str]:
         """Return the statements that run before the slot is created.
 
-        They include the publications, because a publication must exist before the rows are written.
+        The statements also create the publications, because a publication must exist before the rows are written.
         """
         return [*Load.setup(self), *(f"CREATE PUBLICATION {name} FOR TABLE {table}" for name, table in HALVES.items())]
 

@@ -1,4 +1,4 @@
-"""Reads CPU time and peak memory of processes from /proc. Runs children of the bench, which answer in lines of JSON.
+"""Reads CPU time and peak memory of processes from /proc. Runs child processes, which answer in lines of JSON.
 
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
 """
@@ -18,7 +18,7 @@ END_TIMEOUT_S = 10
 
 
 def cpu_ticks(stat: str) -> int:
-    """Return utime + stime from the text of ``/proc/PID/stat``. They include the threads that have ended."""
+    """Return utime + stime from the text of ``/proc/PID/stat``. The sum includes the threads that have ended."""
     fields = stat.rpartition(")")[2].split()  # the name of the program, in parentheses, may contain any character
     return int(fields[11]) + int(fields[12])
 
@@ -46,7 +46,7 @@ def peak_mib(pid: int) -> float:
 
 
 class Meter:
-    """Measures the CPU seconds of some processes, of all others together, and those that the hypervisor has stolen."""
+    """Measures the CPU seconds of some processes and of all others together, and those that the hypervisor stole."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         """Start measuring. ``pids`` has the pid of each role."""
@@ -125,7 +125,7 @@ def child_main(run: Callable[[dict[str, Any]], None]) -> None:
 
 
 def say(**values: object) -> None:
-    """Write an answer. Runs in the child."""
+    """Send an answer to the bench. Runs in the child."""
     sys.stdout.write(json.dumps(values) + "\n")
     sys.stdout.flush()
 

@@ -33,7 +33,7 @@ HEAD = (
 
 
 def heading() -> str:
-    """Return the heading of :func:`lines`."""
+    """Return the heading above the lines that :func:`lines` returns."""
     return (
         f"{'load':<13} {'contender':<24} {'events/s':>10} {'of drain':>9} {'later':>6} {'MB/s':>7}   "
         f"{'CPU µs per event: client':>24} {'walsender':>10} {'broker':>7} {'others':>7} {'MiB':>6}"

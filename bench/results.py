@@ -35,7 +35,7 @@ class Part:
     def cpu_us(self, role: str) -> float | None:
         """Return the microseconds of CPU time for each row change, or None if there is no such role.
 
-        The time of ``others`` may be negative because it is a difference. It then counts as 0.
+        The time of ``others`` is a difference, so it may be negative. A negative time counts as 0.
         """
         return max(0.0, self.cpu[role] / self.rows * 1e6) if role in self.cpu else None
 

@@ -29,8 +29,9 @@ SERVER = {
 """Settings of PostgreSQL that prevent background work during a measurement."""
 
 BROKER = {"log.segment.delete.delay.ms": "1000", "log.index.size.max.bytes": "262144"}
-"""Settings of the broker. By default, each partition has sparse index files of 10 MB, which some file systems allocate
-at the first entry. For each of thousands of partitions, this would take 12 ms and 7 MB of memory."""
+"""Settings of the broker. By default, the index files of a partition are 10 MB long. They are sparse, but some file
+systems allocate all of their bytes at the first entry. This would take 12 ms and 7 MB of memory for each partition, and
+the bench has thousands of partitions."""
 
 SLOT = "origin"
 """The slot that is copied for each contender."""

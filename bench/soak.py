@@ -34,8 +34,9 @@ ALLOWED: Mapping[str, tuple[float, float]] = {
     "descriptors": (1.0, 8),
     "tasks": (1.0, 3),
 }
-"""The allowed growth of each resource. The median of the last third may be up to the median of the first third, times
-the first number, plus the second. Some growth is allowed because sessions begin and end."""
+"""The allowed growth of each resource: a factor and a number to add. The median of the last third may be at most the
+median of the first third, multiplied by the factor, plus the number. Some growth is allowed because sessions begin and
+end."""
 
 CUT_EVERY, RESTART_EVERY, LOAD_EVERY, ALTER_EVERY = 40, 400, 100, 10
 """The number of rounds of work between two disturbances of the same kind. CUT: the daemon's connection is terminated.
@@ -179,7 +180,7 @@ def _wait_until_delivered(connection: psycopg.Connection, daemon: Daemon) -> Non
 
 
 def main() -> int:
-    """Run the soak test. Return exit code 1 if a resource has grown, or if the daemon has ended."""
+    """Run the soak test. Return exit code 1 if a resource has grown, a program has failed, or samples are missing."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.soak", description="Find out whether a busy daemon leaks memory or other resources."
     )

@@ -1,4 +1,4 @@
-"""``python bench/soaked.py run ...``: the command line of pgsluice that also reports its number of asyncio tasks.
+"""``python bench/soaked.py run ...``: pgsluice's command line, which here also reports the number of asyncio tasks.
 
 :mod:`.soak` starts this program. Each second, the program writes the number into the file that ``SOAK_TASKS`` names.
 """

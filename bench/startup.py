@@ -1,6 +1,6 @@
-"""Measures the time from a process's start to its first event, and from ``kill -9`` to the first event after it.
+"""Measures the time from a daemon's start to its first event, and from ``kill -9`` to the first event after the kill.
 
-The measurement ends when a read_committed consumer sees the event.
+The measured time ends when a read_committed consumer sees the event.
 """
 
 import time

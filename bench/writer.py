@@ -1,7 +1,7 @@
 """Writes one-row transactions at a fixed rate, even if consumers do not keep up, and reports when each COMMIT returned.
 
-Each transaction has a planned time, in one timetable for all connections. A connection that is late does not wait. The
-writer runs in a separate process.
+Each transaction has a planned time, in one timetable for all connections. A connection that is late writes its next row
+immediately. The writer runs in a separate process.
 """
 
 import time

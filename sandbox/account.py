@@ -1,4 +1,4 @@
-"""The operating-system account that PostgreSQL runs under, because it refuses to run as root.
+"""The operating-system account that PostgreSQL runs under, because PostgreSQL refuses to run as root.
 
 An ordinary user runs PostgreSQL under their own account. Root runs it as ``postgres``, or as ``nobody`` if there is no
 such account. All code that writes files for a server uses this module.
@@ -15,7 +15,7 @@ from pathlib import Path
 from sandbox.errors import ServerError
 from sandbox.prerequisites import SERVER_ACCOUNTS
 
-SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can enter it, so names in it are checked or random
+SHARED_DIRECTORY = Path("/var/tmp")  # noqa: S108 - every account can write there, so names are checked or random
 
 
 @dataclass(frozen=True, slots=True)

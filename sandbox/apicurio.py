@@ -1,4 +1,4 @@
-"""Apicurio: a schema registry server with the API of Confluent's registry. It keeps everything in memory.
+"""Apicurio: a schema registry server that has the API of Confluent's registry, and keeps everything in memory.
 
     with Apicurio() as registry: SchemaRegistryClient({"url": registry.url})
 

@@ -127,9 +127,9 @@ def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -
     require(fetching=True)
     command = ["mvn", "-B", "-q", "-f", str(pom), *options, "dependency:copy-dependencies"]
     command.append(f"-DoutputDirectory={directory}")
-    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # Maven keeps its own copies there
+    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # by default, Maven keeps its own copies in this home
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
-    with _locked(cache_root() / "maven.lock"):  # two Maven processes at the same time can damage the copies
+    with _locked(cache_root() / "maven.lock"):  # two Maven processes at once can damage Maven's copies
         maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
         raise FetchError(f"fetching {directory.stem} failed:\n{maven.stdout}{maven.stderr}")

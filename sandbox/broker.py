@@ -44,8 +44,8 @@ of brokers can have its own address without privileges."""
 class Listener:
     """A listener with its name.
 
-    ``advertised`` maps the number of a broker to the ``host:port`` that this broker advertises to clients. Other
-    brokers advertise the address on which they listen.
+    ``advertised`` maps the number of a broker to the ``host:port`` that this broker advertises to clients. A broker
+    that is not in the mapping advertises the address on which it listens.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Listener:
 PLAIN = Listener("PLAINTEXT")
 CONTROLLER = Listener("CONTROLLER")
 INTERNAL = Listener("INTERNAL")
-"""The listener that linked brokers use among themselves. Other brokers use the plain listener, like clients."""
+"""The listener that linked brokers use among themselves. Brokers without links use the plain listener for this."""
 
 PRIVATE = (CONTROLLER, INTERNAL)
 """The listeners that only brokers connect to."""
@@ -128,7 +128,8 @@ class Broker:
     def address(self, listener: str) -> str:
         """Return ``host:port`` of a listener.
 
-        For a private listener of a linked broker, the host is a name that its peers resolve to their links.
+        For a private listener of a linked broker, the host is a name. The broker's peers resolve the name to the hosts
+        of their links.
         """
         private = self._linked and listener in {each.name for each in PRIVATE}
         return f"{_name(self.node) if private else HOST}:{self._ports[listener].number}"

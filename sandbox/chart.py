@@ -1,4 +1,4 @@
-"""Renders the Helm chart for its tests, and writes the files derived from it: plain manifests, README, copies.
+"""Renders the Helm chart for its tests. Writes the generated files: plain manifests, README, and copies in the chart.
 
     python -m sandbox.chart        # make manifests runs this
 
@@ -96,7 +96,7 @@ def write() -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write all derived files, and print their names."""
+    """Write all generated files, and print their names."""
     if arguments:
         sys.exit("usage: python -m sandbox.chart")
     for file in write():

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         starting.set_defaults(command=command)
         starting.add_argument("--postgres", type=int, choices=VERSIONS, default=DEFAULT_VERSION, metavar="VERSION")
         starting.add_argument("--brokers", type=int, choices=CLUSTER_SIZES, default=1)
-    commands.add_parser("down", help="stop them").set_defaults(command=_down)
+    commands.add_parser("down", help="stop PostgreSQL and Kafka").set_defaults(command=_down)
     commands.add_parser("status", help="print which servers run").set_defaults(command=_status)
     psql = commands.add_parser("psql", help="run SQL on the running PostgreSQL")
     psql.set_defaults(command=_psql)
@@ -93,7 +93,7 @@ def _tools(options: argparse.Namespace) -> None:
 
 
 def _make(name: str, lacking: str | None, make: Callable[[], Path]) -> None:
-    """Build a tool into the cache, or print why that is not possible. The tests that need the tool also report this."""
+    """Build a tool into the cache, or print why it cannot be built. Tests that need the tool also report the reason."""
     try:
         print(make() if lacking is None else f"{name} cannot be built here: {lacking}", flush=True)
     except SandboxError as error:

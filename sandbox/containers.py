@@ -1,7 +1,7 @@
 """Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
 
-Nothing is installed. The official images of Python are not available offline, so stand-ins with the same names are made
-from Debian's packages. podman serves Docker's API, so the commands of the documentation run unchanged.
+Nothing is installed on the machine. The official images of Python are not available offline, so Debian's packages are
+made into stand-ins with the same names. podman serves Docker's API, so the commands of the documentation run unchanged.
 
 https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
 """
@@ -114,7 +114,7 @@ class Engine:
         self._service = self._serve(self.socket)
 
     def stop(self) -> None:
-        """Remove all containers and images, and stop. Unmount file systems that an interrupted build has left."""
+        """Remove all containers and images, and stop. Unmount what an interrupted build has left mounted."""
         self.podman("rm", "--all", "--force", "--time", "0")
         if self._service is not None:
             self._service.terminate()
@@ -204,7 +204,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """The environment variables for clients, and the pid of a process in the network namespace of published ports."""
+    """The environment variables for clients, and the pid of a process in the namespace that has the published ports."""
 
     variables: Mapping[str, str]
     pid: int
@@ -212,10 +212,10 @@ class Isolated:
 
 def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str]:
     """Write the configuration files of podman and buildah. Return the environment variables of their processes."""
-    policy = directory / ".config" / "containers" / "policy.json"  # HOME is this directory
+    policy = directory / ".config" / "containers" / "policy.json"  # HOME is ``directory``
     policy.parent.mkdir(parents=True)
     policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
-    (directory / "registries.conf").touch()  # short names mean local images
+    (directory / "registries.conf").touch()  # it is empty, so short names mean local images
     (directory / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
         # Otherwise every program that reads the images mounts their directory on itself, and does not unmount it.
@@ -234,7 +234,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
-    # When a container has ended, conmon starts podman to clean up. It passes on only these variables.
+    # When a container has ended, conmon starts podman to clean up. conmon passes on only these variables.
     inherited = ", ".join(f'"{name}={value}"' for name, value in variables.items())
     (directory / "containers.conf").write_text(
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'

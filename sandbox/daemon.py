@@ -27,8 +27,8 @@ class Daemon(Program):
     """One pipeline. Its directory is removed when the context ends. Its slot and its topics are kept."""
 
     forks: ClassVar = False
-    """Whether ``fork_server.py`` forks the daemons. It never forks those that set ``program``, ``interpreter`` or
-    ``variables``."""
+    """Whether ``fork_server.py`` forks the daemons. It never forks daemons whose ``program``, ``interpreter`` or
+    ``variables`` differ from the default."""
 
     def __init__(
         self,

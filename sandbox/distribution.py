@@ -43,7 +43,7 @@ class Python:
 
 
 def interpreters() -> Iterator[tuple[str, Python | None]]:
-    """Yield each version that pyproject.toml lists, with its interpreter, or None if that is not on PATH."""
+    """Yield each version that pyproject.toml lists, with its interpreter, or None if PATH has no such interpreter."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for version in [name.rpartition(" ")[2] for name in project["classifiers"] if name.startswith(_PYTHON)]:
         yield version, _interpreter(version)
@@ -92,7 +92,7 @@ def make_environment(python: str, where: Path, *locks: Path) -> Path:
 
 
 def build_sdist(python: Path, target: Path, epoch: str) -> Path:
-    """Build the source distribution from the files that git tracks. ``python`` has the build requirements."""
+    """Build the source distribution from the files that git tracks. ``python`` must have the build requirements."""
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory) / "pgsluice"
         tree.mkdir()
@@ -133,8 +133,8 @@ def build_wheel(python: Path, sdist: Path, target: Path, epoch: str) -> Path:
         with tarfile.open(sdist) as archive:
             archive.extractall(tree, filter="data")
         (source,) = (found for found in tree.iterdir() if found.is_dir())
-        # With these flags, the modules have no debugging symbols, and no paths of sources or libraries. The flags
-        # replace those with which the interpreter was built, so they repeat -O3, -DNDEBUG and -fwrapv.
+        # With these flags, the modules have no debugging symbols, and no paths of sources or libraries. CFLAGS replaces
+        # the flags with which the interpreter was built, so it repeats -O3, -DNDEBUG and -fwrapv.
         variables = {
             "SOURCE_DATE_EPOCH": epoch,
             "CFLAGS": f"-O3 -DNDEBUG -fwrapv -g0 -ffile-prefix-map={directory}=.",
@@ -198,7 +198,7 @@ def _surplus(members: Mapping[str, bytes], *, is_wheel: bool) -> Iterator[str]:
         first, suffix = PurePosixPath(name).parts[0], PurePosixPath(name).suffix
         is_foreign = is_wheel and not first.startswith(("pgsluice", "pgsluice_spark"))
         if first in _UNSHIPPED or is_foreign or suffix in {".c", ".pyc"} or (suffix == ".so" and not is_wheel):
-            yield f"{name} does not belong there"
+            yield f"{name} does not belong in this archive"
 
 
 def _paths(members: Mapping[str, bytes]) -> Iterator[str]:

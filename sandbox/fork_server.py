@@ -1,11 +1,11 @@
 """A process that has imported pgsluice, and forks a daemon for each request.
 
-The imports of a daemon take a second of CPU time, which a forked daemon saves. Tests start more than a thousand
-daemons. Apart from that, a forked daemon behaves like a daemon that was started as a command.
+The imports of a daemon take a second of CPU time. A forked daemon saves this second, and tests start more than a
+thousand daemons. Otherwise, a forked daemon behaves like a daemon that was started as a command.
 
-The fork server forks a supervisor, which forks the daemon, so all guarantees of ``supervisor.py`` hold. The fork server
-is a child of its owner and ends with it. It has only one thread, and nothing that a fork must not copy, such as a
-connection, a Kafka client or an event loop.
+The fork server forks a supervisor, which forks the daemon, so all guarantees of ``supervisor.py`` hold. The process
+that starts the fork server is its owner. The fork server ends together with its owner. It has only one thread, and
+nothing that a fork must not copy, such as a connection, a Kafka client or an event loop.
 """
 
 import atexit
@@ -55,7 +55,7 @@ class ForkServer:
         os.close(theirs)
 
         def wait() -> None:
-            os.read(ended, 1)  # returns when the supervisor has ended, because only it has the other end open
+            os.read(ended, 1)  # returns when the supervisor ends, because only the supervisor can write to the pipe
             os.close(ended)
 
         return wait

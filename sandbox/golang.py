@@ -1,7 +1,7 @@
 """Builds programs from Go modules, and finds files in modules. ``tools`` uses this module.
 
-Go fetches modules with its own proxy settings, and checks them against its checksum database. It keeps modules and
-compiled packages in its own caches.
+Go fetches modules through the proxy that Go's own settings name, and checks the modules against Go's checksum database.
+Go keeps modules and compiled packages in its own caches.
 
 https://go.dev/ref/mod
 """
@@ -31,7 +31,7 @@ def install(package: str, version: str, directory: Path) -> None:
 
 
 def module_directory(module: str, version: str) -> Path:
-    """Return the read-only directory with the sources of a module. Fetch it if necessary."""
+    """Return the read-only directory with the sources of a module. Fetch the module if necessary."""
     return Path(json.loads(_go("mod", "download", "-json", f"{module}@{version}"))["Dir"])
 
 

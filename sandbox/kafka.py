@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, str] = {
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "5000",
 }
-"""Settings of all clusters. Size limits keep Kafka's defaults. A topic's ``max.message.bytes`` may be up to 100 MB."""
+"""Settings of all clusters. Limits of sizes are Kafka's defaults, so ``max.message.bytes`` may be up to 100 MB."""
 
 
 class Kafka:
@@ -66,8 +66,8 @@ class Kafka:
 
         ``settings`` add to ``SETTINGS`` or override them. ``listeners`` are added to the plain listener.
         ``format_options`` are passed to ``StorageTool format``, and ``java_options`` to Java. If ``forward`` is given,
-        the brokers reach each other only by links, which ``forward`` serves until its context ends. So the links can
-        disconnect a broker from the others while the broker's clients stay connected.
+        the brokers reach each other only by links, which ``forward`` serves until its context ends. ``forward`` can
+        then disconnect a broker from the other brokers while the broker's clients stay connected.
         """
         self._size = brokers
         self._settings = {**SETTINGS, **_replication(brokers), **(settings or {})}
@@ -103,7 +103,7 @@ class Kafka:
         return self.addresses(PLAIN.name)
 
     def addresses(self, listener: str) -> str:
-        """Return the addresses on which all brokers listen, even if the listener advertises others."""
+        """Return the addresses of the brokers for this listener, even if the brokers advertise other addresses."""
         return ",".join(broker.address(listener) for broker in self._brokers.values())
 
     def pid(self, node: int = 1) -> int:
@@ -124,7 +124,7 @@ class Kafka:
             broker.wait_until(self._is_complete)
 
     def stop(self, *nodes: int) -> None:
-        """Stop these brokers in an orderly way, or by default all that run."""
+        """Stop these brokers, or by default all that run, in an orderly way."""
         chosen = self._chosen(nodes, running=True)
         for broker in chosen:
             broker.send(signal.SIGTERM)
@@ -132,7 +132,7 @@ class Kafka:
             broker.wait_until_stopped()
 
     def kill(self, *nodes: int) -> None:
-        """Kill these brokers with SIGKILL, or by default all that run."""
+        """Kill these brokers, or by default all that run, with SIGKILL."""
         for broker in self._chosen(nodes, running=True):
             broker.kill()
 
@@ -151,7 +151,7 @@ class Kafka:
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return the number of partitions of which a broker believes itself to be the leader, but another disagrees."""
+        """Return how many partitions a broker believes it leads although another broker names a different leader."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 
@@ -204,7 +204,7 @@ class Kafka:
         return False
 
     def _leaders(self, node: int) -> dict[Place, int]:
-        """Return the leader of each partition according to a broker, or nothing if it does not answer."""
+        """Return the leader of each partition according to a broker, or nothing if the broker does not answer."""
         with suppress(KafkaException):
             return {place: one.leader for place, one in _partitions(self._metadata_of(node)).items()}
         return {}
@@ -212,7 +212,7 @@ class Kafka:
     def _metadata_of(self, node: int) -> ClusterMetadata:
         """Return the metadata of the cluster from the point of view of one broker.
 
-        Try repeatedly, because a client that knows the other brokers may send its request to one of them.
+        Try repeatedly, because the client learns the addresses of all brokers, and may ask another broker.
         """
         for _ in range(METADATA_ATTEMPTS):
             found = _metadata(self._brokers[node].address(PLAIN.name))

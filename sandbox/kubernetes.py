@@ -96,7 +96,7 @@ class ApiServer:
         self.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
-        # The server makes its own certificate. Only this process knows its port.
+        # The server makes its own certificate, which no client can verify.
         context = ssl._create_unverified_context()  # noqa: S323, SLF001
         connection = HTTPSConnection(HOST, self._ports[0].number, timeout=HTTP_TIMEOUT_S, context=context)
         try:
@@ -163,7 +163,7 @@ class ApiServer:
             "service-account-issuer": "https://kubernetes.default.svc",
             "token-auth-file": f"{self._directory}/tokens.csv",
             "authorization-mode": "RBAC",
-            "disable-admission-plugins": "ServiceAccount",  # no controller creates the accounts that it requires
+            "disable-admission-plugins": "ServiceAccount",  # the plugin requires accounts, and no controller makes them
         }
 
     def _end(self) -> None:

@@ -42,7 +42,7 @@ SETTINGS: Mapping[str, str] = {
     "fsync": "off",  # loses data only if the machine crashes, but not if a server is killed
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # The segments are files in the data directory. With the default, a killed server leaves files in /dev/shm.
+    # Shared memory is files in the data directory. With the default, a killed server leaves files in /dev/shm.
     "dynamic_shared_memory_type": "mmap",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -141,7 +141,7 @@ class Postgres:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     def drop_database(self, name: str) -> None:
-        """Drop a database. First remove its prepared transactions, connections and slots, which would prevent it."""
+        """Drop a database. First remove what would prevent this: its prepared transactions, connections and slots."""
         database = sql.Identifier(name)
         with self.connect(name) as connection:
             _roll_back_prepared(connection)
@@ -312,7 +312,7 @@ class Database:
 def _roll_back_prepared(connection: psycopg.Connection) -> None:
     prepared = connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     for (gid,) in prepared.fetchall():
-        with suppress(psycopg.errors.UndefinedObject):  # its owner may end the transaction at the same time
+        with suppress(psycopg.errors.UndefinedObject):  # another session may have ended the transaction
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
 

@@ -1,6 +1,6 @@
 """Checks all prerequisites on this machine before anything is fetched or started.
 
-This module and its imports run on every Python since 3.7, so that it can report a Python that is too old.
+This module and its imports run on every Python since 3.7, so that the module can report a Python that is too old.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ POLL_INTERVAL_S = 0.02
 
 
 StartSupervisor = Callable[[supervisor.Task, int, int], Callable[[], object]]
-"""Starts a supervisor. The arguments are the task, and the descriptors for its end of the channel and for its standard
-error.
+"""A function that starts a supervisor, and returns a function that waits until the supervisor has ended.
 
-It returns a function that waits until the supervisor has ended.
+The arguments are the task, the descriptor of the supervisor's end of the channel, and the descriptor of its standard
+error.
 """
 
 
@@ -117,7 +117,7 @@ class Server:
             raise ServerError(self._with_log(f"the server still runs after {timeout_s:g} s"))
         # MSG_PEEK leaves the status in the channel, because ``alive`` checks whether it has arrived.
         status = self._channel.recv(supervisor.LINE_BYTES, socket.MSG_PEEK)
-        return int(status or -signal.SIGKILL)  # empty if the supervisor was killed
+        return int(status or -signal.SIGKILL)  # the status is empty if the supervisor was killed
 
     def kill(self) -> None:
         """Kill the server and all its children with SIGKILL."""

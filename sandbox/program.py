@@ -31,7 +31,7 @@ Role = Literal["active", "any"]
 
 
 class Program:
-    """One process, which can be started repeatedly. It runs a pipeline, unless a subclass says otherwise."""
+    """One process, which can be started repeatedly. It is pgsluice, unless a subclass runs another program."""
 
     what = "pgsluice"
     http_timeout_s = HTTP_TIMEOUT_S
@@ -66,13 +66,13 @@ class Program:
     ) -> None:
         """Start the process with ``variables`` in its environment. Do not wait until it is ready.
 
-        Raise ServerError if the process already runs. Its supervisor would lose its owner, and would therefore remove
-        the directory, which the new process would use as well.
+        Raise ServerError if the process already runs. Otherwise, this object would forget the running process. The
+        supervisor of that process would then remove the directory, which the new process uses as well.
         """
         if self.alive:
             raise ServerError(f"{self.what} is already running")
         if self._server is not None:
-            self._forget()  # it has ended by itself
+            self._forget()  # the previous process has ended by itself
         account = current_account()
         self._server = Server(command, self.directory, self._log, account, signal.SIGKILL, variables, start)
 

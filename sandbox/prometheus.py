@@ -62,7 +62,7 @@ def promtool(*arguments: str) -> str:
 
 
 class Prometheus:
-    """A server that scrapes ``urls`` as ``job``. Its data is removed when the context ends."""
+    """A server that scrapes ``urls`` under the job name ``job``. Its data is removed when the context ends."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ EXIT_TERMINATED = 143
 def main() -> int:
     """Build, check and try a release. If an error occurs, print its message and return exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.release", description="Build and check a release.")
-    parser.add_argument("--twice", action="store_true", help="build each archive twice; both have to be equal")
+    parser.add_argument("--twice", action="store_true", help="build each archive twice; both builds have to be equal")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the context managers stop the servers
     try:
@@ -113,7 +113,7 @@ def _try_commands(programs: Path, work: Path) -> None:
     if "compiled" not in version:
         raise SandboxError(f"pgsluice version does not report compiled modules:\n{version}")
     run([programs / "pgsluice", "config", "show", "-c", config])
-    # pgsluice-spark needs PySpark, which the new environment does not have. Run it in this environment.
+    # pgsluice-spark needs PySpark, which the new environment does not have. Run it with the present interpreter.
     site = run([programs / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
     run([sys.executable, "-c", "from pgsluice_spark.cli import main; main(['--help'])"], {"PYTHONPATH": site})
 

@@ -1,7 +1,7 @@
 """The servers of ``python -m sandbox up``. A background process owns them until ``down``.
 
-If the background process ends for any reason, the servers also end. It describes the servers to every client that
-connects to its abstract Unix socket. The description is not kept in a file, which could be out of date.
+If the background process ends for any reason, the servers also end. The background process describes the servers to
+every client that connects to its abstract Unix socket. A file with the description could be out of date.
 
 https://man7.org/linux/man-pages/man7/unix.7.html
 """

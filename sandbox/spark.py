@@ -1,4 +1,4 @@
-"""The jars that Spark needs in addition to those of PySpark. The tests and benches of Spark and the demo use them."""
+"""The jars that Spark needs in addition to PySpark's own jars. The tests, the bench of Spark and the demo use them."""
 
 from pathlib import Path
 

@@ -8,8 +8,8 @@ itself is killed, the kernel signals the server.
 When the owner has ended, the supervisor also removes the server's directory, because nobody will read its data.
 
 The supervisor writes the server's pid to its standard output, and later the server's exit status. It waits for
-``DISMISS`` on its standard input. If the input is closed without ``DISMISS``, or the owner's process ends, the
-supervisor concludes that the owner has ended.
+``DISMISS`` on its standard input. If the input is closed without ``DISMISS``, the supervisor concludes that the owner
+has ended.
 
 https://man7.org/linux/man-pages/man2/PR_SET_CHILD_SUBREAPER.2const.html
 https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
@@ -107,8 +107,8 @@ def _execute(task: Task) -> int:
             group=task.gid if change_user else None,
             extra_groups=() if change_user else None,
             umask=0o077,
-            # This runs after the change of user, which would clear the death signal. It is safe, because this process
-            # has only one thread.
+            # This function runs after the change of user, which would clear the death signal. A ``preexec_fn`` is safe
+            # here, because this process has only one thread.
             preexec_fn=lambda: die_with(supervisor, task),  # noqa: PLW1509
         ).pid
 
@@ -184,7 +184,7 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def _say(number: int) -> None:
-    # If the owner has ended, nobody reads the output.
+    # If the owner has ended, nobody reads the output, so a closed pipe is not an error.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         os.write(sys.stdout.fileno(), str(number).encode().ljust(LINE_BYTES))
 

@@ -1,9 +1,9 @@
-"""The programs of tests/platform: Helm, its linters, an API server, Docker Compose. They are kept in the cache.
+"""The programs of tests/platform: Helm, its linters, an API server, Docker Compose.
 
-pgsluice itself does not need these programs. They are kept only in the cache, and are not installed on the system. Most
-of them are built when a test needs them. The build of the API server takes too long for a test, and fills several
-gigabytes of Go's caches. So the API server, and the programs that only its tests use, are built by a command.
-`make test-platform` begins with this command:
+pgsluice itself does not need these programs. They are kept in the cache, and are not installed on the system. Most of
+them are built when a test needs them. The build of the API server takes too long for a test, and fills several
+gigabytes of Go's caches. So a command builds the API server, and the programs that only the tests of the API server
+use. `make test-platform` begins with this command:
 
     python -m sandbox tools kube-apiserver etcd helm-4
 """

@@ -1,1 +1,1 @@
-"""Compares pgsluice with Debezium (``make bench-debezium``). They run in turn, on the same WAL and the same broker."""
+"""Compares pgsluice with Debezium (``make bench-debezium``). Both run in turn, on the same WAL and the same broker."""

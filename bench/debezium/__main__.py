@@ -30,7 +30,7 @@ SUBJECTS = (*BACKLOGS, LIVE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure everything, and write the report."""
+    """Measure what the options select, and write the report. With ``--render``, only write the report."""
     options = _parser().parse_args(arguments)
     if options.render:
         kept = Results.read(RESULTS)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _keep(results: Results) -> None:
-    """Write the results so far. This is called after each measurement, so that no result is lost."""
+    """Write the results so far. The caller does this after each measurement, so that no result is lost."""
     results.write(RESULTS)
     write_document(results)
 

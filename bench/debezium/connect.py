@@ -47,7 +47,7 @@ JVM_OPTIONS = (
     "-Djava.awt.headless=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
-"""The options that kafka-run-class.sh sets, besides the heap."""
+"""The size of the heap, the options that kafka-run-class.sh sets for speed, and options about files and logging."""
 
 WORKER = {
     "key.converter": "org.apache.kafka.connect.json.JsonConverter",
@@ -95,8 +95,8 @@ def _converters(registry_url: str) -> dict[str, str]:
 class Connect(Program):
     """One worker with one connector.
 
-    ``name`` is the name of the worker and of the connector, and the prefix of the topics. The directory is deleted when
-    the context ends.
+    ``name`` is the name of the worker and of the connector, and the prefix of the topics. The worker's directory is
+    deleted when the context ends.
     """
 
     what = "Kafka Connect"
@@ -144,16 +144,16 @@ class Connect(Program):
                 return
             if status not in REBALANCING or time.monotonic() > deadline:
                 raise ServerError(
-                    f"Kafka Connect answers {status} to the connector: {answer}\n{self.log_text()[-2000:]}"
+                    f"Kafka Connect does not accept the connector: {status} {answer}\n{self.log_text()[-2000:]}"
                 )
             time.sleep(RETRY_S)
 
     def start(self) -> None:
-        """Start the worker again. It continues with the connector that it has stored."""
+        """Start the worker. If Kafka already has a connector's settings, the worker continues with that connector."""
         self.launch(self._command())
 
     def stop(self) -> int:
-        """Send SIGTERM, and wait until the worker has ended, which takes longer than with a daemon."""
+        """Send SIGTERM, and wait until the worker has ended. A worker takes longer to end than pgsluice's daemon."""
         self.send(signal.SIGTERM)
         return self.wait(STOP_TIMEOUT_S)
 

@@ -36,13 +36,13 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """The pid of the process that delivers."""
+        """The pid of the process that delivers the events."""
 
     def first_start(self) -> None:
         """Start streaming from the slot's position."""
 
     def start(self) -> None:
-        """Start again."""
+        """Start the process again after it has ended."""
 
     def stop(self) -> object:
         """Send SIGTERM, and wait until the process has ended."""

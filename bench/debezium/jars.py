@@ -38,7 +38,7 @@ CONVERTER_JARS = (
     "re2j-",
     "swagger-annotations-",
 )
-"""Prefixes of the names of the jars that the converter needs. The wheel contains many others."""
+"""Prefixes of the names of the jars that the converter needs. The wheel with the converter has many other jars."""
 
 
 def connector() -> Path:

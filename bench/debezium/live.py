@@ -1,4 +1,4 @@
-"""Measures the latency while one-row transactions are committed at a fixed rate, and the time of restarts."""
+"""Measures the latency of one-row transactions that are committed at a fixed rate, and how long a restart takes."""
 
 import time
 from collections.abc import Iterator

@@ -90,7 +90,7 @@ def _figures(
 ) -> Drained:
     half, end = first(samples, offsets, records // 2), first(samples, offsets, records)
     done = half.count(offsets)
-    if done == records:  # all records were first visible in the same sample, so use the whole run
+    if done == records:  # all records became visible in one sample, so there is no second half: use the whole run
         half, done = Sample(started, {}, dict.fromkeys(end.cpu, 0.0)), 0
     later_cpu = {role: seconds - half.cpu[role] for role, seconds in end.cpu.items()}
     return Drained(

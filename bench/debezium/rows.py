@@ -1,6 +1,7 @@
 """Compares the rows of PostgreSQL and of a topic by a count and a checksum for each table. No I/O.
 
-PostgreSQL computes them in SQL. For a topic, the values of each event are formatted as PostgreSQL formats them.
+PostgreSQL computes the count and the checksum in SQL. For a topic, this module computes them from the events, whose
+values it formats as PostgreSQL does.
 """
 
 import hashlib

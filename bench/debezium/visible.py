@@ -1,7 +1,7 @@
 """Measures when records become visible to a ``read_committed`` consumer, for any producer.
 
 While a contender works, only the last stable offsets are sampled, and no record is fetched. When the contender has
-finished, the records are read once. Their offsets show in which sample they were visible for the first time.
+finished, the records are read once. The offset of a record shows in which sample it was visible for the first time.
 """
 
 import time
@@ -48,7 +48,7 @@ class Sample:
 
 
 class Topics:
-    """The topics of the tables, which may not exist yet."""
+    """The topics of the tables. A topic may not exist yet."""
 
     def __init__(self, bootstrap_servers: str, names: Sequence[str]) -> None:
         self._servers = bootstrap_servers
@@ -102,11 +102,11 @@ class Topics:
 
 
 def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
-    """Sample the topics. When they may have all records, yield the samples so far.
+    """Sample the topics. Yield the samples so far whenever the topics may have all records.
 
-    They may have all records when the offsets are high enough and do not move. The caller then counts the records,
-    because not every offset has a record. If there are too few, the caller resumes the iterator, which continues to
-    sample.
+    The topics may have all records when the offsets are high enough and have stopped moving. Not every offset has a
+    record, so the caller then counts the records. If records are missing, the caller resumes the iterator, and the
+    sampling continues.
     """
     samples: list[Sample] = []
     deadline = time.monotonic() + TIMEOUT_S
@@ -124,5 +124,5 @@ def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) 
 
 
 def first(samples: Sequence[Sample], offsets: Mapping[Place, Sequence[int]], records: int) -> Sample:
-    """Return the first sample in which this many records were visible. Such a sample must exist."""
+    """Return the first sample in which at least this many records were visible. Such a sample must exist."""
     return next(sample for sample in samples if sample.count(offsets) >= records)

@@ -41,7 +41,7 @@ class Bench:
             self._results = kept  # so that the report still has the results that are not measured in this run
 
     def run(self) -> None:
-        """Run the selected measurements. Write the report after each of them, so that no result is lost."""
+        """Run the selected measurements. Write the report after each measurement, so that no result is lost."""
         for subject in self._options.only:
             self._measure(subject)
             self._results.scales[subject] = self._options.scale
@@ -70,7 +70,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the selected measurements, and write the report."""
+    """Run the selected measurements, and write the report. With ``--render``, only write the report."""
     options = _parser().parse_args(arguments)
     if options.render:
         results = Results.read(RESULTS)

@@ -1,4 +1,4 @@
-"""Measures the memory of Spark's driver in one session while the number of tables grows, then the number of cuts."""
+"""Measures the memory of Spark's driver in one session: first the number of tables grows, then the number of cuts."""
 
 import gc
 import time

@@ -14,7 +14,7 @@ GOAL_DECODE, GOAL_MIRROR, GOAL_LOAD = 0.9, 0.8, 150_000
 
 def replaced(document: str, results: Results) -> str:
     """Return the document with the generated part replaced."""
-    return with_part(document, BEGIN, markdown(results), END, "the marks around Spark's figures are missing")
+    return with_part(document, BEGIN, markdown(results), END, "the markers around Spark's figures are missing")
 
 
 def markdown(results: Results) -> str:

@@ -66,7 +66,7 @@ class DriverResult:
 
 @dataclass(slots=True)
 class Results(Stored):
-    """Everything that was measured. Each part is kept until it is measured again, so their scales may differ."""
+    """Everything that was measured. Each part is kept until it is measured again, so the scales of parts may differ."""
 
     machine: dict[str, str]
     scales: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The program of a driver: runs ``pgsluice-spark`` with the arguments of the application."""
+"""The program of a Spark driver: ``pgsluice-spark`` with the arguments of the application."""
 
 import sys
 

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row on both sides. None means that the row is missing on this side. ``name`` has the values of its key."""
+    """A row as each side has it, or None where it is missing. ``name`` has the columns of the key and their values."""
 
     name: str
     postgres: Row | None

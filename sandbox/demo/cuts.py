@@ -62,7 +62,7 @@ class CutReader:
         self._consumer.close()
 
     def read(self, limit_s: float) -> Iterator[Cut]:
-        """Yield cuts as they become complete. Raise SandboxError if the caller needs more cuts after ``limit_s``."""
+        """Yield cuts as they become complete. Raise SandboxError if the caller still wants cuts after ``limit_s``."""
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             messages = self._consumer.consume(BATCH, POLL_S)
@@ -77,7 +77,7 @@ class CutReader:
     def _take(self, message: Message) -> None:
         topic, offset = message.topic(), message.offset()
         assert topic is not None, "only errors of the client itself have no topic"
-        assert offset is not None, "as above"
+        assert offset is not None, "only errors of the client itself have no offset"
         place = (topic, message.partition() or 0)
         if (error := message.error()) is not None:
             if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name for it
@@ -96,7 +96,7 @@ class CutReader:
         try:
             return self._deserialize(data, SerializationContext(topic, part))
         except Exception:
-            self._check()  # pgsluice serves the registry, so it may have ended
+            self._check()  # the registry may be missing because pgsluice, which serves it, has ended
             raise
 
     def _follow(self, cut: Json) -> None:

@@ -129,7 +129,7 @@ def count(number: int, noun: str) -> str:
 
 
 def _position(value: Json) -> str:
-    """Return a text with the LSN and the number in the transaction. For a loaded row, there is no transaction."""
+    """Return a text with the LSN and, unless the row was loaded, the number of the event in its transaction."""
     lsn = format_lsn(value["lsn"])
     return lsn if value["op"] == "r" else f"{lsn} #{value['seq']}"
 

@@ -60,7 +60,7 @@ class Mirror:
     def require_alive(self) -> None:
         """Raise ServerError if the query has ended."""
         if self._query is not None and not self._query.alive:
-            raise ServerError("the query that keeps the mirror has ended")
+            raise ServerError("the query that keeps the mirror up to date has ended")
 
     def wait_until(self, cut: int) -> None:
         """Wait until the mirror has everything up to a cut."""

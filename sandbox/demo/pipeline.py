@@ -1,7 +1,7 @@
 """pgsluice as an operator runs it: with a configuration file, ``check`` and ``run``. ``story`` uses this module.
 
-It does not use ``sandbox.daemon``, which writes a configuration and starts the daemon immediately. In the demo, users
-first see the configuration, and ``check`` checks it.
+This module does not use ``sandbox.daemon``, because that module writes a configuration and starts the daemon
+immediately. In the demo, users first see the configuration, and ``check`` checks it.
 """
 
 import subprocess

@@ -77,7 +77,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A scene of the demo with several transactions. The last one must change rows and be committed."""
+    """A scene of the demo with several transactions. The last transaction must change rows and be committed."""
 
     title: str
     remark: str
@@ -169,7 +169,7 @@ class Shop:
             self._connection.execute(script.encode())
 
     def run(self, transactions: Sequence[Transaction]) -> int:
-        """Run the transactions. Return the id of the last one. When it has arrived, all others have arrived."""
+        """Run the transactions. Return the id of the last one, which arrives in Kafka after all others."""
         xid = 0
         for transaction in transactions:
             with self._connection.transaction(force_rollback=transaction.rolled_back):

@@ -68,7 +68,7 @@ def tell(*, keep: bool) -> bool:
 def _set_up(screen: Screen, shop: Shop) -> None:
     screen.step(
         "A shop in PostgreSQL, with rows",
-        "The last three statements are all that its owner has to do for pgsluice.",
+        "The last three statements are all that the owner of the database has to do for pgsluice.",
     )
     screen.typed(f"{SCHEMA}\n{STOCK}\n{ACCESS}")
     shop.set_up()

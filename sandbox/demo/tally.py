@@ -1,4 +1,4 @@
-"""Counts the cuts and events that were read, and detects missing, incomplete and repeated ones. ``story`` uses it."""
+"""Counts the cuts and events that were read, and finds missing, incomplete and repeated ones, for ``story``."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ class Tally:
             self.problems.append(f"cut {number} lists {cut.record['events']} events, but has {len(cut.events)}")
         positions = {(event.topic, event.position) for event in cut.events}
         if twice := len(self._positions & positions):
-            self.problems.append(f"{count(twice, 'event')} of cut {number} had already come")
+            self.problems.append(f"cut {number} repeats {count(twice, 'event')} of earlier cuts")
         self._last_cut = number
         self._cuts += 1
         self.events += len(cut.events)

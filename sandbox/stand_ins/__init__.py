@@ -19,7 +19,7 @@ _POSTGRES_VERSION = 18
 
 
 def build(engine: Engine, directory: Path, postgres: str, kafka: str) -> None:
-    """Build the images, and name them ``postgres`` and ``kafka``. Their files are prepared in ``directory``."""
+    """Build two images in ``directory``. The arguments ``postgres`` and ``kafka`` are the names of the images."""
     engine.import_base(STAND_INS)
     servers = {"postgres": installation(_POSTGRES_VERSION, current_account()), "kafka": fetch("kafka")}
     for kind, image in (("postgres", postgres), ("kafka", kafka)):

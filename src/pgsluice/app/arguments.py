@@ -28,7 +28,7 @@ _PAUSES = (
     ("resume", "resume_pipeline", "Let a paused pipeline continue."),
 )
 
-_DETACH = "send the command, and do not wait for its end"
+_DETACH = "send the command, and do not wait until it has been carried out"
 
 _PATTERN = "pattern of schema and table, as in tables.include; may be repeated"
 
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(commands: Mapping[str, Run]) -> Parser:
-    """Return the parser. The attribute ``command`` of its result is the function from ``commands`` to run."""
+    """Return the parser. The parsed options have the function to run, from ``commands``, as their ``command``."""
     made = Parser(
         prog="pgsluice",
         description="Change data capture from PostgreSQL to Apache Kafka.",
@@ -145,7 +145,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs more than ten a second, or less than one a day
+    if not 0.1 <= seconds <= 86_400:  # noqa: PLR2004 - nobody needs a shorter or a longer interval
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
     return seconds
 

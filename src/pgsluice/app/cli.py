@@ -90,7 +90,7 @@ def _log_bug() -> None:
 def _logger() -> "FilteringBoundLogger":
     """Return the logger of the command line.
 
-    It works even if the settings cannot be used, because that error has to be logged as well.
+    The logger works even if the settings cannot be used, because the error about the settings has to be logged as well.
     """
     import structlog  # noqa: PLC0415 - only where something is logged
 
@@ -128,7 +128,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _registry(options: argparse.Namespace) -> int:
-    # A registry serves many pipelines, so it needs no pipeline's name or prefix.
+    # A registry can serve many pipelines. With --prefix, the settings need neither a pipeline's name nor its prefix.
     defaults = {"name": "registry", "kafka": {"topic_prefix": options.prefix[0]}} if options.prefix else {}
     if options.url and options.action == "serve":
         raise UsageError("--url is only for `registry export`: it names the server to export to")
@@ -177,7 +177,7 @@ def _slot(options: argparse.Namespace) -> int:
 
 def _tail(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    _configure_log("warning", settings.log.format)  # log events of the session would appear among the changes
+    _configure_log("warning", settings.log.format)  # events of level info would appear among the changes
     from pgsluice.app.tail import command  # noqa: PLC0415 - as in _run
 
     return command.tail(settings, options, _write)
@@ -424,7 +424,7 @@ def _ask(options: argparse.Namespace, path: str) -> tuple[int, str]:
 def _url(http: "Http") -> str:
     """Return the URL of a daemon on this machine that has these settings."""
     listen = http.listen
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - not bound here
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)  # noqa: S104 - compared, not bound
     return f"{'http' if http.tls_cert_file is None else 'https'}://{replace(listen, host=host)}"
 
 

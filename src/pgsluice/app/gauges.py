@@ -14,8 +14,8 @@ from pgsluice.pipeline.pipeline import State
 from pgsluice.pipeline.session_status import age_s
 
 USUAL_ERRORS: Final = ("_ALL_BROKERS_DOWN", "_TRANSPORT")
-"""Errors of Kafka clients that are counted from the start, as 0. Prometheus sees an increase only if it has seen an
-earlier value."""
+"""Errors of Kafka clients whose counters exist from the start, with the value 0. Prometheus sees an increase only if it
+has seen an earlier value."""
 
 GAUGES_S: Final = 1.0
 """How often the gauges are copied."""
@@ -37,7 +37,7 @@ class Gauges:
         self._show_limits(settings)
 
     async def keep_certificates(self) -> NoReturn:
-        """Show when the certificates expire. Read them every ``CERTIFICATES_S`` seconds, as they may be renewed."""
+        """Show when the certificates expire. Read their files every ``CERTIFICATES_S`` seconds: they may be renewed."""
         while True:
             self._metrics.certificate_expiry.set_all(await asyncio.to_thread(expiries, self._settings))
             await asyncio.sleep(CERTIFICATES_S)
@@ -119,8 +119,9 @@ def stages(positions: Mapping[str, int], wal_end: int) -> dict[str, int]:
     """Return how many bytes of WAL each stage is behind the previous stage.
 
     ``positions`` has the session's positions, by their names in the metric ``pgsluice_lsn``. ``wal_end`` is the end of
-    the server's WAL according to the slot watch, or 0 if it is not known. Earlier sessions have
-    received and delivered everything before ``confirmed``, so lower positions of a new session are raised to it.
+    the server's WAL according to the slot watch, or 0 if it is not known. Earlier sessions have received and delivered
+    everything before ``confirmed``. If ``received`` or ``delivered`` of a new session is lower than ``confirmed``, this
+    function uses ``confirmed`` in its place.
     """
     confirmed = positions["confirmed"]
     delivered = max(positions["delivered"], confirmed)

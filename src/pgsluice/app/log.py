@@ -1,6 +1,6 @@
 """The log: structured events on standard error. By default, they are text on a terminal, and JSON elsewhere.
 
-The commands configure it once. All other modules call ``structlog.get_logger``. Libraries use the standard library's
+The commands configure the log. All other modules call ``structlog.get_logger``. Libraries use the standard library's
 ``logging``, whose events go to the same stream. :func:`only_plain_values` keeps row data out of the log.
 
 https://www.structlog.org/en/stable/processors.html
@@ -44,9 +44,8 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 def configure(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> None:
     """Send every event of ``level`` and above to ``stream``, or to standard error if ``stream`` is None.
 
-    This may be called again.
-
-    ``style`` is ``json``, ``console``, or ``auto`` for the one that suits the stream.
+    This function may be called again, and the last call takes effect. ``style`` is ``json``, ``console``, or ``auto``,
+    which means ``console`` on a terminal and ``json`` elsewhere.
     """
     out = stream or sys.stderr
     console = style == "console" or (style == "auto" and out.isatty())
@@ -54,7 +53,7 @@ def configure(level: str = "info", style: str = "auto", stream: TextIO | None = 
         processors=_processors(console=console, colors=out.isatty()),
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *names: _LineWriter(out, *names),
-        cache_logger_on_first_use=False,  # loggers that were created before this call must follow it as well
+        cache_logger_on_first_use=False,  # loggers created before this call must also obey it
     )
     root = logging.getLogger()
     root.handlers[:] = [_ToStructlog()]
@@ -102,7 +101,7 @@ def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:
 
 
 class _LineWriter:
-    """Writes the lines that structlog has finished."""
+    """Writes the lines that structlog has rendered."""
 
     _lock = Lock()  # lines of several threads must not mix
 
@@ -145,10 +144,10 @@ class _Seen:
 
 
 class RepeatLimiter:
-    """Lets each event through once per ``interval_s``, and drops its repeats. The next one has their number.
+    """Lets each event through once per ``interval_s``, and drops its repeats.
 
-    Two events are the same if they have the same level and text, and the same texts in their fields. Counts, positions
-    and times may differ.
+    When the event is let through again, it has the number of the repeats that were dropped. Two events are the same if
+    they have the same level and text, and the same texts in their fields. Counts, positions and times may differ.
     """
 
     def __init__(self, interval_s: float = REPEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:

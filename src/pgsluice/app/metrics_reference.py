@@ -1,4 +1,4 @@
-"""The reference of all metrics in docs/metrics.md. ``python -m pgsluice.app.metrics_reference`` writes it there.
+"""The reference of all metrics in docs/metrics.md. ``python -m pgsluice.app.metrics_reference`` updates that page.
 
 Types and labels are those of the metrics themselves. The texts are here, because they are longer than a metric's help.
 
@@ -132,7 +132,8 @@ SECTIONS: Final = (
                 "pgsluice_lsn",
                 "Positions in the WAL, in bytes: `server`, `received`, `delivered` and "
                 "`confirmed` of the present session, or of the last one.",
-                "Compare them to see where the pipeline is stuck. `confirmed` starts again with each session.",
+                "Compare them to see where the pipeline is stuck. `received` and `confirmed` are 0 when a session "
+                "begins.",
             ),
         ),
     ),

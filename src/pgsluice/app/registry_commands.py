@@ -32,7 +32,7 @@ _RENEW_S: Final = 5.0
 
 
 def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
-    """Serve the schemas of one or more prefixes until SIGTERM or SIGINT. Any number of these processes can run."""
+    """Serve the schemas of one or more prefixes until SIGTERM or SIGINT. Several processes can do this at once."""
     asyncio.run(_serve_registry(settings, prefixes or [settings.kafka.topic_prefix]))
 
 
@@ -66,7 +66,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
 async def _export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, Exported]":
     rest = rest_options(settings)
     with client_installed():
-        from pgsluice.registry.export import export  # noqa: PLC0415 - as in schema_registry
+        from pgsluice.registry.export import export  # noqa: PLC0415 - as in wiring.schema_registry
     follower = SchemaFollower(
         registry_options(settings, ClientErrors()), [prefix + SCHEMAS for prefix in prefixes], SchemaStore()
     )

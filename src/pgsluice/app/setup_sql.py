@@ -26,7 +26,7 @@ _PUBLISHES_PARTITIONED_TABLES = 130000
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """The objects that exist on the server. If the server was not queried, nothing is listed here."""
+    """What exists on the server. If the server was not queried, only ``role`` and ``database`` are known."""
 
     role: str
     database: str
@@ -143,7 +143,7 @@ def _publication(present: _Present, publication: str, names: Names) -> list[str]
 
 
 def _publishable(present: _Present, names: Names) -> Names:
-    """Return the tables that the publication has to name. Before PostgreSQL 13, it cannot name a partitioned table."""
+    """Return the tables that the publication has to name. Before PostgreSQL 13, these cannot be partitioned tables."""
     if not present.version or present.version >= _PUBLISHES_PARTITIONED_TABLES:
         return names
     return list(dict.fromkeys((one.schema, one.name) for one in present.tables if one.has_rows))

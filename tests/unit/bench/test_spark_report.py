@@ -27,8 +27,8 @@ def test_the_document_is_written_from_the_results() -> None:
     assert report.replaced(document, found) == document
 
 
-def test_a_document_without_the_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="marks"):
+def test_a_document_without_the_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="the markers around Spark's figures are missing"):
         report.replaced("# Performance\n", results())
 
 

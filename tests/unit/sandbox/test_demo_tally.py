@@ -31,4 +31,4 @@ def test_a_torn_cut_is_reported() -> None:
 
 
 def test_events_that_come_twice_are_reported() -> None:
-    assert tally(cut(4, 10, 20), cut(5, 20, 30)).problems == ["1 event of cut 5 had already come"]
+    assert tally(cut(4, 10, 20), cut(5, 20, 30)).problems == ["cut 5 repeats 1 event of earlier cuts"]

@@ -40,8 +40,8 @@ def test_a_correct_wheel_has_no_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"tests/test_a.py": ""}, "tests/test_a.py does not belong there"),
-        ({"pgsluice/native/rows.c": ""}, "pgsluice/native/rows.c does not belong there"),
+        ({"tests/test_a.py": ""}, "tests/test_a.py does not belong in this archive"),
+        ({"pgsluice/native/rows.c": ""}, "pgsluice/native/rows.c does not belong in this archive"),
         ({"pgsluice/a.py": f"{distribution.ROOT}/src"}, f"pgsluice/a.py has the path {distribution.ROOT}"),
         ({"pgsluice-0.1.0.dist-info/METADATA": METADATA.replace("0.1.0", "0.2.0")}, "that of pgsluice 0.2.0"),
         (

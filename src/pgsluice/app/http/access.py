@@ -44,7 +44,7 @@ class Access:
     """The certificate and the token of one server."""
 
     def __init__(self, files: AccessFiles = OPEN) -> None:
-        """Read the files. Raise ConfigError if one cannot be used."""
+        """Read the files. Raise ConfigError if a file cannot be used."""
         self._files = files
         self.tls: ssl.SSLContext | None = None
         """The TLS context of connections, or None if connections are not encrypted."""
@@ -106,7 +106,7 @@ class Access:
     def _load_certificate(self) -> None:
         """Load certificate and key.
 
-        Try them in another context first, because a failure leaves a context half changed.
+        Load both files into a new context first, because a failure would leave the context in use half changed.
         """
         cert_file, key_file = self._files.cert_file, self._files.key_file
         assert cert_file is not None, "called only if both files are set"
@@ -154,7 +154,7 @@ def _password(credentials: bytes) -> bytes:
 def _signature(names: tuple[str, ...]) -> _Signature:
     """Return a value that changes when the files change.
 
-    It includes their inodes, because Kubernetes renews a file by replacing a symbolic link.
+    The value includes the inodes of the files, because Kubernetes renews a file by replacing a symbolic link.
     """
     return tuple(map(_stat, names))
 

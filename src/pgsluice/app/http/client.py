@@ -21,7 +21,7 @@ _UNAUTHORIZED: Final = 401
 def ask(url: str, path: str, *, token_file: str | None = None, cert_file: str | None = None) -> tuple[int, str]:
     """Return the status code and the answer of the daemon at ``url``. Send the token in ``token_file``.
 
-    ``cert_file`` has the certificate that the server has to present. It is needed for requests within the machine,
+    ``cert_file`` has the certificate that the server has to present. Requests within the machine need ``cert_file``,
     because their URL has an IP address, and the certificate has a host name. Without ``cert_file``, the server's
     certificate is verified with the system's certificate authorities.
     """
@@ -60,7 +60,7 @@ def _connection(parts: SplitResult, cert_file: str | None) -> HTTPConnection:
         return HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
     context = ssl.create_default_context()
     if cert_file is not None:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # _check_certificate() does it
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # _check_certificate() compares it
     return HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S, context=context)
 
 

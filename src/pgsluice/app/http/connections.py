@@ -15,7 +15,7 @@ from aiohttp import web
 
 CONNECTIONS_MAX: Final = 100
 """The maximum number of connections. This is enough even if many consumers ask for schemas at the same time, because
-each consumer caches them."""
+each consumer caches schemas."""
 
 SILENT_S: Final = 20.0
 """The time after which an idle connection is closed. Within this time, the client has to read the last answer, and to
@@ -98,7 +98,7 @@ class Connections:
                 self._end(connection)
 
     def _forget_ended(self) -> None:
-        """Drop closed connections. Keep newly accepted ones, because the server does not list them yet."""
+        """Drop closed connections. Keep new connections, even though aiohttp's server may not list them yet."""
         now = time.monotonic()
         new = {one: since for one, since in self._since.items() if since > now - _LOOK_S}
         self._since = new | {one: self._since.get(one, now) for one in self._server.connections}

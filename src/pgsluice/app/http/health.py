@@ -19,7 +19,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of the process. None means live or ready. A string is the reason why it is not."""
+    """The state of the process. ``live`` and ``ready`` return None if it is live or ready, or the reason why not."""
 
     status: Callable[[], Mapping[str, object]]
     live: Callable[[], str | None]

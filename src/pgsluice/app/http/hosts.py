@@ -14,8 +14,8 @@ class Hosts:
     The owner of a web site can make the site's name resolve to the address of this server. The browser then lets the
     site's pages read our answers, as if they came from the site itself. Such requests have the site's name in their
     Host header, so we check the header. This attack does not work with an IP address in place of a name, so addresses
-    are always allowed. ``allowed`` are names that are allowed besides localhost. If it is empty, all names are allowed,
-    unless the server listens on a loopback address.
+    are always allowed. ``allowed`` are names that are allowed besides localhost. If ``allowed`` is empty, all names are
+    allowed, unless the server listens on a loopback address.
 
     https://en.wikipedia.org/wiki/DNS_rebinding
     """

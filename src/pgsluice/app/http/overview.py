@@ -1,6 +1,8 @@
 """The data that the status page of a pipeline shows besides the status: the last minutes, and the settings.
 
-``app.recent`` creates it, and :mod:`.page` shows it. ``tests/unit/app/http/test_page.py`` covers this module.
+``app.recent`` collects these data, and :mod:`.page` shows them.
+
+``tests/unit/app/http/test_page.py`` covers this module.
 """
 
 from collections.abc import Sequence

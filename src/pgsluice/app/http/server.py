@@ -1,4 +1,6 @@
-"""The HTTP server: its routes, its limits, and errors that occur before a handler runs. ``app.daemon`` creates it.
+"""The HTTP server: its routes, its limits, and its answers to requests that reach no handler.
+
+``app.daemon`` and ``app.registry_commands`` create it.
 
 https://docs.aiohttp.org/en/stable/web.html
 https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/
@@ -29,12 +31,12 @@ from pgsluice.registry import api
 from pgsluice.registry.store import SchemaStore
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""The largest body of a request. A look-up sends one schema."""
+"""The largest body of a request. The body of a look-up is one schema."""
 BODIES_MAX: Final = 16
 """How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024
-"""Answers above this size are created one at a time. Smaller ones need no limit, because there are at most 100
-connections."""
+"""If an answer is larger than this, other connections may be closed to make room for it. Smaller answers need no limit,
+because there are at most 100 connections."""
 ANSWER_S: Final = 10.0
 """How long a request to the registry may take, from its head to the answer."""
 HEADER_MAX_BYTES: Final = 8190
@@ -48,7 +50,7 @@ SHUTDOWN_S: Final = 1.0
 EARLY_LOOKS: Final = 10
 EARLY_LOOK_S: Final = 0.1
 """A consumer can have a message a moment before we have its schema. Most consumers would fail on "not found", so we
-look EARLY_LOOKS times, with pauses of EARLY_LOOK_S seconds, before we give this answer."""
+look EARLY_LOOKS times, with pauses of EARLY_LOOK_S seconds, before we answer "not found"."""
 
 _ADDRESS: Final = re.compile(r"(\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _PORT_MAX: Final = 65535
@@ -61,8 +63,8 @@ web_response.SERVER_SOFTWARE = "pgsluice"  # type: ignore[attr-defined]  # the l
 _READ: Final = ("GET", "HEAD")
 
 _PROBES: Final = ("/livez", "/readyz")
-"""The paths that need no token. Kubernetes and load balancers have no token, and these answers contain no table
-names."""
+"""The paths that need no token. Kubernetes and load balancers have no token, and the answers for these paths contain no
+table names."""
 
 _CHALLENGE: Final = 'Bearer realm="pgsluice", Basic realm="pgsluice", charset="UTF-8"'
 
@@ -72,8 +74,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpServer:
     """One listening address.
 
-    ``allowed_hosts`` are names under which clients may use it (see :class:`.Hosts`). ``files`` are its certificate, its
-    key and its token (see :class:`.Access`).
+    ``allowed_hosts`` are names under which clients may use the server (see :class:`.Hosts`). ``files`` are the server's
+    certificate, key and token (see :class:`.Access`).
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port of the server. It differs from the port in ``listen`` if that is 0."""
+        """The port of the server. If ``listen`` has the port 0, the system has chosen this port."""
         return int(self._listener.sockets[0].getsockname()[1])
 
     @property
@@ -212,9 +214,9 @@ class HttpServer:
         return web.Response(status=found.status, body=body, content_type=api.CONTENT_TYPE, headers=headers)
 
     async def _encoded(self, request: web.Request, body: object) -> bytes:
-        """Return an answer as JSON. Large answers are created one after the other.
+        """Return an answer as JSON. Answers are created one after the other.
 
-        Between two of them, other tasks run, and the answers of closed connections are freed.
+        Make room for a large answer. After it, let other tasks run, which also frees the answers of closed connections.
         """
         async with self._encoding:
             encoded = json.dumps(body).encode()
@@ -250,7 +252,7 @@ async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> Non
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer the Expect header. The library's own answer would quote the header, and fail if it is not UTF-8."""
+    """Answer the Expect header. The library's own answer would quote the header, and fail if this is not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed
     if request.version == HttpVersion11:
@@ -260,7 +262,7 @@ async def _expect(request: web.Request) -> None:
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Return errors in the form of Confluent's API, even if another part of the server found them."""
+    """Return errors in the form of Confluent's API, even the errors of requests that are not for that API."""
     try:
         return await handler(request)
     except web.HTTPClientError as error:
@@ -270,7 +272,7 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
 
 
 async def _body(request: web.Request) -> bytes:
-    """Return the body. Refuse a compressed one, because its real size is known too late, and no client sends one."""
+    """Return the body. Refuse a compressed body: its real size is known too late, and no client sends one."""
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise web.HTTPUnsupportedMediaType
     return await request.read()
