@@ -34,7 +34,7 @@ def test_the_document_is_written_from_the_results() -> None:
     assert report.replaced(document, results) == document
 
 
-def test_a_document_without_the_marks_is_refused() -> None:
+def test_a_document_without_the_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="markers"):
         report.replaced("# Performance\n", results())
 
