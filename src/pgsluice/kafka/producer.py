@@ -1,7 +1,7 @@
 """The base class of all producers that write cuts.
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
-ended, and a second commit could commit half of the next transaction. So an error of the producer ends the session. The
+ended. A second commit could then commit half of the next transaction. So an error of the producer ends the session. The
 next session creates a new producer, and reads the outcome of the last cut from Kafka.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
@@ -37,8 +37,8 @@ SLICE_S = 0.5
 """No call blocks for longer than this, so the end of a session is noticed after this time at the latest."""
 
 FULL_S = 0.01
-"""If librdkafka's queue is full, we try again after this time. librdkafka reports only failed deliveries, so no report
-says that there is room again."""
+"""If librdkafka's queue is full, we try again after this time. We let librdkafka report only failed deliveries, so no
+report says that there is room again."""
 
 RECORD_OVERHEAD_BYTES = 512
 """The memory that a record needs in librdkafka in addition to its value. This size limits the number of records in the

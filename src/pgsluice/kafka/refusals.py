@@ -27,7 +27,7 @@ REFUSALS_MAX: Final = 1000
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
-"""The size of some fields of a record: attributes, time delta, offset delta, and the number of headers."""
+"""The size of these fields of the only record in a batch: attributes, time delta, offset delta, number of headers."""
 
 _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 

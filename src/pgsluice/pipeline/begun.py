@@ -130,7 +130,7 @@ class Begun:
 
     @property
     def has_loaded(self) -> bool:
-        """Return whether any table is complete, or was complete before it was altered."""
+        """Return whether any table is complete, or was complete before it became stale."""
         return any(one.state != "cancelled" for one in self._loaded.values())
 
     def loaded(self, relation: TableId) -> Loaded | None:
@@ -166,7 +166,7 @@ class Begun:
 
 
 def _moved_bytes(load: Load) -> int:
-    return len(json.dumps(load.moved))  # in JSON, a character may take twelve bytes
+    return len(json.dumps(load.moved))  # the size in JSON, where a character may take twelve bytes
 
 
 def _is_complete(loaded: Loaded) -> bool:

@@ -31,9 +31,9 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    If ``replaces`` is set, consumers may remove an older row when the load ends if the load has not read this row,
-    because the table does not have it any more. ``layout`` is the table's layout when it was opened, or None if it is
-    not known.
+    If ``replaces`` is set, consumers may remove all older rows that the load has not read, as soon as the load ends,
+    because the table does not have these rows any more. ``layout`` is the table's layout when the table was opened, or
+    None if the layout is not known.
     """
 
     shape: Shape

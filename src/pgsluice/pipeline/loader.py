@@ -242,9 +242,9 @@ class Loader:
     async def _look_unless_paused(self) -> bool:
         """Look for tables, and return True. If the pipeline is paused, do nothing and return False.
 
-        The loader must not look for tables in a pause, for two reasons. First, what it finds may have to be delivered.
-        Second, it would wait until the server has proved that it has the same history as before. The proof comes from
-        the stream, which does not advance in a pause.
+        During a pause, the loader must not look for tables, for two reasons. First, it may find stale tables, whose
+        marks have to be delivered. Second, it would wait for the proof that the server has the same history as
+        before. The proof comes from the stream, which does not advance during a pause.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:
@@ -298,7 +298,7 @@ class Loader:
             )
 
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
-        """Record that these tables are not read because their owners are not trusted, and log it once.
+        """Record that these tables are not read, because their owners are not trusted. Log each table once.
 
         There may be any number of such tables. So the loader does not ask the server for their details, and does not
         add them to the tables that wait to be loaded.
@@ -340,7 +340,7 @@ class Loader:
         return self.requests.of((relation.namespace, relation.name)) is not None
 
     def _say(self) -> None:
-        """Update the report for the status, and log it from time to time, if there are published tables."""
+        """If there are published tables, update the report for the status, and log it from time to time."""
         if not self._published:
             return
         now = self._said_at = time.monotonic()

@@ -86,7 +86,7 @@ class SessionStatus:
     def own(self) -> tuple[Transaction, int, float] | None:
         """Return the transaction that is being written in its own Kafka transaction.
 
-        Also return how many of its bytes are written, and for how many seconds it has been written.
+        Also return how many bytes of it have been produced, and the seconds since the first of them.
         """
         transaction = self._outbox.own_transaction
         return None if transaction is None else (transaction, *self._outbox.own_written)
