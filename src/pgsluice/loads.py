@@ -43,7 +43,7 @@ class Load:
 
     ``moved``: keys of rows that must be read again before the load ends (:func:`moved_key`). An UPDATE has changed the
     key of such a row but not its large values, so PostgreSQL did not send these values. If the load has not read the
-    row under its former key, consumers have never received them.
+    row under its former key, consumers have never received these values.
     """
 
     id: str

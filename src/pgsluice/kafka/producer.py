@@ -1,8 +1,8 @@
 """The base class of all producers that write cuts.
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
-ended. A second commit could then commit half of the next transaction. So an error of the producer ends the session. The
-next session creates a new producer, and reads the outcome of the last cut from Kafka.
+ended. If it did, a second commit could commit half of the next transaction. So an error of the producer ends the
+session. The next session creates a new producer, and reads the outcome of the last cut from Kafka.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """

@@ -2,8 +2,7 @@
 
 Nearly every record is part of a run. The sink passes a list of records and the index of the first one. A run ends when
 the queue has no more room, or before a record that needs more work. The sink sends that record itself, and then starts
-a new run.
-``native.runs`` is the compiled twin of this module. ``speedups`` chooses between them.
+a new run. ``native.runs`` is the compiled twin of this module. ``speedups`` chooses between the two.
 """
 
 from collections.abc import Callable

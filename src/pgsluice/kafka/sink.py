@@ -368,7 +368,8 @@ class KafkaSink:
         records, so asking Kafka first would cost another round trip. We therefore predict the offsets, send everything
         together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
         its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
-        we ask for the offsets before we send it. Full cuts are compared with the cluster anyway, so we ask first too.
+        we ask for the offsets before we send it. We also ask first if the cut is full, because its offsets are compared
+        with the cluster anyway.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None

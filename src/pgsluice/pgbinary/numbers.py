@@ -54,7 +54,7 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-# Numbers are written with an exponent if it is below the first limit, or if it reaches the limit of the type.
+# A number is written with an exponent if the exponent is below this limit, or if it reaches the limit of the type.
 _LOWEST_EXPONENT: Final = -4
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
@@ -74,12 +74,12 @@ _ROUNDINGS: Final = ("ROUND_HALF_EVEN", "ROUND_FLOOR", "ROUND_CEILING")
 
 
 def float8(value: bytes) -> bytes:
-    """Return a text like ``1.5``, with the fewest digits that are read as the same number."""
+    """Return a text like ``1.5``, with only as many digits as are needed to read the same number."""
     return float8_text(_FLOAT8(value)[0])
 
 
 def float4(value: bytes) -> bytes:
-    """Return a text like ``1.5``, with the fewest digits that are read as the same number."""
+    """Return a text like ``1.5``, with only as many digits as are needed to read the same number."""
     return float4_text(_FLOAT4(value)[0])
 
 

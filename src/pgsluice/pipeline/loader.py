@@ -253,7 +253,7 @@ class Loader:
             return True
 
     async def _look(self) -> None:
-        """Find the published tables that were never loaded, and those that commands request."""
+        """Find the tables to load: those that were never loaded or are stale, and those that commands request."""
         await self._until_shown()
         is_needed = self._options.is_initial or bool(self.requests.state.requests) or self._begun.has_loaded
         if is_needed:
@@ -282,7 +282,7 @@ class Loader:
         self._watch_if_needed()
 
     async def _assume(self) -> None:
-        """Record once which tables count as loaded because an earlier version has delivered their changes."""
+        """Record once which tables count as loaded because an earlier version of pgsluice delivered their changes."""
         published = self._published if self._options.assumes else ()
         delivered = [one for one in published if self._encoders.possible_policy(one) is not None]
         async with self._seams.pause():
@@ -298,7 +298,7 @@ class Loader:
             )
 
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
-        """Record that these tables are not read, because their owners are not trusted. Log each table once.
+        """Record that these tables are not read, because their owners are not trusted. Log the new ones.
 
         There may be any number of such tables. So the loader does not ask the server for their details, and does not
         add them to the tables that wait to be loaded.

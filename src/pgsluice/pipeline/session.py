@@ -184,7 +184,7 @@ class Session:
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether ``checkpoint``, just read from Kafka, can be that of this session or of an earlier one.
+        """Return whether ``checkpoint``, just read from Kafka, can be from this session or from an earlier one.
 
         This is so if the session found the checkpoint, committed it, or tried to commit it. A process that had the slot
         for a moment may have marked the checkpoint as refused since then. If there is no checkpoint, or only one that
@@ -270,7 +270,7 @@ class Session:
         await self._take_events(self._transactions.release())
 
     async def _received(self, reading: Read) -> list[XLogData | Keepalive]:
-        """Return the frames of a read. If it raised a StopError, first deliver everything before the error, then raise it.
+        """Return the frames of a read. If it raised a StopError, deliver everything before the error, then raise it.
 
         To continue after such an error, operators create a new slot or advance the slot. Both skip everything that is
         not in Kafka by then.
