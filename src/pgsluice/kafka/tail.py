@@ -44,7 +44,7 @@ _POLL_S = 0.2
 
 
 class Tail:
-    """One read of a topic's last records, which takes ``patience_s`` at most. Every method blocks.
+    """One read of the last records of a topic. It takes at most ``patience_s``. Every method blocks.
 
     A ``complete`` read waits for an open transaction to end. Any other read ends before the first record of the open
     transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.

@@ -109,7 +109,10 @@ class Inserter:
     async def _insert_some(
         self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
-        """Add rows to the open cut, from ``frames[at]`` on, until it is full. Return the load and the next index."""
+        """Add rows to the open cut, beginning with ``frames[at]``, until the cut is full.
+
+        Return the load and the next index.
+        """
         pending, load_position, began = self._outbox.pending, self._position, at
         transaction = Transaction(0, load_position.lsn, timestamp)
         stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)

@@ -35,8 +35,8 @@ CLOSING_S = 0.001
 """``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""While the position does not change, a cut is written at this interval, because pgsluice compares its topics with the
-cluster at each cut."""
+"""While the position does not change, a cut without changes is written at this interval. At each cut, pgsluice compares
+its topics with the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Outbox:
 
     @property
     def busy_s(self) -> float:
-        """Return how long Kafka has been busy with the last call, or 0 if it has nothing to do."""
+        """Return how long Kafka has been busy with the call in progress, or 0 if no call is in progress."""
         return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     @property

@@ -92,7 +92,7 @@ class LoadingTable:
     """The estimated size. None until the server was asked for it."""
     opened: Opened | None = None
     voids: int = 0
-    """How many of the last consecutive chunks had no position in the stream."""
+    """How many consecutive chunks, up to the last one, had no position in the stream."""
     is_out: bool = False
     """Whether the table is left out until its description changes or a command requests its load."""
     due_at: float = 0.0

@@ -53,7 +53,7 @@ class SessionStatus:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether Kafka has been busy with the last call for a long time."""
+        """Return whether Kafka has been busy with the call in progress for a long time."""
         return self._outbox.busy_s > STALL_S
 
     @property
@@ -108,7 +108,7 @@ class SessionStatus:
 
     @property
     def confirmed_lsn(self) -> int:
-        """Return the confirmed position, or, before there is one, the ``end_lsn`` from which the session continues."""
+        """Return the confirmed position, but at least the ``end_lsn`` from which the session continues."""
         return max(self._progress.confirmable, self._resumed_from.end_lsn)
 
     @property
