@@ -1,7 +1,7 @@
 """The layout of a table: a description of its columns, which shows whether DDL has changed rows that were read.
 
-The stream never sends what DDL does to existing rows. So pgsluice compares the present layout of the table with its
-layout at the time when the rows were read. The table's record in ``<prefix>.snapshots`` keeps that earlier layout.
+The stream does not contain what DDL does to existing rows. So pgsluice compares the present layout of the table with
+its layout at the time when the rows were read. The table's record in ``<prefix>.snapshots`` keeps the earlier layout.
 
 https://www.postgresql.org/docs/current/catalog-pg-attribute.html
 """
@@ -27,8 +27,8 @@ class ColumnLayout:
     """One column of a table, as pg_attribute describes it.
 
     A table never reuses an ``attnum``, so a column that is dropped and added again gets a new one. ``xmin``: the
-    transaction that altered the column last. ``is_filled``: rows that existed when the column was added have a value in
-    it.
+    transaction that altered the column last. ``is_filled``: whether rows that were older than the column got a value in
+    it when it was added.
     """
 
     attnum: int
@@ -64,7 +64,7 @@ class Layout:
         return replace(self, columns=tuple(one for one in self.columns if one.name in names))
 
     def after(self, old: "Layout") -> "Layout":
-        """Return the layout with its ``former`` names: all names in ``old`` that no column has any more."""
+        """Return this layout with ``former`` set to all names in ``old`` that no column has any more."""
         present = {(one.name, one.attnum) for one in self.columns}
         return replace(self, former=tuple(sorted(old.names - present)))
 
@@ -81,7 +81,7 @@ class Layout:
 def unsent(old: Layout, new: Layout) -> str | None:
     """Return why the stream lacks values that rows have in ``new`` but did not have in ``old``.
 
-    Return None if it lacks no values, for example after a column without values was added, or after a column was
+    Return None if the stream lacks no values, for example if a column without values was added, or if a column was
     dropped or renamed.
     """
     if old.filter != new.filter:

@@ -42,8 +42,8 @@ class Load:
     ``is_read``: all rows have been read once.
 
     ``moved``: keys of rows that must be read again before the load ends (:func:`moved_key`). An UPDATE has changed the
-    key of such a row, and did not send its large values, because they did not change. If the row was not read under its
-    former key either, consumers have never received these values.
+    key of such a row but not its large values, so PostgreSQL did not send these values. If the load has not read the
+    row under its former key, consumers have never received these values.
     """
 
     id: str
@@ -93,9 +93,9 @@ class LoadMark:
     """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
     ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.
-    ``id`` is then the id of the load that read these rows. ``rows``: how many rows are in the stream so far.
-    ``replaces``: when the mark ``end`` comes, consumers have to remove all copies of rows that are older than the mark
-    ``begin`` and did not come again, because the table does not have these rows any more.
+    In this case, ``id`` is the id of the load that read these rows. ``rows``: how many rows are in the stream so far.
+    ``replaces``: whether consumers may delete, at the mark ``end``, the rows whose last event is older than the mark
+    ``begin``, because the table does not have these rows any more.
     """
 
     topic: str
@@ -115,10 +115,10 @@ class Loaded:
     """A table whose load has ended: the value of its record in ``<prefix>.snapshots``.
 
     ``state``: ``end`` if all rows have been read, ``cancelled`` if a command has cancelled the load, ``assumed`` if the
-    table counts as loaded because an earlier version has delivered its changes, and ``stale`` if DDL has changed the
-    rows since they were read. The record is valid only if ``cut``, which the sink fills in, was committed. ``layout``:
-    the layout of the table when the rows were read, or a later one if DDL has not changed the rows since. It is None if
-    the layout is not known.
+    table counts as loaded because an earlier version of pgsluice has delivered its changes, and ``stale`` if DDL has
+    changed the rows since they were read. The record is valid only if ``cut``, which the sink fills in, was committed.
+    ``layout``: the layout of the table when the rows were read, or a later layout if DDL has not changed the rows since
+    then. It is None if the layout is not known.
     """
 
     id: str
@@ -179,10 +179,10 @@ def moved_key(values: Sequence[ColumnValue]) -> tuple[str, ...] | None:
 def assumed(
     tables: Mapping[tuple[str, str], int], loads: Iterable[Load], loaded: Mapping[tuple[str, str], Loaded], epoch: int
 ) -> list[Loaded]:
-    """Return the records of the ``tables`` (OIDs by name) that count as loaded although they were never loaded.
+    """Return a record for each of ``tables`` (OIDs by name) that counts as loaded although it was never loaded.
 
-    These are tables whose changes were delivered by an earlier version, which loaded no table by default. In that case,
-    the user has copied the older rows in another way, or does not need them. Tables that are being loaded are left out.
+    An earlier version of pgsluice, which loaded no table by default, has delivered the changes of these tables. So the
+    user has copied the older rows in another way, or does not need them. Tables that are being loaded are left out.
     """
     loading = {one.oid for one in loads}
     found = []
@@ -211,7 +211,7 @@ def read_load_position(found: object) -> LoadPosition:
 
 
 def from_fields(kind: type[T], found: object) -> T:
-    """Return an object of ``kind`` with these fields. Raise ValueError with the reason if they are invalid."""
+    """Return an object of ``kind`` with the fields in ``found``. Raise ValueError with the reason if one is invalid."""
     if not isinstance(found, Mapping):
         raise ValueError(f"a {kind.__name__} is not an object")  # noqa: TRY004 - wrong data, not a wrong argument
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass

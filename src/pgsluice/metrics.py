@@ -1,6 +1,6 @@
 """All metrics, each with its name, its labels and its help text.
 
-They are updated per batch, cut or session, never per row. docs/metrics.md says what to do with each of them.
+Metrics are updated per batch, cut or session, never per row. docs/metrics.md says what each of them is for.
 
 https://prometheus.io/docs/practices/naming/
 """
@@ -148,7 +148,7 @@ def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
 
 
 def registry_metrics(subjects: Callable[[], int]) -> CollectorRegistry:
-    """Return the metrics of ``pgsluice registry``, which runs no pipeline. ``subjects`` returns how many are served."""
+    """Return the metrics of ``pgsluice registry``. ``subjects`` returns how many subjects the registry serves."""
     found = CollectorRegistry()
     ProcessCollector(registry=found)
     served = Gauge("pgsluice_registry_subjects", "Subjects that are served.", registry=found)
@@ -220,7 +220,8 @@ class Metrics:
         )
         self.registry_seconds = Histogram(
             "pgsluice_registry_seconds",
-            'Time of a request to the schema registry server; result is "ok", an HTTP status, or another failure.',
+            'Time of a request to the schema registry server; result is "ok", an HTTP status, "no answer" or '
+            '"no registry".',
             ("result",),
             registry=self.registry,
             buckets=_SECONDS,
@@ -294,7 +295,8 @@ class Metrics:
     def _add_certificates(self) -> None:
         self.certificate_expiry = self._known(
             "tls_certificate_expiry_timestamp_seconds",
-            "Unix time at which a certificate file expires: the first certificate of a chain, the last of a CA file.",
+            "Unix time at which the certificates in a file expire: the earliest time for a chain, the latest time for "
+            "several authorities.",
             "setting",
         )
 

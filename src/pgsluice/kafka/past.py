@@ -1,4 +1,4 @@
-"""Reads the records of earlier sessions in Kafka, for ``pgsluice check``. This does not disturb a running owner.
+"""Reads the records of earlier sessions in Kafka for ``pgsluice check``, without disturbing a running owner.
 
 A session fences former sessions before it reads, so that nothing can change afterwards. This module fences nobody, so
 an owner may write while the records are read. ``tests/integration/test_cli.py`` covers this module.
@@ -25,7 +25,7 @@ PATIENCE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PastInKafka:
-    """The records of earlier sessions. ``changes`` says how the topics have changed since then, or is None."""
+    """The records of earlier sessions. ``changes`` says how the topics differ from these records, or is None."""
 
     checkpoints: Sequence[Checkpoint]
     recorded: Recorded
@@ -44,7 +44,7 @@ def read_past(
     """Return the last checkpoints, the content of the cut records, and the differences between them and the topics.
 
     A topic of checkpoints or cut records that does not exist is treated as empty. ``decode`` decodes a cut record.
-    Raise the same errors as the start of a session.
+    Raise the errors that a new session would raise when it reads these topics.
     """
     given_up = threading.Event()
     with closing(Topics(client, given_up)) as topics:

@@ -38,8 +38,8 @@ PAUSE_S = 0.2
 """The pause between two attempts. Each attempt has a new client, which looks up the leader again."""
 
 WINDOW = 64
-"""We look for the probe in this many offsets before the high watermark. The marker of its transaction follows the
-probe. Records of other programs may follow as well, although other programs must not write to these topics."""
+"""We look for the probe in this many offsets before the high watermark. After the probe come the marker of its
+transaction and perhaps records of other programs, although other programs must not write to these topics."""
 
 _POLL_S = 0.1
 
@@ -55,13 +55,13 @@ def new_probe() -> bytes:
 def is_probe(value: bytes) -> bool:
     """Return whether a record is a probe.
 
-    Readers can see a probe if a second copy of the previous transaction's marker arrives late and commits it.
+    Readers can see a probe if a second copy of the previous transaction's marker arrives late and commits the probe.
     """
     return value.startswith(_PREFIX)
 
 
 class Probe:
-    """The offsets of the probe in the topics that have one. Call :meth:`find` before you read these topics."""
+    """Finds the probe in the topics that have one. Call :meth:`find` before you read these topics."""
 
     def __init__(self, options: ClientOptions, given_up: threading.Event) -> None:
         self._options = options

@@ -1,8 +1,8 @@
 """The base class of all producers that write cuts.
 
 No producer is used again after an error. If the answer to a commit was lost, nobody knows whether the transaction
-ended, and a second commit could commit half of the next transaction. So an error of the producer ends the session. The
-next session creates a new producer, and reads the outcome of the last cut from Kafka.
+ended. If it did, a second commit could commit half of the next transaction. So an error of the producer ends the
+session. The next session creates a new producer, and reads the outcome of the last cut from Kafka.
 
 https://kafka.apache.org/documentation/#semantics and KIP-98.
 """
@@ -37,8 +37,8 @@ SLICE_S = 0.5
 """No call blocks for longer than this, so the end of a session is noticed after this time at the latest."""
 
 FULL_S = 0.01
-"""If librdkafka's queue is full, we try again after this time. librdkafka reports only failed deliveries, so no report
-says that there is room again."""
+"""If librdkafka's queue is full, we try again after this time. We let librdkafka report only failed deliveries, so no
+report says that there is room again."""
 
 RECORD_OVERHEAD_BYTES = 512
 """The memory that a record needs in librdkafka in addition to its value. This size limits the number of records in the
@@ -56,13 +56,15 @@ GATHERED_MAX = 1000
 
 LINGER_MS = 1000
 """How long librdkafka waits for more records before it sends a batch that is not full. It sends one request for each
-batch, so small batches are expensive if a cut has many partitions. Every cut ends with a flush, which does not wait.
+batch, so small batches are expensive if a cut has many partitions. Every cut ends with a flush, which sends batches
+immediately, even if they are not full.
+
 The linger is at most half of the transaction timeout, because librdkafka requires a message timeout that is longer than
 the linger."""
 
 STALL_S = 5.0
-"""If nothing reaches Kafka for this time, we look for the reason. While this continues, we look again at this
-interval."""
+"""If nothing reaches Kafka for this time, we look for the reason. As long as nothing reaches Kafka, we look again at
+this interval."""
 
 INFLIGHT_SHARE = 2
 """When librdkafka's queue is half full, we send its records before we add more. The other half leaves room for one more
@@ -73,8 +75,9 @@ record, which may be large."""
 class ProducerOptions:
     """The options of a producer.
 
-    ``queue_bytes`` limits the memory of librdkafka's queue. ``timeout_s`` is the timeout of a transaction, and at most
-    the brokers' limit. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if it is not known.
+    ``queue_bytes`` limits the memory of librdkafka's queue. ``timeout_s`` is the timeout of a transaction, which must
+    not exceed the brokers' limit. ``request_bytes`` is the brokers' socket.request.max.bytes, or None if that is not
+    known.
     """
 
     client: ClientOptions
@@ -90,8 +93,8 @@ class ProducerOptions:
             (MAX_RECORD_BYTES, "the {limit} bytes that a client can send at all"),
         ]
         if self.request_bytes is not None:
-            # The brokers close the connection when a request is larger, and give no reason. Sending it again does not
-            # help.
+            # If a request is larger, the brokers close the connection without a reason. Sending the request again does
+            # not help.
             what = "the {limit} bytes that the brokers' socket.request.max.bytes allows, before compression: raise it"
             limits.append((self.request_bytes - REQUEST_OVERHEAD_BYTES, what))
         return min(limits)
@@ -150,7 +153,7 @@ class CutProducer(ABC):
 
     @abstractmethod
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
-        """Write the probe, a record that readers never see, to each of ``topics``. Return its unique value.
+        """Write the probe, a record that readers normally do not see, to each of ``topics``. Return its unique value.
 
         Call :meth:`fence` first, so that no former owner can write anything after this record. Return None if this kind
         of producer cannot write such records.
@@ -176,8 +179,8 @@ class CutProducer(ABC):
         """End the producer without committing anything. Its threads have ended when this returns.
 
         We do not call the ``close`` of confluent_kafka, because it waits without limit while Kafka does not answer. We
-        delete the client instead. Otherwise it would live until the garbage collector runs, because the client's
-        callback and this object refer to each other.
+        delete our reference to the client instead. Without this deletion, the client would live until the garbage
+        collector runs, because the client and this object refer to each other.
         """
         self._end()
         with suppress(KafkaException, SystemError):
@@ -196,7 +199,7 @@ class CutProducer(ABC):
         waited = False
         while True:
             try:
-                # Arguments by position are faster. The callback has two names, so two positions are None.
+                # Positional arguments are faster. The two None are the parameters ``callback`` and ``on_delivery``.
                 self._producer.produce(topic, value, key, partition, None, None, timestamp_ms)
             except BufferError:
                 self._look_if_stalled(moved=not waited)
@@ -220,9 +223,10 @@ class CutProducer(ABC):
         self.check()
 
     def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
-        """Queue the records from ``records[at]`` on, as long as they are simple, and count them in ``cut``.
+        """Queue records, beginning with ``records[at]``, until the run ends, and count them in ``cut``.
 
-        Return the index of the first record that was not queued. Send that record with :meth:`send`.
+        ``runs`` says when a run ends. Return the index of the first record that was not queued. Send that record with
+        :meth:`send`.
         """
         at, room = produce_run(
             self._producer.produce,
@@ -250,7 +254,7 @@ class CutProducer(ABC):
             raise SinkUnavailable("Writing to Kafka was abandoned because the session ends.")
 
     def flush(self) -> None:
-        """Wait until all queued records are in Kafka. Raise SinkUnavailable if files of certificates have changed."""
+        """Wait until all queued records are in Kafka. Raise SinkUnavailable if certificate files have changed."""
         before = 0
         self._files.check()
         with self._judging("Writing to Kafka"):
@@ -281,11 +285,11 @@ class CutProducer(ABC):
         """Record that Kafka does not have the last ``left`` records yet. If ``left`` is 0, the wait is over."""
 
     def _recovered(self) -> None:
-        self._producer.poll(0)  # errors that the client has not reported yet are older than this success
+        self._producer.poll(0)  # reports the errors that came before this success
         self._options.client.errors.recovered()
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Keep refused records, and the first failure of another kind. The transaction's error gives no reason."""
+        """Keep refused records and the first other failure, because the transaction's error gives no reason."""
         fatal = _pending()
         if error is not None and error.code() in FOR_CONTENT:
             self._refusals.add(error, message)
@@ -299,8 +303,8 @@ class CutProducer(ABC):
     def _verdict(self, found: PgsluiceError | None = None) -> PgsluiceError:
         """Return the error that follows from the delivery reports, or ``found`` if they contain no failure.
 
-        Wait for outstanding reports. If a record was refused for its content, that report explains more than all
-        others, and it may come last.
+        Wait for outstanding reports. If Kafka refused a record for its content, the report of this refusal explains
+        more than all other reports, and it may come last.
         """
         for _ in range(GATHERED_MAX):
             with suppress(KafkaException, SystemError):

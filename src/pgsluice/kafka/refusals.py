@@ -1,7 +1,7 @@
 """Explains why Kafka refused records for their content. The error names the change, the limit, and what to do.
 
-The producers use this module, because Kafka reports refusals to them. The sink gives them the inspector. If a batch is
-too large, Kafka refuses all its records, so only the topic's limit shows which of them are too large.
+The producers use this module, because Kafka reports refusals to them. The sink gives each producer a RecordInspector.
+If a batch is too large, Kafka refuses all its records. Only the topic's limit shows which of them are too large.
 
 https://kafka.apache.org/documentation/#messageformat
 """
@@ -20,14 +20,14 @@ from pgsluice.kafka.client import failure
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 
 FOR_CONTENT: Final = _TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_TIMESTAMP}
-"""Errors that occur every time the record is sent."""
+"""The errors that the content of a record causes. They occur again whenever the record is sent again."""
 
 REFUSALS_MAX: Final = 1000
 """At most this many refused records are kept. Kafka will refuse the other records again in the next session."""
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
-"""The fields of a single record in a batch: attributes, time delta, offset delta, and the number of headers."""
+"""The size of these fields of the only record in a batch: attributes, time delta, offset delta, number of headers."""
 
 _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 

@@ -1,8 +1,8 @@
-"""Runs of records. Nearly every record gets into librdkafka's queue in a run.
+"""Queues records in librdkafka in runs. A run is a sequence of records that is queued in one call.
 
-The sink passes a list of records and the index of the first one. The run queues and counts records as long as they are
-simple and there is room. The sink itself sends the record that ended the run, and then starts a new run.
-``native.runs`` is the compiled twin of this module. ``speedups`` chooses between them.
+Nearly every record is part of a run. The sink passes a list of records and the index of the first one. A run ends when
+the queue has no more room, or before a record that needs more work. The sink sends that record itself, and then starts
+a new run. ``native.runs`` is the compiled twin of this module. ``speedups`` chooses between the two.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from pgsluice.record import Record
 TRUNCATE: Final = "t"
 
 LONGEST: Final = 20_000
-"""The most records in one run. A run updates the counts of each table, so short runs are slow with many tables."""
+"""The most records in one run. A compiled run updates the counts of each table at its end, so short runs are slow if
+there are many tables."""
 
 
 def produce_run(  # noqa: PLR0913 - the state of a sink
@@ -28,7 +29,7 @@ def produce_run(  # noqa: PLR0913 - the state of a sink
     room: int,
     largest: int,
 ) -> tuple[int, int]:
-    """Produce the records from ``records[at]`` on, and count them in ``cut``.
+    """Produce records, beginning with ``records[at]``, and count them in ``cut``.
 
     Return the index of the next record, and the remaining room.
 
@@ -44,7 +45,7 @@ def produce_run(  # noqa: PLR0913 - the state of a sink
             break
         partition = 0 if key is None else partition_for(key, partitions(target.topic))
         try:
-            # Arguments by position are faster. The callback has two names, so two positions are None.
+            # Positional arguments are faster. The two None are the parameters ``callback`` and ``on_delivery``.
             produce(target.topic, value, key, partition, None, None, timestamp_ms)
         except Exception:  # noqa: BLE001 - the sink sends this record again and handles the error
             break

@@ -51,7 +51,7 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 class KafkaSink:
     """Delivers changes in one session. Call its coroutines one at a time. Each blocks a worker thread, never the loop.
 
-    Any PgsluiceError that a coroutine raises ends the session. Close the sink then, and create a new one.
+    Any PgsluiceError that a coroutine raises ends the session. Then close the sink, and create a new one.
     """
 
     def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
@@ -77,7 +77,7 @@ class KafkaSink:
         await self._run(self._prepare)
 
     async def present_checkpoint(self) -> Checkpoint | None:
-        """Return the last checkpoint, but do not wait for open transactions. This does not disturb other processes."""
+        """Return the last checkpoint, without waiting for open transactions and without disturbing other processes."""
         return await self._run(self._present_checkpoint)
 
     @property
@@ -90,7 +90,7 @@ class KafkaSink:
         return await self._run(self._checkpoints)
 
     async def fence(self) -> None:
-        """Prevent earlier producers of this pipeline from committing anything more, if transactions are used."""
+        """If transactions are used, prevent earlier producers of this pipeline from committing anything more."""
         await self._run(self._fence)
 
     async def announce(self, checkpoint: Checkpoint) -> None:
@@ -115,7 +115,7 @@ class KafkaSink:
         return None if topic is None else TopicCommandReader(self._options.producer.client, topic.name)
 
     async def open_topics(self, cut: int, topics: Sequence[str], described: Collection[str]) -> None:
-        """Add the topics of earlier sessions to the account of this session, and those of ``topics`` that exist.
+        """Add topics to the account of this session: those of earlier sessions, and those of ``topics`` that exist.
 
         Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the last committed cut.
         ``described`` are the topics whose schemas are registered. Raise HistoryError if somebody else has changed a
@@ -129,7 +129,7 @@ class KafkaSink:
         await self._run(lambda: self._table_topics.open(spec))
 
     async def prepare_topics(self, policies: Sequence[TablePolicy]) -> None:
-        """Create topics for several tables that have keys. Only :meth:`open_topic` raises errors for them."""
+        """Create topics for several tables that have keys. If this fails, :meth:`open_topic` raises the error later."""
         specs = [TopicSpec.of(policy, keyed=True) for policy in policies]
         await self._run(lambda: self._table_topics.prepare(specs))
 
@@ -268,7 +268,7 @@ class KafkaSink:
         """Write the probe after all records of former sessions, and wait until the brokers show it."""
         topics = [self._options.checkpoint_topic.name]
         if self.is_atomic:
-            # Without transactions, consumers may read uncommitted records of cuts, so they would see the probe.
+            # In the mode at_least_once, consumers may read uncommitted records. They would see a probe in this topic.
             topics.append(self._options.transactions_topic.name)
         value = self._live.write_probe(topics, self._format.key)
         if value is not None:
@@ -328,8 +328,8 @@ class KafkaSink:
         dead_letters = self._options.dead_letters_topic
         others = [*topics, *([dead_letters.name] if dead_letters else [])]
         if self._last_cuts.number == cut + 1:
-            # A transaction marker that arrived late has made the record of an aborted cut visible. Its offsets include
-            # records that may not exist, so read the cut records again without the record of that cut.
+            # A transaction marker that arrived late has made the cut record of an aborted cut visible. The offsets in
+            # this cut record count records that may not exist, so read the cut records again without it.
             self._read_last_cuts(self._topics, cut)
         lost = self._lost_cuts(cut)
         self._ledger.recall(self._last_cuts, lost, others, described)
@@ -368,7 +368,8 @@ class KafkaSink:
         records, so asking Kafka first would cost another round trip. We therefore predict the offsets, send everything
         together, and compare the prediction with Kafka's offsets before the commit. A wrong cut record would mislead
         its readers, so we abort it together with its cut. Without transactions, a wrong record could not be aborted, so
-        we ask Kafka before we send it. We do the same for full cuts, which are compared with the cluster anyway.
+        we ask for the offsets before we send it. We also ask first if the cut is full, because its offsets are compared
+        with the cluster anyway.
         """
         full = self._ledger.full_is_due
         following = self._ledger.predict(cut) if self._live.is_atomic and not full else None
@@ -395,11 +396,11 @@ class KafkaSink:
         for part in cut_records(cut, identity, offsets, self._ledger.ids(), full=full):
             self._live.send(self._options.transactions_topic.name, 0, self._format.key, self._format.encode(part))
         for one in cut.loaded:
-            assert self._options.snapshots_topic is not None, "without it no rows are read"
+            assert self._options.snapshots_topic is not None, "without this topic, no tables are loaded"
             value = replace(one, cut=checkpoint.cut).to_json()
             self._live.send(self._options.snapshots_topic.name, 0, one.key, value)
         for answer in cut.answers:
-            assert self._options.commands_topic is not None, "without it there are no commands"
+            assert self._options.commands_topic is not None, "without this topic, there are no commands"
             self._live.send(self._options.commands_topic.name, 0, answer.key, answer.to_json())
 
     def _send_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -412,9 +413,9 @@ class KafkaSink:
         A late copy of the previous transaction's commit marker ends our transaction in one partition, and makes our
         records in this partition visible. If the copy has made the checkpoint visible, the next session continues after
         this cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit
-        it, even though its offsets may be slightly too low.
+        the cut, even though the offsets in its record may be slightly too low.
 
-        A broker that lacks the checkpoint cannot show this, so we ask again with new clients for up to CONFIRM_S.
+        A broker that lacks the checkpoint cannot answer this, so we ask again with new clients for up to CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S
@@ -436,8 +437,8 @@ class KafkaSink:
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()
         last = last_checkpoint(self._checkpoints())
-        # Another process may have begun a new epoch meanwhile. In that case we write nothing, because only sessions of
-        # the new epoch can judge, when they start, whether the server has that epoch's history.
+        # Another process may have begun a new epoch meanwhile. In that case, write nothing. Only a session of the new
+        # epoch can judge whether the server has that epoch's history, and each session does so when it starts.
         if last is None or last.epoch <= checkpoint.epoch:
             self._announce(checkpoint)
 

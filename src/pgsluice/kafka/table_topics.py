@@ -30,9 +30,9 @@ class TableTopics:
         """The settings that :meth:`prepare` has read and :meth:`open` has not checked yet, by topic."""
 
     def prepare(self, specs: Sequence[TopicSpec]) -> None:
-        """Create the topics of later calls of :meth:`open` all at once, because this is faster than one by one.
+        """Create all topics that later calls of :meth:`open` need. This is faster than creating them one by one.
 
-        If a topic cannot be created, :meth:`open` tries again, and raises the reason.
+        If a topic cannot be created, :meth:`open` tries again and raises the reason.
         """
         new = [spec for spec in specs if spec.name not in self._ledger and not _may_be_anothers(spec.name)]
         if self._has_room(spec.name for spec in new):
@@ -48,7 +48,7 @@ class TableTopics:
     def _ensure(self, spec: TopicSpec) -> TopicState:
         """Create a topic if it does not exist.
 
-        Raise TableRefused if it is the topic of a table, and we must not create it or write to it.
+        Raise TableRefused if this is the topic of a table, and we must not create this topic or write to it.
         """
         is_ours = spec.name in self._services()
         if not is_ours:

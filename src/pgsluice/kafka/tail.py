@@ -1,7 +1,7 @@
 """Reads the last committed records of a topic with one partition, up to its high watermark.
 
-A session uses it to read checkpoints and the last cuts, in order to find out where to continue. An ordinary
-read_committed reader would not be enough, because another producer's open transaction hides all records after it.
+A session uses this module to read checkpoints and cut records, in order to find out where to continue. An ordinary
+read_committed reader would not be enough, because the open transaction of another producer hides all later records.
 
 ``tests/integration/test_kafka_checkpoint.py`` covers this module.
 """
@@ -31,20 +31,20 @@ FIRST_WINDOW = 64
 offsets."""
 
 WINDOW_FACTOR = 16
-"""The number of offsets that an attempt reads is multiplied by this factor for the next attempt."""
+"""For each further attempt, the number of offsets is multiplied by this factor."""
 
 SAY_S = 5.0
 """If a read takes longer than this, the log says why it waits. Usually a read takes milliseconds."""
 
 RENEW_S = 5.0
-"""If nothing arrives, a consumer that is older than this is replaced, because its broker may have lost touch with the
-cluster, and so may lack the latest records."""
+"""A consumer of this age is replaced as soon as no record arrives. Its broker may have lost touch with the cluster, so
+it may lack the latest records."""
 
 _POLL_S = 0.2
 
 
 class Tail:
-    """One read of a topic's last records, which takes ``patience_s`` at most. Every method blocks.
+    """One read of the last records of a topic. It takes at most ``patience_s``. Every method blocks.
 
     A ``complete`` read waits for an open transaction to end. Any other read ends before the first record of the open
     transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.

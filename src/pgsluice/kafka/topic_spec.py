@@ -1,4 +1,4 @@
-"""Describes the topics that we need, and the settings that Kafka reports for topics. No I/O.
+"""Describes the topics that we need, and the settings that Kafka reports for topics, without any I/O.
 
 https://kafka.apache.org/documentation/#topicconfigs
 """
@@ -13,7 +13,7 @@ from pgsluice.tables import TablePolicy
 
 PARTITIONS_MAX = 500
 """One request creates at most this many partitions, unless a single topic has more. A broker needs some milliseconds
-for each partition, and a request must not take longer than REQUEST_S."""
+for each partition, and a request must not take longer than ``topics.REQUEST_S``."""
 
 
 @dataclass(frozen=True, slots=True)

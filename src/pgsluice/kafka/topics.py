@@ -48,9 +48,9 @@ _LOOKS_MAX = 5
 """The most topics whose metadata we request one by one. For more topics, one request for all topics is faster."""
 
 _PROPERTIES: Final = {"allow.auto.create.topics": False, "topic.metadata.refresh.interval.ms": 1000}
-"""When a broker comes back, it does not know the controller at first. librdkafka asks again only when it refreshes its
-metadata, which it does every 5 minutes by default. Until then, every request would time out. So we make librdkafka
-refresh its metadata every second."""
+"""When a broker comes back, it does not know the controller at first. librdkafka looks up the controller again only
+when it refreshes its metadata, by default every 5 minutes. Until then, every request would time out. So we make
+librdkafka refresh its metadata every second."""
 
 _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 
@@ -95,7 +95,7 @@ class Topics:
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
         """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
 
-        Leave out a topic that Kafka refuses to describe or to create. :meth:`ensure` raises the reason as an error.
+        Leave out a topic that Kafka refuses to describe or to create. A later call of :meth:`ensure` raises the reason.
         """
         states = self.describe([spec.name for spec in specs], lenient=True)
         missing = [spec for spec in specs if spec.name not in states]
@@ -106,9 +106,9 @@ class Topics:
         return states | self._settled([name for name in there if not _is_settled(states.get(name))])
 
     def settings(self, topics: Collection[str]) -> dict[str, TopicSettings]:
-        """Return the settings of ``topics`` that exist.
+        """Return the settings of each of ``topics`` that exists.
 
-        New topics may be missing, because brokers may not know them yet.
+        New topics may be missing in the result, because brokers may not know them yet.
         """
         names, found = list(topics), dict[str, TopicSettings]()
         for at in range(0, len(names), SETTINGS_MAX):
@@ -272,7 +272,7 @@ class Topics:
         return None
 
     def next_offsets(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """Return the end of each partition, including open transactions."""
+        """Return the offset after the last record of each partition. Records of open transactions count."""
         return self._latest(partitions, IsolationLevel.READ_UNCOMMITTED)
 
     def stable_offsets(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
@@ -287,7 +287,7 @@ class Topics:
         return self._list_offsets(request, isolation) if request else {}
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset of a partition and its high watermark, including open transactions."""
+        """Return the first offset of a partition and its high watermark. Records of open transactions count."""
         request = TopicPartition(topic, partition)
         low, high = (
             self._offsets({request: spec}, IsolationLevel.READ_UNCOMMITTED)[topic, partition]
@@ -344,7 +344,7 @@ class Topics:
                 raise _UnknownTopic(f"{doing}: {error.args[0].str()}.") from error
             raise failure(error, doing, self._errors) from error
 
-    def _wait(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - as above
+    def _wait(self, future: "Future[Any]", doing: str) -> Any:  # noqa: ANN401 - the requests' answers differ
         """Return the answer when it comes, unless the session ends first. Raise KafkaException if Kafka refuses."""
         while True:
             try:
@@ -356,7 +356,7 @@ class Topics:
                 if self._given_up.is_set():
                     raise SinkUnavailable(f"{doing} was abandoned because the session ends.") from None
             else:
-                self._admin.poll(0)  # errors that the client has not reported yet are older than this answer
+                self._admin.poll(0)  # reports the errors that came before this answer
                 self._errors.recovered()
                 return answer
 

@@ -25,7 +25,8 @@ RETRY_S = 0.05
 
 REST_S = 0.002
 """The pause between two transactions. Kafka answers a commit a millisecond or two before the transaction's markers are
-in all partitions. Until then, Kafka refuses new records, and librdkafka waits for 20 ms after such a refusal."""
+in all partitions. Until they are there, Kafka refuses new records, and librdkafka waits for 20 ms after such a
+refusal."""
 
 INIT_S = 30.0
 """How long a session waits for the transaction coordinator, and then for Kafka to accept the probe."""
@@ -44,7 +45,7 @@ TRY_S = 15.0
 """How long ``pgsluice check`` waits for the transaction coordinator."""
 
 REFUSED_TIMEOUT_MS: Final = 2**31 - 1
-"""The longest transaction timeout that a client can ask for. Most brokers refuse it, and then the request fences
+"""The longest transaction timeout that a client can ask for. Most brokers refuse it. A request that is refused fences
 nobody."""
 
 
@@ -110,7 +111,7 @@ class TransactionalProducer(CutProducer):
             super().check(wait_s)
         except SinkUnavailable as error:
             # librdkafka drops records that it could not write in time (message.timeout.ms). If our deadline has passed
-            # as well, it is the reason to report.
+            # as well, report the missed deadline as the reason.
             raise self._too_late() if self._failed is not None and self._is_late else error from None
         if self._is_late:
             raise self._too_late()
@@ -133,13 +134,13 @@ class TransactionalProducer(CutProducer):
     def commit(self) -> None:
         """Commit the transaction. If this raises an error, Kafka may have committed it nevertheless."""
         if self._open:
-            self.flush()  # commit_transaction would flush as well, but our flush finds the reason if it stalls
+            self.flush()  # commit_transaction would flush as well, but only our flush finds the reason of a stall
         with self._judging("Committing a Kafka transaction"):
             try:
                 self._until("commit_transaction", self._deadline)
             except KafkaException as error:
-                # Abort only if librdkafka asks for it. In all other cases Kafka may have committed the transaction, and
-                # an abort could affect the next one.
+                # Abort only if librdkafka asks for it. In all other cases, Kafka may have committed this transaction,
+                # and an abort could affect the next transaction.
                 self._open = error.args[0].txn_requires_abort()
                 raise
             self._open = False
@@ -171,14 +172,15 @@ class TransactionalProducer(CutProducer):
             log.warning("a Kafka transaction stays open until its timeout", reason=str(error))
 
     def _waited(self, _left: int) -> None:
-        """Do nothing, because the transaction has a deadline."""
+        """Do nothing, because the deadline of the transaction limits the wait."""
 
     def _until(self, call: str, end: float) -> None:
         """Repeat a resumable call until it succeeds.
 
         Raise KafkaException if it fails, or if it has not succeeded by ``end``.
 
-        ``call`` is a name and not a bound method, because a bound method in the traceback would keep the client alive.
+        ``call`` is the name of a method. A bound method would keep the client alive as long as a traceback refers to
+        it.
         """
         while True:
             try:
@@ -211,7 +213,7 @@ def try_transactional_id(options: ProducerOptions) -> None:
     """Raise PermissionDenied if a right to the transactional id is missing. This does not register a producer.
 
     Call this only if the brokers refuse ``REFUSED_TIMEOUT_MS``. They check the rights first and then the timeout, so
-    they refuse this request before they fence anybody. For any other error of Kafka, raise its pgsluice error.
+    they refuse this request before they fence anybody. Raise any other error of Kafka as a pgsluice error.
     """
     properties = {"transactional.id": options.transactional_id, "transaction.timeout.ms": REFUSED_TIMEOUT_MS}
     producer = options.client.make(Producer, properties)

@@ -1,9 +1,9 @@
-"""Chooses between the twins. Uses the modules compiled from Cython if they were built, and otherwise those in Python.
+"""Chooses between the twins: the modules compiled from Cython, if they were built, or the modules in Python.
 
-Code that uses a module with a twin imports the one that ``COMPILED`` selects. The environment variable
-``PGSLUICE_SPEEDUPS`` decides. ``auto``, the default, uses the compiled modules if they exist. ``require`` refuses to
-start without them. ``off`` does not use them. Both twins give the same results, byte for byte. They differ only in
-speed.
+Code that needs a module with a twin imports the twin that ``COMPILED`` selects. The environment variable
+``PGSLUICE_SPEEDUPS`` has three values. ``auto``, the default, uses the compiled modules if they exist. With
+``require``, pgsluice does not start without them. ``off`` does not use them. Both twins give the same results, byte for
+byte. They differ only in speed.
 """
 
 import os
@@ -19,7 +19,7 @@ CHOICES: Final = ("auto", "require", "off")
 
 
 def _choose(choice: str) -> tuple[bool, str]:
-    """Return whether the compiled modules run, and if not, why."""
+    """Return whether the compiled modules are used. If they are not, also return the reason."""
     if choice == "off":
         return False, f"{VARIABLE}=off"
     try:

@@ -19,9 +19,9 @@ UINT32 = FixedFields(number="I")
 
 
 def fixed(codes: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return a function that reads a value which consists of fields with these codes of :mod:`struct`.
+    """Return a function that reads the fields of a value. ``codes`` are the :mod:`struct` codes of the fields.
 
-    The function raises struct.error for a value of another width.
+    The function raises struct.error if the value has another width.
     """
     return struct.Struct(f">{codes}").unpack
 
@@ -39,7 +39,7 @@ UNREAD: Final = (Malformed, struct.error, Unreadable)
 
 
 def version_1(value: bytes) -> bytes:
-    """Return the text after the version byte of jsonb, jsonpath and ltree."""
+    """Return the text after the version byte of jsonb, jsonpath and the types of ltree."""
     if value[:1] != b"\x01":
         raise Malformed(0, "version 1 of the type's format")
     return value[1:]

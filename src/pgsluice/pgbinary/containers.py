@@ -15,9 +15,9 @@ from pgsluice.pgbinary.base import BYTE, INT32, UINT32, NewPart, ToText, Unreada
 from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
 TEXT_MAX_BYTES: Final = 64 * 1024 * 1024
-"""The longest text of an array, range or composite.
+"""The longest text of an array, range, multirange or composite.
 
-Each level of nesting doubles the quotes of the levels inside it, so a few hundred bytes could become gigabytes.
+Each level of nesting doubles the quotes in the text of its parts, so a few hundred bytes could become gigabytes.
 """
 
 _LENGTH: Final = INT32
@@ -88,7 +88,7 @@ def read_array(value: bytes) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ArrayText:
-    """The conversion of arrays: ``{a,NULL,"b c"}``, preceded by the bounds unless all of them start at 1."""
+    """The conversion of arrays: ``{a,NULL,"b c"}``, preceded by the bounds unless every dimension starts at 1."""
 
     element: ToText
     delimiter: bytes = b","
@@ -96,7 +96,7 @@ class ArrayText:
     def __call__(self, value: bytes) -> bytes:
         """Return the text of an array."""
         shape, items = read_array(value)
-        if not items:  # an empty array can have a dimension, if it was an int2vector
+        if not items:  # an empty array that was an int2vector has a dimension
             return b"{}"
         texts = _limited(self._item_text(item) for item in items)
         for length, _ in reversed(shape):
@@ -179,7 +179,7 @@ def _count(cursor: Cursor) -> int:
 
 
 def _doubled(text: bytes, quoted: re.Pattern[bytes]) -> bytes:
-    """Quote a bound or a field. Special characters are doubled, unlike in items of arrays."""
+    """Quote a bound or a field. Quotes and backslashes in it are doubled, whereas items of arrays use backslashes."""
     if text and not quoted.search(text):
         return text
     return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')

@@ -61,7 +61,8 @@ _SCALARS: Final[dict[str, ToText]] = {
     "numeric": numbers.numeric,
     "money": numbers.money,
     **dict.fromkeys(("oid", "xid", "cid"), numbers.oid),
-    # The text of these types is a name that only the catalog knows. From binary format, we return the number as text.
+    # The text of these types is a name that only the catalog knows. The binary format has the OID of the named object,
+    # which we return as text.
     **dict.fromkeys(("regproc", "regprocedure", "regoper", "regoperator", "regclass", "regtype"), numbers.oid),
     **dict.fromkeys(("regconfig", "regdictionary", "regnamespace", "regrole", "regcollation"), numbers.oid),
     "xid8": numbers.xid8,
@@ -212,7 +213,7 @@ def _is_too_deep(oid: int, arrays: Mapping[int, Element | None]) -> bool:
 
 
 def conversions(relation: Relation, described: Sequence[TypeDescription]) -> list[ToText]:
-    """Return the conversion of each column. A conversion that is not possible raises Unreadable when it is called."""
+    """Return the conversion of each column. If a type cannot be converted, its conversion always raises Unreadable."""
     made = _made({description.oid: description for description in described})
     return [_of_column(column.type, made) for column in relation.columns]
 

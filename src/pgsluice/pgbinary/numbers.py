@@ -26,7 +26,7 @@ def boolean(value: bytes) -> bytes:
 
 
 def integer(code: str) -> ToText:
-    """Return the conversion of whole numbers with this code of :mod:`struct`."""
+    """Return the conversion of integers. ``code`` is their :mod:`struct` code."""
     read = fixed(code)
     return lambda value: b"%d" % read(value)[0]
 
@@ -41,7 +41,7 @@ _INT8: Final = fixed("q")
 
 
 def money(value: bytes) -> bytes:
-    """Return money as with lc_monetary = C: ``-$1,234.50``."""
+    """Return money as PostgreSQL writes it with lc_monetary = C: ``-$1,234.50``."""
     (cents,) = _INT8(value)
     whole, rest = divmod(abs(cents), 100)
     return f"{'-' if cents < 0 else ''}${whole:,}.{rest:02}".encode()
@@ -54,30 +54,32 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-_LOWEST_EXPONENT: Final = -4  # an exponent is written if it is lower, or if it reaches the limit of the type
+# A number is written with an exponent if the exponent is below this limit, or if it reaches the limit of the type.
+_LOWEST_EXPONENT: Final = -4
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
 _PLAIN: Final = (1e-4, 1e15)
 
 # PostgreSQL never writes a number that lies exactly in the middle between two floats, but Python may. Such a middle is
-# an odd number of 54 bits times a power of two. It has at most 17 digits only from 2 ** 52 on, and only below
-# 1e40, because 5 ** 23 is the highest power of five that can be a factor of it.
+# an odd number of 54 bits, multiplied by a power of two. Python writes it only if it has at most 17 digits. Below
+# 2 ** 52, every middle has at least two digits after the point, and at least 18 digits in all. From 1e40 on, the odd
+# number would have to be a multiple of 5 ** 24, which has more than 54 bits.
 _MIDDLES: Final = (2.0**52, 1e40)
 
 _EXACT: Final = Context(prec=1200)
-"""A context for exact sums of any two float8. No such sum has more digits."""
+"""A context for exact sums of two neighbouring floats. No such sum has more digits."""
 _HALF: Final = Decimal("0.5")
 _INFINITE_SINGLE: Final = 0x7F800000
 _ROUNDINGS: Final = ("ROUND_HALF_EVEN", "ROUND_FLOOR", "ROUND_CEILING")
 
 
 def float8(value: bytes) -> bytes:
-    """Return a text like ``1.5``, with the fewest digits that are read as the same number."""
+    """Return a text like ``1.5``, with only as many digits as are needed to read the same number."""
     return float8_text(_FLOAT8(value)[0])
 
 
 def float4(value: bytes) -> bytes:
-    """Return a text like ``1.5``, with the fewest digits that are read as the same number."""
+    """Return a text like ``1.5``, with only as many digits as are needed to read the same number."""
     return float4_text(_FLOAT4(value)[0])
 
 
@@ -124,7 +126,7 @@ def _middle(one: float, other: float) -> Decimal:
 
 
 def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
-    """Return the number with the fewest digits between these bounds (exclusive) that is nearest to ``number``."""
+    """Of the numbers with the fewest digits between the bounds (exclusive), return the one nearest to ``number``."""
     exact = Decimal(number)
     inside: list[Decimal] = []
     digits = 0
@@ -158,7 +160,7 @@ _HEAD: Final = FixedFields(ndigits="H", weight="h", sign="H", dscale="H")
 _NEGATIVE: Final = 0x4000
 _SPECIAL_NUMERICS: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity"}
 _GROUP: Final = 4
-"""Decimal digits in one digit of numeric, whose base is 10000."""
+"""One digit of numeric, which has the base 10000, stands for this many decimal digits."""
 _GROUPS: Final = tuple(b"%04d" % group for group in range(10_000))
 DSCALE_MAX: Final = 0x3FFF
 

@@ -14,7 +14,7 @@ _POSITION: Final = FixedFields(position="H")
 _POSITION_MASK: Final = 0x3FFF
 _WEIGHT_SHIFT: Final = 14
 _WEIGHTS: Final = (b"", b"C", b"B", b"A")
-"""The letters of a position's weight. D is not written."""
+"""The letter of each weight of a position. The letter D is not written."""
 
 _COUNT_WIDTH: Final = 2
 """The minimum size of a lexeme or a part of a query, in bytes. A count is invalid if the whole value is shorter than
@@ -80,8 +80,8 @@ def tsquery(value: bytes) -> bytes:
     cursor = Cursor(value, 0)
     items = [_item(cursor) for _ in range(_count(cursor))]
     cursor.end()
-    # Every operator is sent before its operands, and the right operand before the left one. So if the items are read
-    # backwards, an operator comes after its operands.
+    # PostgreSQL sends every operator before its operands, and the right operand before the left one. So if the items
+    # are read backwards, an operator comes after its operands.
     parts: list[_Part] = []
     for item in reversed(items):
         parts.append(item if isinstance(item, _Part) else _combined(parts, *item))
@@ -106,7 +106,7 @@ def _word(cursor: Cursor) -> _Part:
 
 
 def _combined(parts: list[_Part], operator: int, distance: int) -> _Part:
-    """Return the part with this operator. Its operands are taken from the end of ``parts``."""
+    """Take the operands of an operator from the end of ``parts``. Return the part that consists of all of them."""
     priority = _PRIORITIES[operator]
     try:
         if operator == _NOT:

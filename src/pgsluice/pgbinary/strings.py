@@ -22,9 +22,9 @@ _ASCII: Final = 0x80
 
 
 def char(value: bytes) -> bytes:
-    """Return one byte as PostgreSQL 16 writes it: 0 is the empty string, and bytes beyond ASCII are octal.
+    """Return one byte as PostgreSQL 16 and later write it: 0 as the empty string, and bytes beyond ASCII in octal.
 
-    Older versions write bytes beyond ASCII as they are, which is not UTF-8.
+    Older versions write bytes beyond ASCII unchanged, which is not valid UTF-8.
     """
     (byte,) = _CHAR(value)
     if byte >= _ASCII:
@@ -62,7 +62,7 @@ def bit(value: bytes) -> bytes:
 
 
 def macaddr(length: int) -> ToText:
-    """Return the conversion of MAC addresses of this many bytes: hexadecimal, separated by colons."""
+    """Return the conversion of MAC addresses of ``length`` bytes. Colons separate the hexadecimal bytes."""
     read = fixed(f"{length}s")
     return lambda value: read(value)[0].hex(":").encode()
 
@@ -76,7 +76,7 @@ _MAPPED: Final = 0xFFFF
 
 
 def inet(value: bytes) -> bytes:
-    """Return ``10.0.0.1/8``. The netmask's length is left out if it covers the whole address."""
+    """Return ``10.0.0.1/8``. The length of the netmask is left out if the netmask covers the whole address."""
     return _address(value, always_bits=False)
 
 
@@ -102,14 +102,14 @@ def _ipv6(address: bytes) -> bytes:
     words = _WORDS(address)
     start, length = _longest_zeros(words)
     if start == 0 and (length == 6 or (length == 5 and words[5] == _MAPPED)):  # noqa: PLR2004 - IPv4 within IPv6
-        return (b"::" if length == 6 else b"::ffff:") + _ipv4(address[12:])  # noqa: PLR2004 - as above
+        return (b"::" if length == 6 else b"::ffff:") + _ipv4(address[12:])  # noqa: PLR2004 - IPv4 within IPv6
     if not length:
         return _hexadecimal(words)
     return _hexadecimal(words[:start]) + b"::" + _hexadecimal(words[start + length :])
 
 
 def _longest_zeros(words: tuple[int, ...]) -> tuple[int, int]:
-    """Return start and length of the longest run of at least two zeros. Of equally long runs, the first one counts."""
+    """Return start and length of the longest sequence of at least two zeros. Of equally long ones, the first counts."""
     best, start = (0, 0), 0
     for index, word in enumerate((*words, 1)):
         if word:

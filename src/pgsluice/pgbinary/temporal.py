@@ -13,7 +13,7 @@ from pgsluice.pgoutput.cursor import Malformed
 
 _EPOCH_ORDINAL: Final = calendar_date(2000, 1, 1).toordinal()
 _CYCLE_DAYS: Final = 146_097
-"""The days of 400 years, after which the calendar repeats. Python's calendar has only the years 1 to 9999."""
+"""The number of days in 400 years, after which the calendar repeats. Python's calendar has only the years 1 to 9999."""
 
 _DAY_US: Final = 86_400_000_000
 _HOUR_US: Final = 3_600_000_000
@@ -45,7 +45,7 @@ def time(value: bytes) -> bytes:
 
 
 def read_time(value: bytes) -> int:
-    """Return the microseconds since midnight. They can be a whole day, which stands for 24:00:00."""
+    """Return the microseconds since midnight. A whole day of microseconds stands for 24:00:00."""
     return _checked_time(_TIME(value)[0])
 
 
@@ -75,7 +75,10 @@ timestamptz: Final = _timestamp(b"+00")
 
 
 def _date_parts(days: int) -> tuple[bytes, bytes]:
-    """Return the date ``days`` after 2000-01-01, and `` BC`` for years before 1, which comes after a time of day."""
+    """Return the date that is ``days`` days after 2000-01-01, and the era.
+
+    The era is `` BC`` for years before 1, and empty for all other years. A timestamp has it after the time of day.
+    """
     cycles, ordinal = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
     day = calendar_date.fromordinal(ordinal + 1)
     year = day.year + 400 * cycles
@@ -114,7 +117,7 @@ def interval(value: bytes) -> bytes:
     """Return ``P1Y2M3DT4H5M6.7S``. Each part has its own sign, and parts that are 0 are left out."""
     time_us, days, months = _INTERVAL(value)
     ends = (_INT8_RANGE, _INT4_RANGE, _INT4_RANGE)
-    for index, infinity in enumerate(_INFINITIES):  # since PostgreSQL 17
+    for index, infinity in enumerate(_INFINITIES):  # intervals can be infinite since PostgreSQL 17
         if (time_us, days, months) == tuple(end[index] for end in ends):
             return infinity
     years, rest_months = _truncated(months, 12)

@@ -1,6 +1,6 @@
 """Turns rows of COPY TO in text format into frames with Insert messages, as a walsender would send them.
 
-Rows that were read at a snapshot then take the same path as rows of the stream. ``native.copy`` is the compiled twin of
+So rows that were read at a snapshot take the same path as rows of the stream. ``native.copy`` is the compiled twin of
 ``row_frame``, and ``native.speedups`` chooses between the two.
 
 https://www.postgresql.org/docs/current/sql-copy.html#SQL-COPY-FILE-FORMATS
@@ -36,7 +36,7 @@ _pack_length = struct.Struct(">cI").pack
 
 
 def row_values(line: bytes, columns: int) -> list[bytes | None]:
-    """Return the values of one row in text format. Raise ProtocolError if their number is not ``columns``.
+    """Return the values of one row in text format. Raise ProtocolError if there are not ``columns`` values.
 
     ``line`` is the content of one CopyData, which ends with a newline.
     """
@@ -52,7 +52,7 @@ def row_values(line: bytes, columns: int) -> list[bytes | None]:
 
 
 def row_frame(line: bytes, oid: int, columns: int) -> XLogData:
-    """Return the frame of one row of relation ``oid``. Raise ProtocolError if it does not have ``columns`` values."""
+    """Return the frame of one row of relation ``oid``. Raise ProtocolError if there are not ``columns`` values."""
     return insert_frame(oid, row_values(line, columns))
 
 

@@ -1,7 +1,8 @@
 """Reads fields from the bytes of one message, and reports the offset at which they are invalid.
 
-:mod:`framing` and :mod:`decoder` use it, and add the name of the message to the errors. :mod:`pgsluice.pgbinary` uses
-it for values in binary format. Every length is compared with the number of remaining bytes before it is used.
+:mod:`framing` and :mod:`decoder` use this module, and add the name of the message to the errors.
+:mod:`pgsluice.pgbinary` uses it for values in binary format. Every length is compared with the number of remaining
+bytes before it is used.
 
 https://www.postgresql.org/docs/current/protocol-message-types.html
 """
@@ -117,7 +118,7 @@ class Cursor:
 
 
 def show(value: int) -> str:
-    """Return a byte for a message: a letter in quotes, or its number."""
+    """Return a byte in the form for error messages: a letter in quotes, and any other byte as a number."""
     return f"'{chr(value)}'" if bytes([value]).isalpha() else str(value)
 
 

@@ -98,7 +98,7 @@ class Decoder:
 
 
 def _row(decoder: Decoder, data: bytes) -> tuple[int | None, int, int, int, int]:
-    """Return xid, relation OID, and the first tuple's kind, column count, and offset of its first column."""
+    """Return the xid, the relation's OID, and of the first tuple the kind, the column count and the first offset."""
     if decoder.in_stream:
         xid, relation_oid, kind, count = _STREAMED_ROW.read(data, 1)
         return xid, relation_oid, kind, count, 12

@@ -13,8 +13,8 @@ from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
 XLogData: TypeAlias = bytes
-"""``w``: a head, and after it one message of pgoutput. The bytes stay as they arrived, because nearly all frames are
-rows, and rows are then read only once.
+"""``w``: a head, and after it one message of pgoutput. A frame is not parsed into an object here. Nearly all frames are
+rows, and so the bytes of a row are read only once.
 
 Never confirm the LSNs in the head, because they are 0/0 or lie inside a transaction.
 """
@@ -39,7 +39,7 @@ Frame: TypeAlias = XLogData | Keepalive | PrimaryStatus
 
 @dataclass(slots=True)
 class StandbyStatusUpdate:
-    """``r``: the positions of the client. Each LSN is that of the next byte. 0/0 leaves the slot as it is."""
+    """``r``: the positions up to which the client has written, flushed and applied. 0/0 leaves the slot unchanged."""
 
     write: int
     flush: int
@@ -100,7 +100,7 @@ def standby_status_update(write: int, flush: int, apply: int, client_time: int, 
 
 
 def parse_standby_status_update(data: bytes | memoryview) -> StandbyStatusUpdate:
-    """Return the positions that a client reports in a CopyData. Test servers call it."""
+    """Return the positions that a client reports in a CopyData. Only test servers call this function."""
     cursor = Cursor(bytes(data), 0)
     try:
         cursor.choice("kind", b"r")

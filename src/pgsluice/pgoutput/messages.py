@@ -64,7 +64,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """One column of a :class:`Relation`. ``is_key`` says whether it is part of the replica identity."""
+    """One column of a :class:`Relation`. ``is_key`` says whether the column is part of the replica identity."""
 
     is_key: bool
     name: str
@@ -136,7 +136,7 @@ class Truncate:
 
 @dataclass(slots=True)
 class LogicalMessage:
-    """``M``: a message of pg_logical_emit_message. ``lsn`` is the end of its WAL record, and ``content`` its bytes."""
+    """``M``: a message of pg_logical_emit_message. ``lsn`` is the end of its WAL record."""
 
     xid: int | None
     transactional: bool
@@ -147,7 +147,7 @@ class LogicalMessage:
 
 @dataclass(slots=True)
 class StreamStart:
-    """``S``: a segment of a transaction in progress begins. ``xid`` is that of the top-level transaction."""
+    """``S``: a segment of a transaction in progress begins. ``xid`` is the id of the top-level transaction."""
 
     xid: int
     first_segment: bool

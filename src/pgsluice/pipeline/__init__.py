@@ -1,4 +1,4 @@
 """The work on one slot, from receiving its changes to delivering them.
 
-The package knows PostgreSQL and Kafka only as the protocols in :mod:`.ends`.
+The package uses PostgreSQL and Kafka only through the protocols in :mod:`.ends`.
 """

@@ -10,9 +10,8 @@ from pgsluice.pgoutput.messages import Relation
 
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
-"""The messages around a group of rows whose transaction may still be rolled back. Stream Start begins such a group, and
-Stream Stop ends it. Begin Prepare begins one, and Prepare ends it. Each key is the type of the first message, and its
-value the type of the last one."""
+"""The types of the messages that begin and end a group of rows whose transaction may still be rolled back. Stream Stop
+ends a group that begins with Stream Start, and Prepare ends a group that begins with Begin Prepare."""
 
 
 class Ahead:
@@ -50,7 +49,7 @@ class Ahead:
                     found = decoder.decode(frame[MESSAGE_AT:])
                 except ProtocolError:
                     return
-                assert isinstance(found, Relation), "its kind says so"
+                assert isinstance(found, Relation), "the message has the type of a Relation"
                 yield found
             else:
                 end = _ENDS.get(kind)

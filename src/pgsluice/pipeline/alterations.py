@@ -1,9 +1,10 @@
-"""Finds loaded tables whose rows the stream does not keep up to date any more.
+"""Finds loaded tables that have values which the stream does not contain.
 
-Such a table was altered so that its rows have values that were not sent, or it is not published any more.
+Such a table was altered so that its rows got values that were not sent, or it is not published any more.
 
-The ``loader`` uses this module each time it reads the list of published tables. The tables that it finds become stale.
-A mark in the stream tells consumers so, and each table is loaded again unless the settings prevent this.
+The ``loader`` uses this module each time it reads the list of published tables. The tables that this module finds
+become stale. For each of them, a mark in the stream tells consumers that the table is stale. The table is loaded again
+unless the settings prevent this.
 """
 
 from collections.abc import Collection, Sequence
@@ -99,7 +100,7 @@ class Alterations:
             )
 
     async def _note_stale(self, loaded: Loaded, policy: TablePolicy) -> None:
-        """Record that the table is stale, and add a mark that says so. Call it while the session's work is paused."""
+        """Record that the table is stale, and add a mark for consumers. Call it while the session's work is paused."""
         progress = self._seams.progress
         lsn = max(progress.received, progress.delivered)
         await self._inserter.note(replace(loaded, state="stale"), lsn, policy.topic)

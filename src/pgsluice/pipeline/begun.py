@@ -130,7 +130,7 @@ class Begun:
 
     @property
     def has_loaded(self) -> bool:
-        """Return whether any table is complete, or was complete before it was altered."""
+        """Return whether any table is complete, or was complete before it became stale."""
         return any(one.state != "cancelled" for one in self._loaded.values())
 
     def loaded(self, relation: TableId) -> Loaded | None:
@@ -153,20 +153,23 @@ class Begun:
         key = moved_key([new[names.index(one)] for one in load.key]) if set(load.key) <= set(names) else None
         moved = load.moved if key is None or key in load.moved else (*load.moved, key)
         load = replace(load, moved=moved)
-        if key is None or len(moved) > MOVED_MAX or _moved_bytes(load) > MOVED_BYTES_MAX:
+        if key is None:
+            self._begin_again(load, "the new key of a row cannot be read back")
+            return
+        if len(moved) > MOVED_MAX or _moved_bytes(load) > MOVED_BYTES_MAX:
             self._begin_again(load)
             return
         self.put(load)
         if sum(map(_moved_bytes, self._loads.values())) > ALL_MOVED_BYTES_MAX:
             self._begin_again(max(self._loads.values(), key=_moved_bytes))
 
-    def _begin_again(self, load: Load) -> None:
-        log.info("loading begins again, because the keys of too many rows have changed", table=str(load))
+    def _begin_again(self, load: Load, reason: str = "too many rows have changed their keys") -> None:
+        log.info("loading begins again", table=str(load), reason=reason)
         self.drop(load.oid)
 
 
 def _moved_bytes(load: Load) -> int:
-    return len(json.dumps(load.moved))  # in JSON, a character may take twelve bytes
+    return len(json.dumps(load.moved))  # the size in JSON, where a character may take twelve bytes
 
 
 def _is_complete(loaded: Loaded) -> bool:

@@ -1,8 +1,8 @@
 """Carries out commands: reads each command, decides on its consequences, and records them in the open cut.
 
-This runs concurrently with the session's work. One checkpoint contains both the offset after a command and the
-command's consequences, so each command is applied exactly once. If a command is wrong, its answer says so, and the
-pipeline continues.
+The commands are carried out concurrently with the session's work. One checkpoint contains both the offset after a
+command and the command's consequences, so each command is applied exactly once. If a command cannot be carried out, its
+answer contains the reason, and the pipeline continues.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class _Refusal(Exception):
-    """Why a command has no effect, as a sentence for the answer."""
+    """A command has no effect. The message is a sentence with the reason, for the answer."""
 
 
 class Commands:
@@ -123,8 +123,8 @@ class Commands:
 
         The command takes effect between two transactions, because this code runs only then. While the state says that
         the pipeline is paused, the session takes no frames from the stream. The lock ``at_work`` makes sure that the
-        loader is not in the middle of a round. All changes that were received before are in the same cut as the answer
-        or in earlier cuts, so no changes follow the answer.
+        loader is not in the middle of a round. All changes that were received before the pause are in the same cut as
+        the answer or in earlier cuts, so no changes follow the answer.
         """
         async with self._loader.at_work, self._pause():
             _check_in_time(command)  # again, because a long transaction may have had to end first
@@ -137,8 +137,8 @@ class Commands:
     async def _named(self, patterns: Sequence[TablePattern]) -> tuple[list[PublishedName], list[PublishedName]]:
         """Return the matching published tables: those that pgsluice may read, and those that it may not read.
 
-        :mod:`.trust` explains why it may not read some tables. Raise _Refusal if a pattern matches no published table.
-        Raise TableUnreadable if pgsluice may read none of the tables that a pattern matches.
+        :mod:`.trust` explains why pgsluice may not read some tables. Raise _Refusal if a pattern matches no published
+        table. Raise TableUnreadable if pgsluice may read none of the tables that a pattern matches.
         """
         if self._loader.obstacle is not None:
             raise _Refusal(self._loader.obstacle)
@@ -167,7 +167,7 @@ class Commands:
         return table.is_trusted or self._encoders.names(table)
 
     async def _loadable(self, names: Sequence[PublishedName], where: str) -> list[Relation]:
-        """Return the tables as they are now. Raise an error if one of them cannot be read with this condition."""
+        """Return the tables as they are now. Raise an error if a table cannot be read with the condition ``where``."""
         if len(where) > WHERE_MAX:
             raise _Refusal(f"The condition has more than {WHERE_MAX} characters.")
         found = []

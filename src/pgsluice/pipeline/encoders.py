@@ -1,7 +1,8 @@
 """The encoders of relations. An encoder is created when the first row of a new version of its table arrives.
 
-At that time, the row is known to be committed, so the schemas are registered and the topic is created as well. The
-arrival of a Relation message would be too early, because it may describe an ALTER TABLE that is rolled back.
+Together with the encoder, the schemas are registered and the topic is created. This must happen only for committed
+rows. When a Relation message arrives, it is too early, because the message may describe an ALTER TABLE that is rolled
+back.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -167,7 +168,7 @@ class Encoders:
                     raise
                 self._quarantine.add(relation, str(error))
                 found = await self._refuse(relation, str(error))
-            # The topics of the others come last, because they may reach kafka.topics.max.
+            # Create the topics of ``others`` after the topic of this table, because they may reach kafka.topics.max.
             await self._prepare(others)
         return found
 
@@ -176,9 +177,9 @@ class Encoders:
         return self._tables.policy(relation.namespace, relation.name)
 
     def possible_policy(self, relation: TableId) -> TablePolicy | None:
-        """Return how the table is published, or None if it is not or cannot be published.
+        """Return how the table is published, or None if it is not published or cannot be published.
 
-        If it cannot be published, its first change will raise the error.
+        If a table cannot be published, its first change will raise the error.
         """
         try:
             return self.policy(relation)
@@ -353,7 +354,8 @@ class Encoders:
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
         """Return the descriptions of the columns' types from the catalog.
 
-        Text format needs only the element types of arrays. Binary format needs the parts of all types.
+        Values in text format need only the element types of arrays. Values in binary format need the parts of all
+        types.
         """
         unknown = unknown_types(relation) if self._types.binary else unknown_arrays(relation)
         return await self._source.describe_types(unknown) if unknown else []
@@ -410,8 +412,8 @@ def _check_past(relation: Relation, policy: TablePolicy, former: FieldHistory) -
     """Raise TableRefused if the table has had more columns than FORMER_COLUMNS_MAX."""
     if len(former) > FORMER_COLUMNS_MAX:
         raise TableRefused(
-            f"Table {relation} has had more than {FORMER_COLUMNS_MAX} columns, whose names are all taken in topic "
-            f'{policy.topic}. Find out who renames them. Then name another topic with `topic = "..."` in a '
+            f"Table {relation} has had more than {FORMER_COLUMNS_MAX} columns, and topic {policy.topic} cannot "
+            'use their names again. Find out who renames columns. Then name another topic with `topic = "..."` in a '
             "[[tables.rules]] entry."
         )
 

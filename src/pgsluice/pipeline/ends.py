@@ -35,9 +35,9 @@ class Stream(Protocol):
         """
 
     async def wait_ended(self) -> None:
-        """Wait until the stream ends, and raise the error that ended it, even if nobody reads the stream.
+        """Wait until the stream ends, even if nobody reads it. Then raise the error that ended it.
 
-        Never return.
+        This never returns normally.
         """
 
     def report(self, received: int, flushed: int) -> None:
@@ -88,7 +88,7 @@ class Source(Protocol):
         """Create the slot and return its consistent point. All transactions that commit later will be streamed."""
 
     async def start(self) -> Stream:
-        """Stream from the slot's own position.
+        """Begin to stream at the position of the slot.
 
         Raise SlotInUse if another process streams, or StopError if the slot is unusable.
         """
@@ -114,9 +114,9 @@ class Source(Protocol):
         """
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
-        """Return the columns of the present primary key.
+        """Return the columns of the table's present primary key.
 
-        An empty result means that there is no key. None means that the table does not exist any more.
+        An empty result means that there is no primary key. None means that the table does not exist any more.
         """
 
     async def is_partitioned(self, relation_oid: int) -> bool:
@@ -201,7 +201,7 @@ class Reader(Protocol):
 
 
 class Sink(Protocol):
-    """One session of delivery. Any error ends the session, and the next one creates a new sink."""
+    """One session of delivery. Any error ends the session, and the next session creates a new sink."""
 
     async def prepare(self) -> None:
         """Create the service topics if they do not exist. This does not disturb a running owner."""
@@ -231,7 +231,7 @@ class Sink(Protocol):
         """Abort the open transaction, and commit ``checkpoint`` without any changes.
 
         The checkpoint is durable when this returns. It records that the server has another history. Without this
-        record, a later start could accept the server as soon as its WAL has grown.
+        record, a later start could accept the server as soon as its WAL has grown beyond the last position.
         """
 
     async def recorded(self) -> Recorded:

@@ -31,9 +31,9 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    If ``replaces`` is set, consumers may remove an older row when the load ends if the load has not read this row,
-    because the table does not have it any more. ``layout`` is the table's layout when it was opened, or None if it is
-    not known.
+    If ``replaces`` is set, consumers may remove all older rows that the load has not read, as soon as the load ends,
+    because the table does not have these rows any more. ``layout`` is the table's layout when the table was opened, or
+    None if the layout is not known.
     """
 
     shape: Shape
@@ -109,7 +109,10 @@ class Inserter:
     async def _insert_some(
         self, table: Opened, load: Load, frames: list[XLogData], at: int, timestamp: int
     ) -> tuple[Load, int]:
-        """Add rows to the open cut, from ``frames[at]`` on, until it is full. Return the load and the next index."""
+        """Add rows to the open cut, beginning with ``frames[at]``, until the cut is full.
+
+        Return the load and the next index.
+        """
         pending, load_position, began = self._outbox.pending, self._position, at
         transaction = Transaction(0, load_position.lsn, timestamp)
         stamp = Stamp(transaction, self._epoch, commit_timestamps=self._commit_timestamps)

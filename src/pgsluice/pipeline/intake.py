@@ -21,7 +21,7 @@ class Intake:
     """Reads the stream of one session."""
 
     def __init__(self, stream: Stream, is_paused: Callable[[], bool]) -> None:
-        """``is_paused`` says whether the pipeline is paused. This changes only while the session's work is paused."""
+        """``is_paused`` says whether the pipeline is paused. Its result changes only while the session does no work."""
         self._stream = stream
         self._is_paused = is_paused
         self._reading: Read | None = None
@@ -59,9 +59,10 @@ class Intake:
         return reading is not None and reading.done() and self._is_paused() and reading.exception() is None
 
     async def wait_lost(self) -> None:
-        """Raise the error that ended the stream, even if nobody reads the stream. If it is a StopError, never return.
+        """Raise the error that ended the stream, even if nobody reads the stream.
 
-        Only the read raises a StopError, so that the session first delivers everything that came before the error.
+        If the error is a StopError, never return. Only the read raises a StopError, so that the session first delivers
+        everything that came before the error.
         """
         try:
             await self._stream.wait_ended()

@@ -1,6 +1,6 @@
 """The lag of a pipeline behind the server. It is known even while no session streams.
 
-Once a second, the daemon passes the positions from the session or from the slot watch. The caller passes the time.
+Once a second, the daemon passes the time, and the positions from the session or from the slot watch.
 """
 
 from collections import deque
@@ -45,8 +45,8 @@ class Lag:
         if self._ahead and at - self._ahead[-1][0] >= self._apart_s and server_lsn > self._ahead[-1][1]:
             self._ahead.append((at, server_lsn))
         if len(self._ahead) > OBSERVATIONS_MAX:
-            # In a long outage, the entries must not take more and more memory. So drop every second one, and add fewer
-            # of them from now on.
+            # In a long outage, the entries must not take more and more memory. So drop every second entry, and add
+            # fewer entries from now on.
             self._ahead = deque(list(self._ahead)[::2])
             self._apart_s = 2 * (at - self._ahead[0][0]) / OBSERVATIONS_MAX
         self._look_back()
@@ -72,8 +72,8 @@ class Lag:
     def seconds(self, now: float) -> float:
         """Return for how long there have been changes to deliver, or 0 if there are none.
 
-        If the server's position is older than ``FRESH_S``, the server may have new changes. Then the time counts from
-        the last moment at which everything was delivered.
+        If the server's position is older than ``FRESH_S``, the server may have new changes. In this case, the result
+        counts from the last moment at which everything was delivered.
         """
         since = [self._caught_up_at] if now - self._caught_up_at > FRESH_S or self._server is None else []
         if self._ahead:

@@ -33,8 +33,8 @@ SHOWN_MAX: Final = 20
 class TableReport:
     """A published table, the number of rows that were read, and PostgreSQL's estimate of all its rows.
 
-    ``reason`` says why the table is not read. ``is_stale`` says that after the table was loaded, rows changed in a way
-    that the stream does not show.
+    ``reason`` says why the table is not read. ``is_stale`` is set if rows have changed, since the table was loaded, in
+    a way that the stream does not show.
     """
 
     table: str
@@ -106,7 +106,7 @@ class LoadWatch:
         return max(0, rows - before) / (now - since)
 
     def say(self, report: LoadReport, now: float) -> None:
-        """Log the progress of the loads, if it is time."""
+        """Log the progress of the loads, if a line in the log is due."""
         if self._began_at is None:
             if report.unfinished and not report.is_stuck:
                 self._began_at = now

@@ -242,9 +242,9 @@ class Loader:
     async def _look_unless_paused(self) -> bool:
         """Look for tables, and return True. If the pipeline is paused, do nothing and return False.
 
-        The loader must not look for tables in a pause, for two reasons. First, what it finds may have to be delivered.
-        Second, it would wait until the server has proved that it has the same history as before. The proof comes from
-        the stream, which does not advance in a pause.
+        During a pause, the loader must not look for tables, for two reasons. First, it may find stale tables, whose
+        marks have to be delivered. Second, it would wait for the proof that the server has the same history as
+        before. The proof comes from the stream, which does not advance during a pause.
         """
         async with self.at_work:
             if self.requests.state.is_pipeline_paused:
@@ -253,7 +253,7 @@ class Loader:
             return True
 
     async def _look(self) -> None:
-        """Find the published tables that were never loaded, and those that commands request."""
+        """Find the tables to load: those that were never loaded or are stale, and those that commands request."""
         await self._until_shown()
         is_needed = self._options.is_initial or bool(self.requests.state.requests) or self._begun.has_loaded
         if is_needed:
@@ -282,7 +282,7 @@ class Loader:
         self._watch_if_needed()
 
     async def _assume(self) -> None:
-        """Record once which tables count as loaded because an earlier version has delivered their changes."""
+        """Record once which tables count as loaded because an earlier version of pgsluice delivered their changes."""
         published = self._published if self._options.assumes else ()
         delivered = [one for one in published if self._encoders.possible_policy(one) is not None]
         async with self._seams.pause():
@@ -298,7 +298,7 @@ class Loader:
             )
 
     async def _leave_out(self, tables: Sequence[PublishedName]) -> None:
-        """Record that these tables are not read because their owners are not trusted, and log it once.
+        """Record that these tables are not read, because their owners are not trusted. Log the new ones.
 
         There may be any number of such tables. So the loader does not ask the server for their details, and does not
         add them to the tables that wait to be loaded.
@@ -340,7 +340,7 @@ class Loader:
         return self.requests.of((relation.namespace, relation.name)) is not None
 
     def _say(self) -> None:
-        """Update the report for the status, and log it from time to time, if there are published tables."""
+        """If there are published tables, update the report for the status, and log it from time to time."""
         if not self._published:
             return
         now = self._said_at = time.monotonic()

@@ -35,8 +35,8 @@ CLOSING_S = 0.001
 """``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""While the position does not change, a cut is written at this interval, because pgsluice compares its topics with the
-cluster at each cut."""
+"""While the position does not change, a cut without changes is written at this interval. At each cut, pgsluice compares
+its topics with the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Outbox:
 
     @property
     def busy_s(self) -> float:
-        """Return how long Kafka has been busy with the last call, or 0 if it has nothing to do."""
+        """Return how long Kafka has been busy with the call in progress, or 0 if no call is in progress."""
         return 0.0 if self._busy_since is None else time.monotonic() - self._busy_since
 
     @property
@@ -117,8 +117,8 @@ class Outbox:
     async def until_closed(self) -> None:
         """Wait until the open cut has few records, or until no other cut is being committed.
 
-        Call it before you add records that nobody waits for. A cut that grows large during another commit takes long to
-        commit, which delays the changes in it.
+        Call it before you add records that nobody waits for. If the open cut grows large during another commit, its own
+        commit takes long, which delays the changes in it.
         """
         cut = self._open
         while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:
@@ -174,7 +174,7 @@ class Outbox:
 
         If there is no room for another cut, wait for the previous commit first.
 
-        This must not wait until all frames of a read are processed. The frames may contain the commits of many
+        Do not leave the cut open until all frames of a read are processed. The frames may contain the commits of many
         transactions whose rows have waited, so the cut could become much larger than the limit.
         """
         if self.committing is not None and (self.full or self.committing.done()):

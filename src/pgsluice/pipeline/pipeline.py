@@ -216,7 +216,7 @@ class Pipeline:
         """
         log.warning(
             "values come in text format until the next start, although postgres.binary is set: the published records "
-            "are the same, but take longer. If you keep the table, set postgres.binary = false",
+            "are the same, but take longer. If the table keeps this type, set postgres.binary = false",
             reason=str(error),
         )
         self._types = replace(self._types, binary=False)
@@ -295,8 +295,8 @@ class Pipeline:
         If tables can go into quarantine, only log the error, because the quarantine of a table begins with its first
         change.
 
-        If the check takes too long, the pipeline starts without it, because the first change of such a table shows the
-        same error.
+        If the check takes too long, the pipeline starts without it. In this case, the first change of the table raises
+        the same error.
         """
         if self._types_checked:
             return
@@ -394,8 +394,8 @@ class Pipeline:
 def _later(found: Checkpoint | None, reached: Checkpoint) -> Checkpoint:
     """Return the later of two checkpoints: the one that a session ``found`` in Kafka, and the one it has ``reached``.
 
-    The session may have continued from the checkpoint before ``found``. Then ``found`` is the last checkpoint in Kafka
-    until the session commits one.
+    The session may have continued from the checkpoint before ``found``. In this case, ``found`` is the last checkpoint
+    in Kafka until the session commits one.
     """
     return found if found is not None and found.cut > reached.cut else reached
 

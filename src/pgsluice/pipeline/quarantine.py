@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""The status names at most this many tables, those that were refused last. The metric does not count more than this
-number."""
+"""The status names only this many tables: those that were refused last. The metric does not count more tables."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 

@@ -92,7 +92,7 @@ class LoadingTable:
     """The estimated size. None until the server was asked for it."""
     opened: Opened | None = None
     voids: int = 0
-    """How many of the last consecutive chunks had no position in the stream."""
+    """How many consecutive chunks, up to the last one, had no position in the stream."""
     is_out: bool = False
     """Whether the table is left out until its description changes or a command requests its load."""
     due_at: float = 0.0
@@ -305,7 +305,8 @@ class TableReading:
     ) -> None:
         """Put the chunk into the open cut. ``load`` is the state of the load when the chunk was read."""
         async with self._seams.pause():
-            # Meanwhile, a command may have cancelled the load, or too many rows got new keys, so that it begins again.
+            # Since the chunk was read, a command may have cancelled the load. Or the load has to begin again, because
+            # too many rows got new keys.
             if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
                 self._seams.progress.on_received(lsn)
                 await self._inserter.insert(opened, chunk, lsn, timestamp, moved)
@@ -342,6 +343,6 @@ class TableReading:
             self._pace.on_timeout()
             raise
         except ValueRefused:
-            if not shape.where:  # so a value of the key was refused, for example the former label of an enum
+            if not shape.where:  # PostgreSQL refused a value of the key, for example the former label of an enum
                 self._begun.drop(shape.relation.oid)  # the next try reads the table from the beginning
             raise

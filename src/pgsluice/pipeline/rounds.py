@@ -1,8 +1,8 @@
 """Rounds. Each takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
 
-From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass. The session processes these
-immediately, and all others wait for the end of the round. The rows that were read at the snapshot can join the open cut
-when all transactions that the snapshot sees have been received.
+From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass. The session immediately
+processes transactions that pass. All others wait for the end of the round. The rows that were read at the snapshot can
+join the open cut when all transactions that the snapshot sees have been received.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from pgsluice.transaction import Transaction
 from pgsluice.transactions import Transactions
 
 SEEN_S: Final = 0.1
-"""Before a snapshot is taken, the stream waits at most this long, until the transactions that have passed are visible
-to other sessions of PostgreSQL. With synchronous replication, a transaction becomes visible only when a standby has
-answered."""
+"""Before a snapshot is taken, all transactions that have passed have to be visible to other sessions of PostgreSQL. The
+stream waits at most this long for that. With synchronous replication, a transaction becomes visible only when a standby
+has answered."""
 
 SEEN_AGAIN_S: Final = 0.002
 
@@ -100,8 +100,8 @@ class Rounds:
     def on_commit(self, transaction: Transaction) -> None:
         """Record that ``transaction`` passes. Every later snapshot has to see this transaction.
 
-        If the snapshot of the present round sees the transaction, it need not be noted, because every later snapshot
-        sees it as well.
+        A transaction that the snapshot of the present round sees need not be noted, because every later snapshot sees
+        it as well.
         """
         if self._is_watching and not (self._round is not None and self._round.sees(transaction)):
             self._unseen.add(transaction.xid)

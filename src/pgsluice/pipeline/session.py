@@ -55,10 +55,10 @@ from pgsluice.transaction import (
 from pgsluice.transactions import Transactions
 
 FULL_BATCH = 256
-"""If a read returns fewer frames, it has emptied the socket. Then the stream is idle, so the cut need not wait."""
+"""If a read returns fewer frames, it has emptied the socket. So no more changes wait, and the cut can be closed."""
 
 FULL_BATCH_BYTES = 512 * 1024
-"""The corresponding limit in bytes. It is for large rows, because a read also ends at 1 MiB."""
+"""The corresponding limit in bytes. Large rows need this limit, because a read also ends at 1 MiB."""
 
 TURN = 1000
 """After this many changes, other tasks on the event loop may run. A single commit may release millions of changes."""
@@ -184,11 +184,11 @@ class Session:
         return self._outbox.own_written
 
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
-        """Return whether ``checkpoint``, just read from Kafka, can be that of this session or of an earlier one.
+        """Return whether ``checkpoint``, just read from Kafka, can be from this session or from an earlier one.
 
-        It can if the session found it, committed it, or tried to commit it. A process that had the slot for a moment
-        may have marked it as refused since then. If there is no checkpoint, or one that is older than our last one, the
-        broker that answered is outdated.
+        This is so if the session found the checkpoint, committed it, or tried to commit it. A process that had the slot
+        for a moment may have marked the checkpoint as refused since then. If there is no checkpoint, or only one that
+        is older than our last one, the broker that answered is outdated. In this case, return True.
         """
         own = self._outbox.checkpoint
         if checkpoint is None or checkpoint.cut < own.cut:
@@ -249,7 +249,7 @@ class Session:
                 await self._outbox.drain()
             self._report()
         except Diverged:
-            # The refusal is recorded in the last checkpoint, so first wait until the cut in progress is committed.
+            # The pipeline will record this error in the last checkpoint. So first wait for the commit in progress.
             await self._outbox.settle()
             raise
         finally:
@@ -270,7 +270,7 @@ class Session:
         await self._take_events(self._transactions.release())
 
     async def _received(self, reading: Read) -> list[XLogData | Keepalive]:
-        """Return the frames of a read. If it raised a StopError, deliver everything before it, then raise the error.
+        """Return the frames of a read. If it raised a StopError, deliver everything before the error, then raise it.
 
         To continue after such an error, operators create a new slot or advance the slot. Both skip everything that is
         not in Kafka by then.
@@ -323,7 +323,7 @@ class Session:
             if isinstance(event, Change):
                 rows = self._encoders.known(event.relation)
                 if rows is None:
-                    with self._vitals.waiting():  # for topics and for schemas
+                    with self._vitals.waiting():  # for Kafka to create topics, and for schemas to be registered
                         rows = await self._encoders.of(event.relation, self._ahead.described())
                 stamp = self._stamp_of(event.transaction)
                 rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
@@ -343,7 +343,7 @@ class Session:
                 return  # a large transaction is incomplete, and will be aborted
 
     def _judge(self, change: Change | Emitted) -> None:
-        """Raise Diverged if ``change`` would be delivered, because this part of the WAL had no such change before."""
+        """Raise Diverged if ``change`` would be delivered, because earlier sessions got no change at this position."""
         if _is_ours(change):
             return
         if isinstance(change, Emitted) or self._encoders.delivers(change):
@@ -387,7 +387,7 @@ class Session:
                 await self._spool.load()
 
     def _hold_back(self, transaction: Transaction) -> None:
-        assert self._loader is not None, "transactions wait only while it reads rows"
+        assert self._loader is not None, "transactions wait only while the loader reads rows"
         self.progress.limit_received(transaction.commit_lsn)
         self._loader.on_held()
 
@@ -396,7 +396,7 @@ class Session:
         self.progress.on_prepared_commit(transaction.xid, end_lsn)
 
     async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
-        with self._vitals.waiting():  # for a topic and for schemas
+        with self._vitals.waiting():  # for Kafka to create a topic, and for schemas to be registered
             encoder = await self._encoders.of_messages()
         if transaction is None:
             self._outbox.pending.add(encoder.encode_standalone(message, self._resumed_from.epoch))

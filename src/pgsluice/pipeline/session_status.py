@@ -53,7 +53,7 @@ class SessionStatus:
 
     @property
     def is_stalled(self) -> bool:
-        """Return whether Kafka has been busy with the last call for a long time."""
+        """Return whether Kafka has been busy with the call in progress for a long time."""
         return self._outbox.busy_s > STALL_S
 
     @property
@@ -86,7 +86,7 @@ class SessionStatus:
     def own(self) -> tuple[Transaction, int, float] | None:
         """Return the transaction that is being written in its own Kafka transaction.
 
-        Also return how many of its bytes are written, and for how many seconds it has been written.
+        Also return how many bytes of it have been produced, and the seconds since the first of them.
         """
         transaction = self._outbox.own_transaction
         return None if transaction is None else (transaction, *self._outbox.own_written)
@@ -108,7 +108,7 @@ class SessionStatus:
 
     @property
     def confirmed_lsn(self) -> int:
-        """Return the confirmed position, or, before there is one, the ``end_lsn`` from which the session continues."""
+        """Return the confirmed position, but at least the ``end_lsn`` from which the session continues."""
         return max(self._progress.confirmable, self._resumed_from.end_lsn)
 
     @property

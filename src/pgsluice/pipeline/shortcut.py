@@ -1,7 +1,7 @@
 """The shortcut for small transactions, which encodes many of them in one step.
 
 Without the shortcut, a transaction of one row costs ten times as much as its row, because the session handles Begin and
-Commit as events. Both ways give the same result, so the session handles all transactions that the shortcut leaves out.
+Commit as events. The session handles all transactions that the shortcut leaves out. Both ways give the same result.
 
 ``tests/unit/pipeline/test_session.py`` covers this module.
 """
@@ -39,7 +39,7 @@ class Shortcut:
         self._commit_timestamps = commit_timestamps
 
     async def take(self, frames: Sequence[XLogData | Keepalive], at: int) -> int:
-        """Add transactions from ``frames[at]`` on to the open cut, up to the first one that needs more work.
+        """Add transactions to the open cut, beginning at ``frames[at]``, up to the first one that needs more work.
 
         Return the index of the next frame. Call it only between transactions.
         """

@@ -1,8 +1,9 @@
 """The start of a session, which takes over the slot and the topics, and finds out where to continue.
 
-PostgreSQL decides which process runs, so replication starts first. Then the sink fences other processes, so that they
-cannot write to the topics. Only then does this process read the last checkpoint, because no other process can change it
-any more. A pure function, :func:`pgsluice.history.resume`, decides where to continue.
+PostgreSQL lets only one process stream from the slot, so replication starts first. Then the sink fences other
+processes, so that they cannot write to the topics any more. Only now does this process read the last checkpoint,
+because no other process can write a later one. A pure function, :func:`pgsluice.history.resume`, decides where to
+continue.
 
 ``tests/unit/pipeline/test_pipeline.py`` covers this module.
 """
@@ -103,7 +104,7 @@ class Startup:
             await self._vitals.wait(self._create_slot(source, sink, server))
         self._vitals.beat()
         stream = await source.start()
-        # This step counts as a wait for others, because its requests to PostgreSQL have their own time-outs.
+        # This step does not count as silence, because its requests to PostgreSQL have their own time-outs.
         finding = self._vitals.wait(self._find_start(source, sink, server, switches))
         return stream, await while_served(source, stream, finding)
 
@@ -168,7 +169,10 @@ class Startup:
         await sink.refuse(replace(last, refused=str(error)))
 
     async def _create_slot(self, source: Source, sink: Sink, server: ServerIdentity) -> None:
-        """Announce the slot in Kafka, and create it. A crash in between must not look like a lost checkpoint."""
+        """Announce the slot in Kafka, then create it.
+
+        Without the announcement, a crash after the creation would leave a slot whose checkpoint seems to be lost.
+        """
         slot = self._options.slot
         if not self._options.create_slot:
             raise ConfigError(
@@ -231,7 +235,7 @@ async def _check_may_create(options: PipelineOptions, last: Checkpoint | None, s
     if last is None or last.is_announcement or adopt:
         return
     check_slot_name(last, slot)
-    if await source.is_standby():  # it may lag behind, or for a moment be the wrong server
+    if await source.is_standby():  # a standby may lag behind, or an address may lead to the wrong server for a moment
         raise SourceUnavailable(
             "The server is a standby, and it does not have the slot. pgsluice waits for the standby, or for the "
             "primary."
