@@ -154,7 +154,7 @@ class Begun:
         moved = load.moved if key is None or key in load.moved else (*load.moved, key)
         load = replace(load, moved=moved)
         if key is None:
-            self._begin_again(load, "the new key of a row cannot be read back")
+            self._begin_again(load, "the new key of a row is not known")
             return
         if len(moved) > MOVED_MAX or _moved_bytes(load) > MOVED_BYTES_MAX:
             self._begin_again(load)
