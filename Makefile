@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest --durations=20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format quick unit simulation simulate integration faults faults-quick game-day spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium bench-spark soak types fuzz memory-safety coverage lock dist clean
+.PHONY: help setup lint format quick simulation simulate integration faults faults-quick game-day spark spark-faults test-platform servers manifests test test-all demo bench bench-report bench-pipelines bench-debezium bench-spark soak types fuzz memory-safety coverage lock dist clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -103,6 +103,9 @@ bench-report: setup ## Measure all figures of docs/performance.md, and write the
 
 bench-pipelines: setup ## Compare one pipeline with two pipelines that have half of its tables each
 	$(BIN)/python -m bench.pipelines
+
+bench-debezium: setup ## Measure pgsluice beside Debezium in Kafka Connect, in half an hour (ONLY="orders-20 live", RUNS=1, SCALE=0.1)
+	$(BIN)/python -m bench.debezium $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE))
 
 bench-spark: setup ## Measure the Spark side: compared with hand-written jobs, audits, memory of the driver (ONLY="decode audit", RUNS=1, SCALE=0.1)
 	$(BIN)/python -m bench.spark $(if $(ONLY),--only $(ONLY)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE))

@@ -37,7 +37,8 @@ FEW_KINDS = (DRAIN, "exactly once")
 TABLES_KINDS = (*FEW_KINDS, "discard")
 """The contenders for loads of many tables. The contender ``discard`` shows which part of the cost is Kafka's."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
-"""The contenders for a load with ``loaded``. ``LOADING`` reads the rows from the tables, and the others stream them."""
+"""The contenders for a load whose flag ``loaded`` is true. ``LOADING`` reads the rows from the tables, and the others
+stream them."""
 
 SHORT = ("orders-20", "orders-1")
 SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")

@@ -2,7 +2,7 @@
 
 If no world goes wrong without a rule, the rule is not needed, or the simulation does not test it well enough. Each rule
 has a function that disables it. The name of the function is the rule, and its docstring gives the reason for the rule.
-``world`` runs the worlds.
+The module ``world`` runs the simulated worlds.
 """
 
 import contextlib
@@ -194,8 +194,8 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
 def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """If another program has left a transaction open, the last stable offset may be before the last checkpoint.
 
-    Reading up to the probe would also be enough, because the probe comes after every checkpoint. So this function
-    disables both.
+    Before a session reads the topic, it writes a probe (``kafka.probe``) after every checkpoint, so it would also be
+    enough to read up to the probe. So this function disables both.
     """
     patch.setattr(Probe, "end", lambda _self, _topic: 0)
 
@@ -405,7 +405,8 @@ def a_full_cut_lists_all_partitions(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_cut_lists_a_topic_that_never_had_changes(patch: pytest.MonkeyPatch) -> None:
-    """Before a topic's first change, its schemas may not be registered, and the next start would miss them."""
+    """Before a topic's first change, its schemas may not be registered. If a cut listed the topic, the next start would
+    report these schemas as missing."""
     patch.setattr(Ledger, "_written", lambda self, _cut: list(self._known.ends))
 
 
@@ -414,7 +415,8 @@ def the_probe_shows_that_an_answer_is_outdated(patch: pytest.MonkeyPatch) -> Non
 
 
 def the_probe_is_not_written_by_the_producer_of_the_session(patch: pytest.MonkeyPatch) -> None:
-    """A late copy of the marker that aborts the probe would hide the session's records."""
+    """Kafka may append a second copy of the probe's abort marker late. This copy would hide the records that the same
+    producer has written since."""
     replacing, writing = KafkaSink._replace_producer, KafkaSink._write_probe
 
     def write_probe(self: KafkaSink) -> None:

@@ -38,7 +38,7 @@ class Intake:
     """The records of transactions that were too large to share a cut with others."""
     received: int = 0
     whole: int = 0
-    """The number of transactions with records that took the shortcut."""
+    """The number of transactions that took the shortcut and have records."""
     error: str = ""
 
     def take(self, frames: Frames) -> object:

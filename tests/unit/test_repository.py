@@ -57,6 +57,18 @@ def test_functions_fit_on_a_screen() -> None:
     assert long == []
 
 
+def test_every_command_of_make_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    rules = set(re.findall(r"^([a-z][a-z-]*):(?! ?=)", makefile, re.MULTILINE))
+    assert set(phony.split()) == rules
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    named = {
+        found for page in pages for found in re.findall(r"(?:`|^ *)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE)
+    }
+    assert named - rules == set()
+
+
 def test_every_module_says_what_it_holds() -> None:
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src")]
     assert modules

@@ -64,7 +64,10 @@ def _rows() -> Iterable[tuple[str, _Row]]:
     for name in ("hstore", "vector"):
         yield f"{name} (extension)", _row(PgType(0, "public", name))
     yield "enums, composites, types of extensions and of users", _row(PgType(0, "public", "mood"))
-    yield "domains", _Row("that of their base type; a numeric loses its precision", "", "", "as for their base type")
+    yield (
+        "domains",
+        _Row("that of their base type; a numeric counts as one without precision", "", "", "as for the base type"),
+    )
     array = PgType(1, "public", "_mood")
     yield "arrays of any of these", _row(array, elements={array.oid: Element(PgType(0, "public", "T"))})
 

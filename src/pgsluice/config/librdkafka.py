@@ -28,7 +28,7 @@ REFUSED = {
     "message.timeout.ms": _TIMEOUT,
     "delivery.timeout.ms": _TIMEOUT,
     "partitioner": "each key has to stay in its partition, so it is always murmur2, as in the Java clients",
-    "message.max.bytes": "the brokers' message.max.bytes and the topics' max.message.bytes limit records",
+    "message.max.bytes": "only the brokers' message.max.bytes and the topics' max.message.bytes limit a record's size",
     "queue.buffering.max.messages": _QUEUE,
     "queue.buffering.max.kbytes": _QUEUE,
     "queue.buffering.max.ms": "write it as linger.ms",

@@ -34,9 +34,9 @@ STALE_S: Final = 5.0
 error only when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
-"""We ignore this many reports without a reason, because idle connections may have caused them. librdkafka reports a
-broker that closes an idle connection in the same way as a broker that went down, but only once per client. A pipeline
-has no more clients than this number."""
+"""We ignore this many reports without a reason, because idle connections may have caused them. When a broker closes an
+idle connection, librdkafka reports the same as for a broker that went down. But each client gives this report only
+once, and a pipeline has no more clients than this number."""
 
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's name
@@ -293,9 +293,9 @@ class ClientOptions:
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
     """Connect ``client`` before it is used. This takes at most twice ``timeout_s``.
 
-    If the client cannot connect, raise no error, because later calls will show the problem. Without a connection, a
-    producer would try again only after half a second, and a consumer after a second. ``topic`` has to exist, and we
-    need the right to describe it.
+    If the client cannot connect, raise no error, because later calls will show the problem. If a client's first call
+    found no connection, a producer would try this call again only after half a second, and a consumer after a second.
+    ``topic`` has to exist, and we need the right to describe it.
     """
     with suppress(KafkaException):
         client.list_topics(topic, timeout_s)  # connects to an address of bootstrap.servers

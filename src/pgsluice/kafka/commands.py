@@ -1,8 +1,8 @@
 """The clients of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
 
 The sink (``kafka.sink``) writes the answers to commands, together with the checkpoint to which they belong. Answers are
-in the same topic as commands, so that retention deletes both. ``<prefix>.snapshots`` is compacted, and would keep every
-answer forever.
+in the same topic as commands, so that retention deletes both. They are not in ``<prefix>.snapshots``, because that
+topic is compacted, and would keep every answer forever.
 
 ``tests/integration/test_snapshot_commands.py`` covers this module.
 """
@@ -89,11 +89,11 @@ class TopicCommandReader:
             low, high = topics.bounds(self._topic, 0)
         is_known = found.id == state.topic_id != ""
         if is_known and state.offset > high:
-            # Perhaps only this broker lacks the last records. If we read from an earlier offset, we could read commands
-            # twice.
+            # Perhaps only this broker lacks the last records. So the offset in the state stays as it is. If it were
+            # lowered, commands could be carried out twice.
             log.warning(
-                "the topic of commands ends before the last command that was read: new commands are ignored until it "
-                "has grown to that offset. If Kafka lost its records, delete the topic",
+                "the topic of commands ends before the last command that was read: new commands are ignored until "
+                "the topic has grown to its former end. If Kafka lost its records, delete the topic",
                 topic=self._topic,
                 end=high,
                 offset=state.offset,

@@ -93,7 +93,7 @@ class Commands:
     async def _carry_out(self, command: Command, offset: int) -> Answer:
         """Record the consequences of the command in the open cut. Return the answer.
 
-        Raise _Refusal if the command cannot be carried out, or the error of a table that cannot be read.
+        Raise _Refusal if the command cannot be carried out. If a table cannot be read, raise the error that says why.
         """
         _check_in_time(command)
         if command.verb in ("pause_pipeline", "resume_pipeline"):

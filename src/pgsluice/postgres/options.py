@@ -113,7 +113,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to reach the server: libpq's own parameters. ``dsn`` may be a whole conninfo string or URI."""
+    """How to reach the server: libpq's own parameters.
+
+    ``parameters`` has libpq's own parameters. Its key ``dsn`` is ours, and may have a whole conninfo string or URI.
+    """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     application_name: str = "pgsluice"
@@ -131,9 +134,9 @@ class ConnectionOptions:
     def conninfo(self, settings: Mapping[str, str] | None = None, **parameters: str) -> str:
         """Return the connection string of a session with our settings.
 
-        The user's own ``options`` come first, then our settings, then ``settings``, because PostgreSQL uses the last
-        value of a setting. ``parameters`` replace the configured parameters of the same names. Raise ConfigError if
-        libpq cannot parse the user's parameters.
+        The user's own ``options`` come first, then ``SESSION_SETTINGS``, then the argument ``settings``, because
+        PostgreSQL uses the last value of a setting. ``parameters`` replace the configured parameters of the same names.
+        Raise ConfigError if libpq cannot parse the user's parameters.
         """
         pinned = " ".join(f"-c {name}={value}" for name, value in {**SESSION_SETTINGS, **(settings or {})}.items())
         try:

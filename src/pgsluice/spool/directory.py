@@ -1,7 +1,8 @@
 """The directory under ``buffer.spill_dir`` in which a process keeps rows that wait for their commit.
 
-Every process has its own directory and holds a lock on it, so that a frozen owner and its successor on the same host
-never share files. A process removes the directories of processes that have ended.
+Every process has its own directory and holds a lock on it. So if the process that owned the slot is frozen, and another
+process on the same host takes over, the two never share files. A process removes the directories of processes that have
+ended.
 """
 
 import asyncio
@@ -130,7 +131,10 @@ class _Held:
     lock: int
 
     def files(self) -> list[str]:
-        """Return the names of the files with rows. No other files in the directory are ours."""
+        """Return the names of the files with rows.
+
+        Apart from the lock file, no other files in the directory are ours.
+        """
         names = os.listdir(self.descriptor)  # noqa: PTH208 - by descriptor
         return [name for name in names if name.isdigit()]
 

@@ -44,7 +44,7 @@ class _Job:
 class Disk:
     """Runs jobs one after the other, in the order in which they were submitted.
 
-    The thread is a daemon thread, and does not belong to an executor. At its exit, the interpreter waits for the
+    The thread is a daemon thread, and does not belong to an executor. When the interpreter exits, it waits for the
     threads of executors, so a disk that hangs would keep the process from ending.
     """
 

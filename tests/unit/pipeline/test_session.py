@@ -546,7 +546,8 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """Use the origin, although the Origin message comes after the Begin, and the table is already known."""
+    """Every record has the origin, although the Origin message comes only after the Begin, and although no Relation
+    message follows it because the table is already known."""
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
@@ -856,7 +857,8 @@ async def test_changes_before_the_fatal_error_are_delivered_first() -> None:
 
 
 class TestAServerWithAnotherHistory:
-    """The server sends transactions that the original server did not have. Everything before 10,000 is delivered."""
+    """The server sends transactions that the original server did not have. Everything before 10,000 was already
+    delivered, as the checkpoint says."""
 
     LAST = replace(CHECKPOINT, last_end_lsn=5_000, last_xid=700, last_commit_ts=1)
 
@@ -905,7 +907,8 @@ class TestAServerWithAnotherHistory:
                 await found.task
 
     async def test_a_heartbeat_that_is_being_committed_comes_first(self) -> None:
-        """Wait for the heartbeat's checkpoint, because a copy of the last checkpoint records the refusal."""
+        """Wait until the heartbeat's checkpoint is committed. The pipeline then writes the last checkpoint again, with
+        the error message in ``refused``, so the last checkpoint has to be known first."""
         world = World(position=4_000, commit_gate=asyncio.Event(), server=ServerIdentity("7001", 1, 10_000))
         last = replace(self.LAST, held_lsn=6_000)
         async with running(world, checkpoint=last, heartbeat_s=0.01) as found:

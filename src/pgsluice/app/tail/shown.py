@@ -78,7 +78,10 @@ class Filter:
         return self._with_columns(change) if self.columns else change
 
     def _with_columns(self, change: Shown) -> Shown | None:
-        """Return the change with only the requested columns. Return None if it certainly changes none of them."""
+        """Return the change with only the requested columns.
+
+        Return None if it has no value of these columns, or if the full old row shows that none of them changed.
+        """
         before, after = self._of_row(change.before), self._of_row(change.after)
         is_same = change.before_image == "full" and before == after
         if not (before or after) or is_same:
