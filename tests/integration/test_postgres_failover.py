@@ -40,6 +40,15 @@ def wait_until_copied(pipeline: Pipeline, standby: Standby) -> None:
         wait_until(is_copied, "the slot to be copied")
 
 
+def stop_copying(standby: Standby) -> None:
+    """Make the standby keep its present copy of the slot."""
+    with standby.connect() as admin:
+        admin.execute("ALTER SYSTEM SET sync_replication_slots = off")
+        admin.execute("SELECT pg_reload_conf()")
+        sql = "SELECT FROM pg_stat_activity WHERE backend_type = 'slotsync worker'"
+        wait_until(lambda: admin.execute(sql).fetchone() is None, "the slotsync worker to end")
+
+
 def wait_until_replayed(primary: Postgres, standby: Standby) -> None:
     with primary.connect() as source, standby.connect() as target:
         ((lsn,),) = source.execute("SELECT pg_current_wal_lsn()")
@@ -75,6 +84,7 @@ def go_over(pipeline: Pipeline, standby: Standby, proxy: Proxy) -> None:
 def test_nothing_is_lost_if_a_standby_with_a_copy_of_the_slot_is_promoted(start: Start) -> None:
     """The copy of the slot is older, so the server sends delivered transactions again, and pgsluice drops them."""
     with followed_primary(start, 17) as (pipeline, standby, proxy):
+        stop_copying(standby)
         pipeline.write(50)
         pipeline.wait_until_confirmed()
         wait_until_replayed(pipeline.database.server, standby)
