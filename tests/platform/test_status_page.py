@@ -39,7 +39,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pipeline(kafka: Kafka, postgres_server: Callable[..., Postgres]) -> Iterator[Pipeline]:
-    """Provide a pipeline whose status names a table with a hostile name, which is too large to load without a key."""
+    """Provide a pipeline with a table that has a hostile name, no key, and too much data for a load without a key."""
     settings = configured({"snapshot": {"mode": "initial", "without_key_max": "1KiB"}})
     with postgres_server().database() as database:
         prepare(database)

@@ -130,7 +130,7 @@ def test_bytes_similar_to_those_of_send_functions(name: str, data: st.DataObject
 
 
 def test_the_text_of_a_value_that_does_not_fit_is_utf_8() -> None:
-    """If a value in binary format does not fit, its text has to be valid UTF-8, as it has to be in text format.
+    """If a value does not fit, its text has to be valid UTF-8, even if PostgreSQL sent the value in binary format.
 
     The example is a two-dimensional array with a byte that only a database with the encoding SQL_ASCII accepts.
     """
@@ -145,7 +145,7 @@ def test_any_bytes_cause_only_documented_errors(name: str, value: bytes) -> None
 
 
 def test_a_query_of_any_depth_is_read() -> None:
-    """Read a query of a depth that a server's stack still allows."""
+    """Read a deeply nested query. A server's stack still allows this depth."""
     depth = 20_000
     value = (depth + 1).to_bytes(4, "big") + b"\x02\x01" * depth + b"\x01\x00\x00a\x00"
     assert BUILT_IN["tsquery"](value) == b"!" * depth + b"'a'"

@@ -101,7 +101,7 @@ def _decode(payload: bytes, *, in_stream: bool) -> Message:
 
 
 def _check_documented(payload: bytes, *, in_stream: bool) -> None:
-    """Check that ``payload`` is either refused with a documented error, or read as a message that encodes to it."""
+    """Check that ``payload`` is either refused with a documented error, or read as a message with the same encoding."""
     try:
         message = _decode(payload, in_stream=in_stream)
     except ProtocolError as error:

@@ -113,7 +113,7 @@ class Weather:
     not_delivered: float = 0.0
     slow: float = 0.0
     marked_twice: float = 0.0
-    """The probability that a marker is written twice, because the first answer was lost. The copy takes an offset."""
+    """The probability that a marker is written twice, as after a lost answer. The copy has an offset of its own."""
     is_away: bool = False
 
 

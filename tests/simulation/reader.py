@@ -1,6 +1,6 @@
-"""Reads the rows of the scripted tables. It implements :class:`pgsluice.pipeline.ends.Reader`.
+"""Reads the rows of the scripted tables. The class implements :class:`pgsluice.pipeline.ends.Reader`.
 
-It reads the rows that a real query with the same snapshot would return, and holds the same locks.
+A reader returns the rows that a real query with the same snapshot would return, and holds the same locks.
 """
 
 import asyncio

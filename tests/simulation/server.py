@@ -120,8 +120,8 @@ class Server:
         """Crash, and give the server a WAL that ends at ``end``, and the slot ``slot``.
 
         With ``promote``, a standby that has not received the rest of the WAL takes over. Otherwise, the server is
-        restored from a snapshot of its disk. Then the timeline stays the same, so daemons cannot notice the restoration
-        from it.
+        restored from a snapshot of its disk. A restoration does not change the timeline, so the timeline does not
+        show daemons that it happened.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))

@@ -194,8 +194,8 @@ def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyP
 def the_checkpoint_is_read_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     """If another program has left a transaction open, the last stable offset may be before the last checkpoint.
 
-    Before a session reads the topic, it writes a probe (``kafka.probe``) after every checkpoint, so it would also be
-    enough to read up to the probe. So this function disables both.
+    Before a session reads the topic, it writes a probe (``kafka.probe``). All checkpoints are before the probe, so
+    it would also be enough to read up to the probe. For this reason, this function disables the probe as well.
     """
     patch.setattr(Probe, "end", lambda _self, _topic: 0)
 
@@ -497,7 +497,7 @@ def another_message_is_not_mistaken_for_the_last_one(patch: pytest.MonkeyPatch) 
 
 
 def new_transactions_are_not_mistaken_for_repetitions(patch: pytest.MonkeyPatch) -> None:
-    """A restored server writes other transactions before the delivered position, which are not repetitions."""
+    """A restored server writes other transactions before the delivered position. They are not repetitions."""
     patch.setattr(Session, "_judge", lambda _self, _change: None)
 
 

@@ -273,7 +273,7 @@ class Wal:
             self._other()
 
     def lose_tail(self, since: int) -> int:
-        """Remove WAL from the end, back to ``since`` or to the last published WAL. Return the new end of the WAL."""
+        """Remove unpublished WAL from the end, at most back to ``since``. Return the new end of the WAL."""
         while self.records and isinstance(self.records[-1], Other) and self.records[-1].lsn >= since:
             self.end = self.records.pop().lsn
         return self.end

@@ -22,7 +22,8 @@ from tests.spark.session import INTERPRETED, new_session
 
 TIMEOUT_S: Final = 600
 OTHER_TABLE_S: Final = 30
-"""The seconds to wait for the commit of ``Step.other``. Some batches change only one table, so it may never come."""
+"""The seconds to wait for the commit of ``Step.other``. Some batches change only one table, so there may be no such
+commit."""
 
 CONTROL: Final = "_pgsluice_cuts"
 

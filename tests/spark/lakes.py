@@ -1,4 +1,4 @@
-"""The targets of the tests of mirrors, each with a reader other than Spark."""
+"""The targets into which tests mirror tables, each with a reader other than Spark."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -104,4 +104,5 @@ HAS_ICEBERG = pyspark.__version__.startswith("4.1.")
 LAKES: tuple[type[Lake], ...] = (DeltaLake, IcebergLake) if HAS_ICEBERG else (DeltaLake,)
 
 USUAL_LAKES = LAKES if covers_all() else LAKES[:1]
-"""The targets for tests that hardly depend on the target. Usually this is only one, because each takes a minute."""
+"""The targets for tests that hardly depend on the target. Usually there is only one, because the tests take a
+minute for each target."""

@@ -19,7 +19,7 @@ INTERPRETED: Final[Mapping[str, str]] = {
 
 JAVA_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",  # a session takes only minutes, so compiling to better code would not pay off
-    "-XX:ReservedCodeCacheSize=256m",  # the default of this compiler is 48 MB, and Java ends when they are full
+    "-XX:ReservedCodeCacheSize=256m",  # this compiler's default is 48 MB, and Java ends when its code cache is full
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",
 )

@@ -117,7 +117,7 @@ def batch(spark: SparkSession, kafka: Kafka, name: str, **options: Any) -> DataF
 
 @pytest.fixture(scope="module")
 def topics(kafka: Kafka) -> None:
-    """Write the golden messages of tables unchanged, one after the other."""
+    """Write the golden messages to the topics of their tables, without any change and one after the other."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True})
     for name in TABLES:
         create(kafka, NewTopic(topic_of(name), 1))

@@ -1,4 +1,4 @@
-"""Tests of pgsluice_spark.read_marks on a real broker, with golden cut records, and one with an earlier schema."""
+"""Tests of pgsluice_spark.read_marks on a real broker, with golden cut records and a record of an earlier schema."""
 
 import json
 from uuid import uuid4

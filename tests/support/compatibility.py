@@ -75,7 +75,7 @@ class Pair:
         return all(name in types and types[name] in (kind, *_narrower(kind)) for name, kind in read.items())
 
     def expected(self, message: bytes) -> Any:  # noqa: ANN401 - JSON, or None
-        """Return the value that the reader must get from a message, or None if it must refuse the message."""
+        """Return the value that the reader must get from a message, or None if the reader must refuse the message."""
         written = _read(self.writer.schema, self.writer.schema, message)
         names = [entry["name"] for entry in row_fields(self.reader.schema)]
         rows = [row for row in (written["before"], written["after"]) if row is not None]

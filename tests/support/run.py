@@ -55,7 +55,7 @@ DECODING: Mapping[int, Sequence[str]] = {
 """Settings of the database by server version. They make the server stream large transactions, or all transactions.
 Version 17 runs with its defaults."""
 
-END = Scenario("the end", "Its row is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
+END = Scenario("the end", "The row of this scenario is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 
 
 @dataclass
@@ -144,7 +144,10 @@ class Followed:
         self.read()
 
     def crash(self) -> None:
-        """Kill the server. It has saved only an old position of the slot, so it sends all later changes again."""
+        """Kill and start the server.
+
+        It has saved only an old position of the slot, so it sends all later changes again.
+        """
         self.database.server.kill()
         self.database.server.start()
         self.read()

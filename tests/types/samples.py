@@ -454,7 +454,7 @@ SAMPLES: Sequence[Sample] = (
     Sample("regcollation", None, ['"C"'], since=13),
     Sample("aclitem", None, ["postgres=r/postgres", "=arwdDxt/postgres", "postgres=r*w*/postgres"]),
 )
-"""Samples of built-in types. If a type has several, the others are for newer versions, or have no random values."""
+"""Samples of built-in types. If a type is listed again, it is for newer versions or without random values."""
 
 USERS: Sequence[Sample] = (
     Sample("public.mood", _mood),
@@ -512,5 +512,5 @@ CREATE TYPE public.vector (INPUT = public.vector_in, OUTPUT = public.vector_out,
 """
 """``vector`` shares only the name and the text of pgvector's type.
 
-``hidden`` has no binary format, as in some extensions.
+``hidden`` has no binary format, like some types of extensions.
 """

@@ -1,4 +1,4 @@
-"""Tests that our encoders write exactly the bytes in contract/, and that fastavro decodes them to the JSON in it.
+"""Tests that our encoders write exactly the bytes in contract/, and that fastavro decodes them to the JSON beside them.
 
 If these files change, the wire contract changes. ``python -m tests.contract`` writes new files.
 """

@@ -135,7 +135,7 @@ ITSELF = {"type": "record", "name": "A", "fields": [{"name": "a", "type": ["null
     ],
 )
 def test_a_schema_of_something_else_is_not_used(schema: object) -> None:
-    """Refuse such schemas, because fastavro would crash with some of them, and would not return with others."""
+    """Refuse these schemas, because fastavro would crash with some of them, and would never return with others."""
     with pytest.raises(ValueError, match=r"^its schema 7 describes something else$"):
         read(header(7) + b"\x02" * 1_000_000, schema)
 

@@ -266,7 +266,7 @@ def test_a_schema_that_is_learned_again_changes_nothing() -> None:
 
 
 def test_the_next_number_of_a_name_is_found_directly() -> None:
-    """Find the next free number directly. Thousands of columns may have names that differ only in case."""
+    """Find a free number without trying the lower ones. Thousands of names of columns may differ only in case."""
     history = FieldHistory()
     columns = [column("".join(letters)) for letters in itertools.product("aA", repeat=4)]
     for one in columns:

@@ -1,4 +1,4 @@
-"""Unit tests of pgsluice_spark.jars. Its packages have to be those with which the tests of the Spark side run."""
+"""Unit tests of pgsluice_spark.jars. The packages that it names have to be those with which tests/spark runs."""
 
 from xml.etree import ElementTree as ET
 

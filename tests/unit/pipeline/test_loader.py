@@ -53,7 +53,7 @@ TOPIC = "shop.public.numbers"
 RULES = [TableRule("public.skipped", is_loaded=False), TableRule("public.some*", where="n > 1")]
 TABLES = Tables("shop", exclude=["public.left*"], rules=RULES)
 VISIBLE = 700
-"""The id of a transaction that the snapshots in these tests see, unlike the others of ``World.commit``."""
+"""The id of a transaction that the snapshots in these tests see. They do not see the ids that ``World`` chooses."""
 
 
 class Running:
@@ -116,7 +116,7 @@ WIDE = replace(NUMBERS, columns=(*NUMBERS.columns, Column("t", PgType(25, "pg_ca
 
 
 def change_key(world: World, old: bytes, new: bytes, xid: int = 15_000) -> None:
-    """Commit a transaction that changes the key of a row. Its other value is unchanged, so it is not sent."""
+    """Commit a transaction that changes the key of a row. The row's other value is unchanged and not sent."""
     begin = world.server.xlogpos
     described = messages.Relation(
         None,

@@ -546,8 +546,10 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """Every record has the origin, although the Origin message comes only after the Begin, and although no Relation
-    message follows it because the table is already known."""
+    """Every record has the origin, although the Origin message comes only after the Begin.
+
+    No Relation message comes after the Origin message, because the table is already known.
+    """
     world = World(position=10_000)
     async with running(world) as found:
         end_lsn = world.commit(1)
