@@ -126,7 +126,7 @@ def _middle(one: float, other: float) -> Decimal:
 
 
 def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
-    """Of the numbers with the fewest digits between the bounds (exclusive), return the one nearest to ``number``."""
+    """Return the number between the bounds (exclusive) with the fewest digits; of several, the nearest to ``number``."""
     exact = Decimal(number)
     inside: list[Decimal] = []
     digits = 0
