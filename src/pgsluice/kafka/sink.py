@@ -415,8 +415,7 @@ class KafkaSink:
         this cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit
         the cut, even though the offsets in its record may be slightly too low.
 
-        A broker that lacks the checkpoint cannot show whether it is visible. In that case, we ask again with new
-        clients for up to CONFIRM_S.
+        If the broker lacks the checkpoint, we ask again with new clients for up to CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S

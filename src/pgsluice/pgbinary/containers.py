@@ -179,7 +179,7 @@ def _count(cursor: Cursor) -> int:
 
 
 def _doubled(text: bytes, quoted: re.Pattern[bytes]) -> bytes:
-    """Quote a bound or a field if necessary. Its quotes and backslashes are doubled, unlike those in items of arrays."""
+    """Quote a bound or a field if necessary. Its quotes and backslashes are doubled, unlike those of array items."""
     if text and not quoted.search(text):
         return text
     return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')

@@ -126,7 +126,10 @@ def _middle(one: float, other: float) -> Decimal:
 
 
 def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
-    """Return the number between the bounds (exclusive) with the fewest digits; of several, the nearest to ``number``."""
+    """Return the number between the bounds (exclusive) that has the fewest digits.
+
+    If several numbers have equally few digits, return the one nearest to ``number``.
+    """
     exact = Decimal(number)
     inside: list[Decimal] = []
     digits = 0
