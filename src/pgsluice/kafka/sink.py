@@ -119,7 +119,7 @@ class KafkaSink:
 
         Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the last committed cut.
         ``described`` are the topics whose schemas are registered. Raise HistoryError if somebody else has changed a
-        topic, if a topic has lost its schema, or if the records of cuts up to ``cut`` are missing.
+        topic, if a topic has lost its schema, or if the topic of cut records lacks a cut up to ``cut``.
         """
         await self._run(lambda: self._open_topics(cut, topics, described))
 

@@ -293,7 +293,7 @@ class Loader:
         if found:
             log.warning(
                 "tables count as loaded, because an earlier version has delivered their changes: to read the rows that "
-                "were there before, run `pgsluice snapshot start`",
+                "are older than these changes, run `pgsluice snapshot start`",
                 tables=len(found),
             )
 

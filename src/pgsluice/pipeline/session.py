@@ -94,7 +94,7 @@ class Ends:
 class Session:
     """Delivers the changes of the stream through the encoders to the sink, until an error or a stop."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and the state of former sessions
+    def __init__(  # noqa: PLR0913 - the arguments are the ends, and the state of former sessions
         self,
         ends: Ends,
         checkpoint: Checkpoint,
@@ -128,7 +128,7 @@ class Session:
         self._idle = True
         self._shutdown = ShutdownWatch()
         self._changes = 0
-        """How many changes have not come in runs of rows."""
+        """How many changes have arrived outside of runs of rows."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
         """Held by the task that processes what was received, or that has paused this work."""
