@@ -250,8 +250,8 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     committed, and the previous checkpoint is returned. If the slot is beyond it, the cut was committed, and Kafka lost
     its record.
 
-    Another program may have written ``last`` under our key (see :func:`check_genuine`). In this case, the
-    result is the last checkpoint that the cut records do not contradict. A new epoch then continues from its numbers.
+    Another program may have written ``last`` under our key (see :func:`check_genuine`). In this case, the result is the
+    last checkpoint that the cut records do not contradict. A new epoch continues from this checkpoint's numbers.
     """
     recorded = facts.recorded
     if not identity.is_atomic:

@@ -126,7 +126,7 @@ class Probe:
             if error is None:
                 if message.value() == value:
                     found[message.topic()] = message.offset() + 1
-            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # harmless, because we use no group
                 raise failure(error, f"Looking for the probe in {message.topic() or 'Kafka'}")
         return found
 

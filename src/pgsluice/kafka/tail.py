@@ -50,7 +50,7 @@ class Tail:
     transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.
     """
 
-    def __init__(  # noqa: PLR0913 - the clients of a session, and the options of this read
+    def __init__(  # noqa: PLR0913 - the arguments are the clients of a session, and the options of this read
         self,
         options: ClientOptions,
         topics: Topics,
@@ -131,7 +131,8 @@ class Tail:
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return
-            elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+            # A missing right to the group is harmless, because we use no group.
+            elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise failure(error, f"Reading {self.topic}")
             self._check_patience(position, hidden=hidden)
             if time.monotonic() > self._renew_at:

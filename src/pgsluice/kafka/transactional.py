@@ -25,8 +25,8 @@ RETRY_S = 0.05
 
 REST_S = 0.002
 """The pause between two transactions. Kafka answers a commit a millisecond or two before the transaction's markers are
-in all partitions. Until they are there, Kafka refuses new records, and librdkafka waits for 20 ms after such a
-refusal."""
+in all partitions. Until then, Kafka refuses new records, and librdkafka waits for 20 ms after each of these
+refusals."""
 
 INIT_S = 30.0
 """How long a session waits for the transaction coordinator, and then for Kafka to accept the probe."""

@@ -1,7 +1,7 @@
 """Values that contain other values: arrays, ranges, composites and hstore as PostgreSQL writes them.
 
-``conversions`` builds these conversions from the conversions of their parts. ``avro.from_binary`` reads arrays without
-converting them to text.
+``conversions`` builds the conversion of such a type from the conversions of its parts. ``avro.from_binary`` reads
+arrays without converting them to text.
 
 https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """

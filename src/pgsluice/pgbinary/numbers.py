@@ -1,6 +1,6 @@
 """Numbers as PostgreSQL writes them: integers, floats, numeric and money.
 
-``conversions`` chooses among these functions. Floats are written as PostgreSQL 12 and later write them with
+``conversions`` chooses the function for each type. Floats are written as PostgreSQL 12 and later write them with
 extra_float_digits > 0.
 
 https://www.postgresql.org/docs/current/datatype-numeric.html

@@ -1,6 +1,6 @@
 """Dates, times and intervals as PostgreSQL writes them with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC.
 
-``conversions`` chooses among these functions.
+``conversions`` chooses the function for each type.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html
 """
