@@ -41,7 +41,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceChange:
-    """The change from which a record was made, as its envelope identifies it. ``ts`` is in µs since 1970."""
+    """The change that a record describes, with the envelope's fields that identify it. ``ts``: in µs since 1970."""
 
     schema: str
     table: str

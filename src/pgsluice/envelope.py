@@ -195,7 +195,7 @@ class DeadLetters:
     def replace(self, records: list[Record], commit_lsn: int, seq: int) -> list[Record]:
         """Return ``records``, with the expected dead letters in place of refused records.
 
-        ``seq`` is that of the first record.
+        ``seq``: the ``seq`` of the first record.
         """
         letters = self._expected[commit_lsn]
         found: list[Record] = []
@@ -206,7 +206,8 @@ class DeadLetters:
                 found.append(record if letter is None else self.record(letter, record.timestamp_ms))
                 seq += 1
             elif letter is None:
-                # The record is a tombstone. It is left out if its delete was refused, because it has the same key.
+                # The record is a tombstone. It has the same key as the ``d`` record before it, so it is left out if
+                # that record was refused.
                 found.append(record)
         return found
 
@@ -320,7 +321,10 @@ class ChangeEncoder:
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as a pair (key only, complete). One part is None, or both if no old row was sent."""
+        """Return the old row as a pair (key only, complete), of which at least one is None.
+
+        Both are None if the server did not send an old row.
+        """
         if self.is_full or message.old is None:
             return message.key, message.old
         return message.old, None

@@ -11,7 +11,7 @@
     │   ├── TypeChanged             a composite type has gained an attribute since the catalog was read
     │   ├── TableUnreadable         one table cannot be read now; streaming continues, and the read is retried
     │   │   ├── ReadTooSlow         the rows did not arrive within the time limit; the next attempt reads fewer rows
-    │   │   └── ValueRefused        a key, or a literal in a condition, does not fit its type, such as a renamed label
+    │   │   └── ValueRefused        a key or a condition has a value that its type does not accept (any more)
     │   ├── TooManyDescriptions     the server has described more tables on the connection than the limit allows
     │   ├── RegistryUnavailable     the schema registry cannot be reached, or cannot answer now
     │   └── SinkUnavailable         Kafka cannot be reached, or a Kafka transaction was abandoned
@@ -91,7 +91,7 @@ class ReadTooSlow(TableUnreadable):
 
 
 class ValueRefused(TableUnreadable):
-    """A key, or a literal in a condition, does not fit its type. For example, a label of an enum was renamed."""
+    """A key or a condition has a value that its type does not accept. For example, a label of an enum was renamed."""
 
 
 class TooManyDescriptions(RetryableError):
@@ -142,8 +142,8 @@ class HistoryError(StopError):
 class Diverged(HistoryError):
     """The server has another history than the server that pgsluice streamed from before.
 
-    pgsluice refuses to continue, and records this in Kafka, because the server's WAL may grow until its positions look
-    right again.
+    pgsluice refuses to continue, and writes a checkpoint that makes later starts stop as well. Without that checkpoint,
+    a later start could continue, because the server's WAL may have grown until its positions look right again.
     """
 
 

@@ -107,9 +107,9 @@ def is_outrun(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
 def is_contradicted(checkpoint: Checkpoint | None, recorded: Recorded) -> bool:
     """Return whether ``checkpoint`` and the record of its cut disagree.
 
-    Both are written in one transaction, so they have the same epoch and ``end_lsn``. An announcement has no cut record.
-    It has the number of the previous cut, and a later epoch than that cut. If ``refused`` is set, the
-    checkpoint is never compared, because it stops every start anyway.
+    Both are written in one transaction, so they have the same epoch and ``end_lsn``. A checkpoint that announces a new
+    slot has no cut record. It has the number of the previous cut, and a later epoch than that cut. If ``refused`` is
+    set, the checkpoint is never compared, because it stops every start anyway.
     """
     position = recorded.positions.get(checkpoint.cut) if checkpoint is not None else None
     if checkpoint is None or position is None or checkpoint.refused:
@@ -250,8 +250,8 @@ def _committed(last: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint
     committed, and the previous checkpoint is returned. If the slot is beyond it, the cut was committed, and Kafka lost
     its record.
 
-    Another program may have written ``last`` under our key (see :func:`check_genuine`). In this case, the
-    result is the last checkpoint that the cut records do not contradict. A new epoch then continues from its numbers.
+    Another program may have written ``last`` under our key (see :func:`check_genuine`). In this case, the result is the
+    last checkpoint that the cut records do not contradict. A new epoch continues from this checkpoint's numbers.
     """
     recorded = facts.recorded
     if not identity.is_atomic:
@@ -325,8 +325,8 @@ def check_origin(checkpoint: Checkpoint, slot: str, server: ServerIdentity) -> N
 def check_refused(checkpoint: Checkpoint) -> None:
     """Raise HistoryError if an earlier start or session has found that the server has another history.
 
-    The facts are not compared again. The server's WAL may have grown past the checkpoint since then, so all positions
-    would look right although the history is another one.
+    The positions are not compared again. The server's WAL may have grown past the checkpoint since then, so all
+    positions would look right although the history is another one.
     """
     if checkpoint.refused:
         raise HistoryError(

@@ -27,8 +27,8 @@ class ColumnLayout:
     """One column of a table, as pg_attribute describes it.
 
     A table never reuses an ``attnum``, so a column that is dropped and added again gets a new one. ``xmin``: the
-    transaction that altered the column last. ``is_filled``: whether rows that were older than the column got a value in
-    it when it was added.
+    transaction that altered the column last. ``is_filled``: whether the rows that existed when the column was added got
+    a value in this column.
     """
 
     attnum: int

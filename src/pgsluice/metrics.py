@@ -120,8 +120,8 @@ class Delivered:
 class Labelled(Collector):
     """All metrics of a registry with additional labels, which distinguish several pipelines.
 
-    The samples with the times at which counters were created are left out, because nobody uses them, and they would
-    double the number of time series.
+    The samples with the creation times of counters (``_created``) are left out, because nobody uses them, and they
+    would double the number of time series.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:

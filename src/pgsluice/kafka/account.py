@@ -1,7 +1,8 @@
-"""The account of topics: the id of each topic, and the end offsets of its partitions. No I/O.
+"""The account of topics: the id of each topic, and the end offsets of its partitions.
 
-A session keeps an account of the topics it writes to. Cut records carry the account to the next session
-(:class:`LastCuts`). Comparing the account with the cluster shows whether somebody else has changed a topic.
+This module does no I/O. A session keeps an account of the topics it writes to. Cut records carry the account to the
+next session (:class:`LastCuts`). Comparing the account with the cluster shows whether somebody else has changed a
+topic.
 
 https://cwiki.apache.org/confluence/display/KAFKA/KIP-516%3A+Topic+Identifiers
 """
@@ -34,7 +35,7 @@ class Account:
     topics: dict[str, TopicState] = field(default_factory=dict)
     ends: dict[Partition, int] = field(default_factory=dict)
     leader_epochs: dict[Partition, int] = field(default_factory=dict)
-    """How many leaders each partition has had, if brokers report it. The newest leader's answer is the right one."""
+    """How many leaders each partition has had, if brokers report it. The end that the newest leader reports counts."""
 
     def is_newer(self, other: "Account") -> bool:
         """Return whether this account comes from newer leaders than ``other``."""
@@ -43,7 +44,7 @@ class Account:
 
 
 class LastCuts:
-    """The account of topics according to the last cut records, added in order from the last full cut on."""
+    """The account of topics according to the cut records from the last full cut on, which are added in order."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable

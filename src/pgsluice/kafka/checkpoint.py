@@ -79,7 +79,7 @@ class _Others:
 
     count: int = 0
     key: bytes = b""
-    """The key of the last such record."""
+    """The key of the last of these records."""
     last: Checkpoint | None = None
     """The last checkpoint that another pipeline wrote under its own key."""
 

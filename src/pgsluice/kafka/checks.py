@@ -53,8 +53,8 @@ def _full(options: SinkOptions, specs: Sequence[TopicSpec]) -> Iterator[str]:
     count, limit = len({spec.name for spec in specs} | options.reserved_topics), options.topics_max
     if count > limit:
         yield (
-            f"The published tables need {count} topics, but only {limit} are allowed (kafka.topics.max). The tables "
-            "whose first row arrives last get no topic."
+            f"The published tables need {count} topics, but only {limit} are allowed (kafka.topics.max). A table gets "
+            "its topic when its first row arrives, so the last tables get none."
         )
 
 
@@ -68,7 +68,7 @@ def _unsuitable(topics: Topics, specs: Sequence[TopicSpec]) -> Iterator[str]:
         except TableRefused as error:
             yield str(error)
         except ConfigError:
-            continue  # _batches reports this
+            continue  # the topic takes only small batches, which _batches reports
 
 
 def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:

@@ -293,9 +293,9 @@ class ClientOptions:
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
     """Connect ``client`` before it is used. This takes at most twice ``timeout_s``.
 
-    If the client cannot connect, raise no error, because later calls will show the problem. If a client's first call
-    found no connection, a producer would try this call again only after half a second, and a consumer after a second.
-    ``topic`` has to exist, and we need the right to describe it.
+    If the client cannot connect, raise no error, because later calls will show the problem. Without this function, the
+    first call of the client would find no connection. A producer repeats such a call only after half a second, and a
+    consumer after a second. ``topic`` has to exist, and we need the right to describe it.
     """
     with suppress(KafkaException):
         client.list_topics(topic, timeout_s)  # connects to an address of bootstrap.servers

@@ -40,8 +40,8 @@ BATCH: Final = 16
 """The most records that one read returns."""
 
 SEND_S: Final = 30.0
-"""The command line gives up if no pipeline reads commands, or if Kafka does not accept the command, within this
-time."""
+"""After this time, the command line gives up if no pipeline reads commands, or if Kafka has not accepted the
+command."""
 
 _FETCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
 _QUEUED_KIB: Final = 1024

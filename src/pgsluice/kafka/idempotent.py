@@ -66,8 +66,8 @@ class IdempotentProducer(CutProducer):
     def write_probe(self, topics: Sequence[str], key: bytes) -> bytes | None:
         """Write the probe with a transactional producer. Return None if transactions did not work in :meth:`fence`.
 
-        If transactions worked there, a failure here is temporary, so continuing without a probe would be wrong. Raise
-        SinkUnavailable in that case.
+        If transactions worked in :meth:`fence`, but fail now, the failure is temporary. In this case, raise
+        SinkUnavailable, because continuing without a probe would be wrong.
         """
         if not self._transactions_work:
             return None
@@ -83,7 +83,7 @@ class IdempotentProducer(CutProducer):
 
     @contextmanager
     def _if_possible(self) -> Iterator[None]:
-        """Suppress the error, and log it, if transactions may not be used or do not work."""
+        """Log and suppress an error that shows that transactions may not be used or do not work."""
         try:
             yield
         except (PermissionDenied, ConfigError) as error:

@@ -185,7 +185,7 @@ class Ledger:
             _, changed = compare(self._topics, Account(self._known.topics), self._given_up)
             missing = self._topics.out_of_sync(self._known.topics)
         except SinkUnavailable:
-            return  # Kafka does not answer, which explains the wait without a change of a topic.
+            return  # Kafka does not answer, which is reason enough for the wait, even if no topic has changed
         self._raise_if(changed)
         if missing and missing != self._missing:
             log.warning(

@@ -38,8 +38,8 @@ PAUSE_S = 0.2
 """The pause between two attempts. Each attempt has a new client, which looks up the leader again."""
 
 WINDOW = 64
-"""We look for the probe in this many offsets before the high watermark. After the probe come the marker of its
-transaction and perhaps records of other programs, although other programs must not write to these topics."""
+"""We look for the probe in this many offsets before the high watermark. The probe is followed by the marker of its
+transaction, and perhaps by records of other programs, although other programs must not write to these topics."""
 
 _POLL_S = 0.1
 
@@ -126,7 +126,7 @@ class Probe:
             if error is None:
                 if message.value() == value:
                     found[message.topic()] = message.offset() + 1
-            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # harmless, because we use no group
                 raise failure(error, f"Looking for the probe in {message.topic() or 'Kafka'}")
         return found
 
@@ -142,7 +142,7 @@ def outdated(topic: str) -> SinkUnavailable:
 
 def _properties(options: ClientOptions) -> dict[str, object]:
     return {
-        "group.id": options.client_id,  # the constructor requires it; nothing is ever committed for it
+        "group.id": options.client_id,  # the constructor requires a group, but no offset is ever committed
         "isolation.level": "read_uncommitted",
         "enable.auto.commit": False,
         "fetch.wait.max.ms": 10,  # every read reaches the end of the topic, where brokers wait this long

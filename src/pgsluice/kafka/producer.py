@@ -225,8 +225,8 @@ class CutProducer(ABC):
     def send_run(self, records: list[Record], at: int, partitions: Callable[[str], int], cut: Cut) -> int:
         """Queue records, beginning with ``records[at]``, until the run ends, and count them in ``cut``.
 
-        ``runs`` says when a run ends. Return the index of the first record that was not queued. Send that record with
-        :meth:`send`.
+        The module ``runs`` describes when a run ends. Return the index of the first record that was not queued. Send
+        that record with :meth:`send`.
         """
         at, room = produce_run(
             self._producer.produce,

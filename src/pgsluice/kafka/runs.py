@@ -19,7 +19,7 @@ LONGEST: Final = 20_000
 there are many tables."""
 
 
-def produce_run(  # noqa: PLR0913 - the state of a sink
+def produce_run(  # noqa: PLR0913 - the arguments are the state of a sink
     produce: Callable[..., Any],
     records: list[Record],
     at: int,

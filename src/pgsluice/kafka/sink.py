@@ -119,7 +119,7 @@ class KafkaSink:
 
         Full cuts list all topics of the account. Call this after :meth:`recorded`. ``cut`` is the last committed cut.
         ``described`` are the topics whose schemas are registered. Raise HistoryError if somebody else has changed a
-        topic, if a topic has lost its schema, or if the records of cuts up to ``cut`` are missing.
+        topic, if a topic has lost its schema, or if the topic of cut records lacks a cut up to ``cut``.
         """
         await self._run(lambda: self._open_topics(cut, topics, described))
 
@@ -415,7 +415,7 @@ class KafkaSink:
         this cut. If we aborted the cut in this case, readers would never see its remaining records. We therefore commit
         the cut, even though the offsets in its record may be slightly too low.
 
-        A broker that lacks the checkpoint cannot answer this, so we ask again with new clients for up to CONFIRM_S.
+        If the broker lacks the checkpoint, we ask again with new clients for up to CONFIRM_S.
         """
         partition = (self._options.checkpoint_topic.name, 0)
         end = time.monotonic() + CONFIRM_S

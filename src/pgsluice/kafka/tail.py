@@ -37,8 +37,8 @@ SAY_S = 5.0
 """If a read takes longer than this, the log says why it waits. Usually a read takes milliseconds."""
 
 RENEW_S = 5.0
-"""A consumer of this age is replaced as soon as no record arrives. Its broker may have lost touch with the cluster, so
-it may lack the latest records."""
+"""A consumer of this age is replaced as soon as a poll returns no record. The broker that it reads from may have lost
+touch with the cluster, and may therefore lack the latest records."""
 
 _POLL_S = 0.2
 
@@ -50,7 +50,7 @@ class Tail:
     transaction. The topic is known to have records up to ``reach``, so a broker without them is outdated.
     """
 
-    def __init__(  # noqa: PLR0913 - the clients of a session, and the options of this read
+    def __init__(  # noqa: PLR0913 - the arguments are the clients of a session, and the options of this read
         self,
         options: ClientOptions,
         topics: Topics,
@@ -87,7 +87,7 @@ class Tail:
         return self._options.make(
             Consumer,
             {
-                "group.id": self._options.client_id,  # the constructor requires it; nothing is committed for it
+                "group.id": self._options.client_id,  # the constructor requires a group, but no offset is committed
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -131,7 +131,8 @@ class Tail:
                 position, hidden = max(position, message.offset()), True
                 if not self._complete:
                     return
-            elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # we use no group
+            # A missing right to the group is harmless, because we use no group.
+            elif error is not None and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise failure(error, f"Reading {self.topic}")
             self._check_patience(position, hidden=hidden)
             if time.monotonic() > self._renew_at:

@@ -25,8 +25,8 @@ RETRY_S = 0.05
 
 REST_S = 0.002
 """The pause between two transactions. Kafka answers a commit a millisecond or two before the transaction's markers are
-in all partitions. Until they are there, Kafka refuses new records, and librdkafka waits for 20 ms after such a
-refusal."""
+in all partitions. Until then, Kafka refuses new records, and librdkafka waits for 20 ms after each of these
+refusals."""
 
 INIT_S = 30.0
 """How long a session waits for the transaction coordinator, and then for Kafka to accept the probe."""
@@ -153,7 +153,8 @@ class TransactionalProducer(CutProducer):
             try:
                 self._producer.abort_transaction(_ABORT_S)
             except KafkaException as error:
-                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:  # the coordinator knows no such transaction
+                # INVALID_TXN_STATE means that the coordinator knows no open transaction, so there is nothing to abort.
+                if error.args[0].code() != KafkaError.INVALID_TXN_STATE:
                     raise
         self._open = False
 
@@ -179,8 +180,8 @@ class TransactionalProducer(CutProducer):
 
         Raise KafkaException if it fails, or if it has not succeeded by ``end``.
 
-        ``call`` is the name of a method. A bound method would keep the client alive as long as a traceback refers to
-        it.
+        ``call`` is the name of a method. If the caller passed a bound method, a traceback that refers to this method
+        would keep the client alive.
         """
         while True:
             try:

@@ -1,9 +1,9 @@
 """Chooses between the twins: the modules compiled from Cython, if they were built, or the modules in Python.
 
 Code that needs a module with a twin imports the twin that ``COMPILED`` selects. The environment variable
-``PGSLUICE_SPEEDUPS`` has three values. ``auto``, the default, uses the compiled modules if they exist. With
-``require``, pgsluice does not start without them. ``off`` does not use them. Both twins give the same results, byte for
-byte. They differ only in speed.
+``PGSLUICE_SPEEDUPS`` has three values. With ``auto``, the default, the compiled modules are used if they exist. With
+``require``, pgsluice does not start without them. With ``off``, they are not used. Both twins give the same results,
+byte for byte. They differ only in speed.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Values that contain other values: arrays, ranges, composites and hstore as PostgreSQL writes them.
 
-``conversions`` builds these conversions from the conversions of their parts. ``avro.from_binary`` reads arrays without
-converting them to text.
+``conversions`` builds the conversion of such a type from the conversions of its parts. ``avro.from_binary`` reads
+arrays without converting them to text.
 
 https://www.postgresql.org/docs/current/arrays.html#ARRAYS-IO
 """
@@ -96,7 +96,7 @@ class ArrayText:
     def __call__(self, value: bytes) -> bytes:
         """Return the text of an array."""
         shape, items = read_array(value)
-        if not items:  # an empty array that was an int2vector has a dimension
+        if not items:  # an empty array can still have a dimension, if it was cast from int2vector
             return b"{}"
         texts = _limited(self._item_text(item) for item in items)
         for length, _ in reversed(shape):
@@ -120,7 +120,7 @@ def _bounds(shape: list[tuple[int, int]]) -> bytes:
 
 
 def old_vector(element: ToText) -> ToText:
-    """Return the conversion of int2vector and oidvector, which are sent as arrays. Spaces separate the items."""
+    """Return the conversion of int2vector and oidvector: items separated by spaces. PostgreSQL sends them as arrays."""
 
     def to_text(value: bytes) -> bytes:
         items = read_array(value).items
@@ -179,7 +179,7 @@ def _count(cursor: Cursor) -> int:
 
 
 def _doubled(text: bytes, quoted: re.Pattern[bytes]) -> bytes:
-    """Quote a bound or a field. Quotes and backslashes in it are doubled, whereas items of arrays use backslashes."""
+    """Quote a bound or a field if necessary. Its quotes and backslashes are doubled, unlike those of array items."""
     if text and not quoted.search(text):
         return text
     return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')

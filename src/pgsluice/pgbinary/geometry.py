@@ -1,6 +1,6 @@
 """Geometric types as PostgreSQL writes them, the type of the extension cube, and pgvector's vector.
 
-``conversions`` chooses among these functions.
+``conversions`` chooses the function for each type.
 
 https://www.postgresql.org/docs/current/datatype-geometric.html
 """

@@ -1,6 +1,6 @@
 """Numbers as PostgreSQL writes them: integers, floats, numeric and money.
 
-``conversions`` chooses among these functions. Floats are written as PostgreSQL 12 and later write them with
+``conversions`` chooses the function for each type. Floats are written as PostgreSQL 12 and later write them with
 extra_float_digits > 0.
 
 https://www.postgresql.org/docs/current/datatype-numeric.html
@@ -126,7 +126,10 @@ def _middle(one: float, other: float) -> Decimal:
 
 
 def _shortest(number: float, low: Decimal, high: Decimal) -> Decimal:
-    """Of the numbers with the fewest digits between the bounds (exclusive), return the one nearest to ``number``."""
+    """Return the number between the bounds (exclusive) that has the fewest digits.
+
+    If several numbers have equally few digits, return the one nearest to ``number``.
+    """
     exact = Decimal(number)
     inside: list[Decimal] = []
     digits = 0

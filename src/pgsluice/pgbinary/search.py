@@ -1,6 +1,6 @@
 """Text search: tsvector and tsquery as PostgreSQL writes them.
 
-``conversions`` chooses among these functions.
+``conversions`` chooses the function for each type.
 
 https://www.postgresql.org/docs/current/datatype-textsearch.html
 """

@@ -1,6 +1,6 @@
 """Strings, bytes, bits, network addresses, positions and snapshots as PostgreSQL writes them.
 
-``conversions`` chooses among these functions.
+``conversions`` chooses the function for each type.
 
 https://www.postgresql.org/docs/current/datatype-net-types.html
 """

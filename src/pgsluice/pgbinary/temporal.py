@@ -1,6 +1,6 @@
 """Dates, times and intervals as PostgreSQL writes them with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC.
 
-``conversions`` chooses among these functions.
+``conversions`` chooses the function for each type.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html
 """
@@ -77,7 +77,7 @@ timestamptz: Final = _timestamp(b"+00")
 def _date_parts(days: int) -> tuple[bytes, bytes]:
     """Return the date that is ``days`` days after 2000-01-01, and the era.
 
-    The era is `` BC`` for years before 1, and empty for all other years. A timestamp has it after the time of day.
+    The era is `` BC`` for years before 1, and empty for all other years. In a timestamp, the era comes after the time.
     """
     cycles, ordinal = divmod(days + _EPOCH_ORDINAL - 1, _CYCLE_DAYS)
     day = calendar_date.fromordinal(ordinal + 1)

@@ -1,7 +1,7 @@
 """Turns rows of COPY TO in text format into frames with Insert messages, as a walsender would send them.
 
-So rows that were read at a snapshot take the same path as rows of the stream. ``native.copy`` is the compiled twin of
-``row_frame``, and ``native.speedups`` chooses between the two.
+In this form, rows that were read at a snapshot take the same path as rows of the stream. ``native.copy`` is the
+compiled twin of ``row_frame``, and ``native.speedups`` chooses between the two.
 
 https://www.postgresql.org/docs/current/sql-copy.html#SQL-COPY-FILE-FORMATS
 """

@@ -98,7 +98,10 @@ class Decoder:
 
 
 def _row(decoder: Decoder, data: bytes) -> tuple[int | None, int, int, int, int]:
-    """Return the xid, the relation's OID, and of the first tuple the kind, the column count and the first offset."""
+    """Return the xid, the relation's OID, and three facts about the first tuple.
+
+    These are its kind, its number of columns, and the offset of its first value.
+    """
     if decoder.in_stream:
         xid, relation_oid, kind, count = _STREAMED_ROW.read(data, 1)
         return xid, relation_oid, kind, count, 12

@@ -13,8 +13,8 @@ from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.cursor import Cursor, FixedFields, Malformed
 
 XLogData: TypeAlias = bytes
-"""``w``: a head, and after it one message of pgoutput. A frame is not parsed into an object here. Nearly all frames are
-rows, and so the bytes of a row are read only once.
+"""``w``: a head, and after it one message of pgoutput. Nearly all frames contain a row. A frame is not parsed into an
+object here, so that the bytes of a row are read only once.
 
 Never confirm the LSNs in the head, because they are 0/0 or lie inside a transaction.
 """

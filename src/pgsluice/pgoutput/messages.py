@@ -1,4 +1,4 @@
-"""The messages of pgoutput, one class each, with the manual's names.
+"""The messages of pgoutput. Each has a class with the name that PostgreSQL's manual uses.
 
 :mod:`pgsluice.pgoutput.decoder` creates them. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are unsigned
 32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. The ``xid`` of a change is the id of

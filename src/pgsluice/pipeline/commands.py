@@ -127,7 +127,7 @@ class Commands:
         the answer or in earlier cuts, so no changes follow the answer.
         """
         async with self._loader.at_work, self._pause():
-            _check_in_time(command)  # again, because a long transaction may have had to end first
+            _check_in_time(command)  # a second check, because the wait for the pause may have been long
             pauses, former = command.verb == "pause_pipeline", self._requests.state
             answer = Answer(command.id, "done", _said_of_pause(former, pauses=pauses))
             self._requests.become(replace(former, offset=offset + 1, is_pipeline_paused=pauses), [answer])

@@ -120,7 +120,7 @@ def differing_identities(table: str) -> TableRefused:
 class Encoders:
     """The encoders of one session, by relation."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and the settings for tables
+    def __init__(  # noqa: PLR0913 - the arguments are the ends, and the settings for tables
         self,
         source: Source,
         sink: Sink,
@@ -168,7 +168,7 @@ class Encoders:
                     raise
                 self._quarantine.add(relation, str(error))
                 found = await self._refuse(relation, str(error))
-            # Create the topics of ``others`` after the topic of this table, because they may reach kafka.topics.max.
+            # Create the topics of ``others`` after the topic of this table, because they may use up kafka.topics.max.
             await self._prepare(others)
         return found
 

@@ -214,7 +214,7 @@ class Sink(Protocol):
         """Return the last checkpoint that can be read without fencing. This does not disturb a running owner."""
 
     async def checkpoints(self) -> Sequence[Checkpoint]:
-        """Return the last committed checkpoints, the valid one last. Call it after :meth:`fence`.
+        """Return the last committed checkpoints. The last of them is the valid one. Call it after :meth:`fence`.
 
         Before :meth:`fence`, some checkpoints may be missing. If Kafka still has the checkpoint of the cut before the
         last cut, the result contains this checkpoint as well. If this pipeline has no checkpoint, the result may

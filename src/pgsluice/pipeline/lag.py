@@ -58,7 +58,7 @@ class Lag:
         self._look_back()
 
     def note_undelivered_commit(self, committed_at: float) -> None:
-        """Note when the oldest transaction that is received but not delivered was committed.
+        """Note ``committed_at``, the commit time of the oldest transaction that is received but not delivered.
 
         Call it after :meth:`note_delivered`.
         """

@@ -33,8 +33,8 @@ SHOWN_MAX: Final = 20
 class TableReport:
     """A published table, the number of rows that were read, and PostgreSQL's estimate of all its rows.
 
-    ``reason`` says why the table is not read. ``is_stale`` is set if rows have changed, since the table was loaded, in
-    a way that the stream does not show.
+    ``reason`` says why the table is not read. ``is_stale`` says whether, after the table was loaded, rows changed in a
+    way that the stream does not show.
     """
 
     table: str
@@ -49,9 +49,9 @@ class TableReport:
 class LoadReport:
     """The progress of all loads.
 
-    ``rows`` is the number of rows read so far, of all tables that are loaded or to be loaded. ``estimated_rows`` is an
-    estimate of this number at the end of all loads. ``tables`` has the number of tables by state. ``named`` has some of
-    the tables that are not loaded, beginning with those that are being read.
+    ``rows`` is the number of rows that were read so far from all tables that are loaded or will be loaded.
+    ``estimated_rows`` is an estimate of this number at the end of all loads. ``tables`` has the number of tables by
+    state. ``named`` has some of the tables that are not loaded, beginning with those that are being read.
     """
 
     tables: Mapping[str, int]

@@ -61,7 +61,7 @@ expensive, because there may be thousands of tables."""
 class Loader:
     """The loads of one session."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and the state of former sessions
+    def __init__(  # noqa: PLR0913 - the arguments are the ends, and the state of former sessions
         self,
         source: Source,
         stream: Stream,
@@ -293,7 +293,7 @@ class Loader:
         if found:
             log.warning(
                 "tables count as loaded, because an earlier version has delivered their changes: to read the rows that "
-                "were there before, run `pgsluice snapshot start`",
+                "are older than these changes, run `pgsluice snapshot start`",
                 tables=len(found),
             )
 

@@ -29,7 +29,7 @@ CHUNK_BYTES = 1024 * 1024
 threads."""
 
 MANY_EVENTS = 1000
-"""A commit with fewer events takes hardly longer than a commit with a single event."""
+"""Committing a cut with fewer events takes hardly longer than committing a cut with a single event."""
 
 CLOSING_S = 0.001
 """``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
@@ -50,7 +50,7 @@ class Limits:
 
 
 class Outbox:
-    """The cuts of one session. ``on_delivered`` is called with each committed cut and the seconds that it took."""
+    """The cuts of one session. ``on_delivered`` is called with each committed cut and the duration of its commit."""
 
     def __init__(
         self,

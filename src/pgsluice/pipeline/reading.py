@@ -39,8 +39,8 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""If more than this many consecutive chunks have no position in the stream, the load of the table waits. After each
-such chunk, the next read takes half as many rows."""
+"""If more than this many consecutive chunks have no position in the stream, the load of the table waits. After each of
+these chunks, the next read takes half as many rows."""
 
 WRITERS_S: Final = 0.1
 """The interval at which the loader checks whether the transactions that were changing a table have ended."""

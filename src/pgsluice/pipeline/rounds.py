@@ -166,7 +166,7 @@ class Rounds:
         await self.prune()
         while self._unseen:
             if time.monotonic() > give_up_at:
-                raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to others yet.")
+                raise TableUnreadable("Transactions that PostgreSQL has sent are not visible to other sessions yet.")
             await asyncio.sleep(SEEN_AGAIN_S)
             await self.prune()
 

@@ -94,7 +94,7 @@ class Ends:
 class Session:
     """Delivers the changes of the stream through the encoders to the sink, until an error or a stop."""
 
-    def __init__(  # noqa: PLR0913 - the ends, and the state of former sessions
+    def __init__(  # noqa: PLR0913 - the arguments are the ends, and the state of former sessions
         self,
         ends: Ends,
         checkpoint: Checkpoint,
@@ -128,7 +128,7 @@ class Session:
         self._idle = True
         self._shutdown = ShutdownWatch()
         self._changes = 0
-        """How many changes have not come in runs of rows."""
+        """How many changes have arrived outside of runs of rows."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
         """Held by the task that processes what was received, or that has paused this work."""
@@ -323,7 +323,7 @@ class Session:
             if isinstance(event, Change):
                 rows = self._encoders.known(event.relation)
                 if rows is None:
-                    with self._vitals.waiting():  # for Kafka to create topics, and for schemas to be registered
+                    with self._vitals.waiting():  # Kafka creates topics, and the registry registers schemas
                         rows = await self._encoders.of(event.relation, self._ahead.described())
                 stamp = self._stamp_of(event.transaction)
                 rows.add(event.message, stamp, self._outbox.pending, is_streamed=event.is_streamed)
@@ -396,7 +396,7 @@ class Session:
         self.progress.on_prepared_commit(transaction.xid, end_lsn)
 
     async def _take_message(self, transaction: Transaction | None, message: messages.LogicalMessage) -> None:
-        with self._vitals.waiting():  # for Kafka to create a topic, and for schemas to be registered
+        with self._vitals.waiting():  # Kafka creates a topic, and the registry registers schemas
             encoder = await self._encoders.of_messages()
         if transaction is None:
             self._outbox.pending.add(encoder.encode_standalone(message, self._resumed_from.epoch))

@@ -1,7 +1,8 @@
 """The shortcut for small transactions, which encodes many of them in one step.
 
-Without the shortcut, a transaction of one row costs ten times as much as its row, because the session handles Begin and
-Commit as events. The session handles all transactions that the shortcut leaves out. Both ways give the same result.
+Without the shortcut, a transaction of one row takes ten times as long as the row alone, because the session handles
+Begin and Commit as events. The session handles all transactions that the shortcut leaves out. Both ways give the same
+result.
 
 ``tests/unit/pipeline/test_session.py`` covers this module.
 """
@@ -19,7 +20,7 @@ from pgsluice.transactions import Transactions
 class Shortcut:
     """Handles whole transactions of one session without passing their messages to :class:`Transactions`."""
 
-    def __init__(  # noqa: PLR0913 - everything that has to know of a Commit
+    def __init__(  # noqa: PLR0913 - the arguments are all objects that have to know of a Commit
         self,
         transactions: Transactions,
         encoders: Encoders,

@@ -1,4 +1,4 @@
-"""Waits that end early if the connection to PostgreSQL is lost, or if a stop takes too long."""
+"""Functions that wait for a task, but end the wait if the connection to PostgreSQL is lost or a stop takes too long."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine

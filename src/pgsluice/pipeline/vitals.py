@@ -28,7 +28,7 @@ class Vitals:
     def waiting(self) -> Iterator[None]:
         """Mark this block as a wait for others, for example for Kafka or for the end of transactions in PostgreSQL.
 
-        Such a wait may take any time. It does not count as silence, because a restart of the process would not shorten
+        Such a wait has no time limit. It does not count as silence, because a restart of the process would not shorten
         it. The log and the metrics show long waits.
         """
         self._waits += 1
@@ -39,7 +39,7 @@ class Vitals:
             self.beat()
 
     async def wait(self, step: Awaitable[T]) -> T:
-        """Return the result of ``step``, which others may delay for any time."""
+        """Return the result of ``step``. The wait for it does not count as silence (see :meth:`waiting`)."""
         with self.waiting():
             return await step
 

@@ -299,7 +299,7 @@ class Catalog:
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]
 
     async def partition_identities(self, publications: Sequence[str]) -> list[tuple[Identity, Identity]]:
-        """Return the identity of each root under whose name rows are sent, paired with that of each partition."""
+        """Return the identity of each root under whose name rows are sent, with the identity of each partition."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
         return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]

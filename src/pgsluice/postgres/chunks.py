@@ -418,7 +418,7 @@ def _select(shape: Shape, condition: str = "") -> str:
     own = f"{shape.where}\n" if shape.where else ""
     conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
     where = f" WHERE {conditions}" if conditions else ""
-    return f"SELECT {columns} FROM {_table(shape)} AS r{where}"  # noqa: S608 - see above
+    return f"SELECT {columns} FROM {_table(shape)} AS r{where}"  # noqa: S608 - names and values are quoted
 
 
 def _key(shape: Shape) -> str:
@@ -430,7 +430,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as SQL. A root includes its partitions. For others, ONLY excludes the tables that inherit."""
+    """Return the table as SQL: a root with its partitions, but any other table without those that inherit from it."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 

@@ -1,7 +1,7 @@
 """Decides what the daemon does after an error of PostgreSQL: try again, wait as a standby, or stop with a message.
 
 Only this module turns an SQLSTATE, a libpq message or the state of a slot into a PgsluiceError. If the server sends an
-SQLSTATE or a routine name, only these decide, because the text of a message depends on the server's language.
+SQLSTATE or a routine name, the text of its message does not matter, because it depends on the server's language.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """

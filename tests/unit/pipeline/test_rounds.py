@@ -154,7 +154,7 @@ class TestTransactionsThatHavePassed:
         monkeypatch.setattr(module, "SEEN_S", 0.01)
         stage.rounds.watch(on=True)
         stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
-        with pytest.raises(TableUnreadable, match="not visible to others yet"):
+        with pytest.raises(TableUnreadable, match="not visible to other sessions yet"):
             await stage.rounds.take()
         assert stage.transactions.gate is None
 
@@ -192,7 +192,7 @@ class TestTransactionsThatHavePassed:
         await stage.rounds.take()
         stage.rounds.on_commit(Transaction(INVISIBLE, 100, 0))
         await stage.rounds.end()
-        with pytest.raises(TableUnreadable, match="not visible to others yet"):
+        with pytest.raises(TableUnreadable, match="not visible to other sessions yet"):
             await stage.rounds.take()
 
 
