@@ -12,7 +12,7 @@ OVERHEAD_BYTES: Final = 160
 
 
 def held_bytes(size: int, records: int) -> int:
-    """Return the memory of this many ``records`` whose keys and values have ``size`` bytes in total."""
+    """Return how much memory a number of ``records`` takes, if their keys and values have ``size`` bytes in total."""
     return size + OVERHEAD_BYTES * records
 
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class Pending:
-    """The records of the transaction that is being received. It is ``full`` if it holds ``limit`` bytes or more."""
+    """The records of the transaction that is being received, and the memory that they take, in bytes, up to ``limit``."""
 
     __slots__ = ("events", "limit", "records", "size")
 

@@ -1,8 +1,8 @@
 """The primary (``snapshot.primary``), from which rows are read if pgsluice streams from a standby.
 
 A snapshot taken on a standby cannot be compared with the stream, because a standby does not show which transactions are
-in progress on the primary. Transaction ids and positions are the same on both servers, as long as these belong to one
-cluster and one timeline.
+in progress on the primary. Transaction ids and positions are the same on both servers, as long as both servers belong
+to one cluster and are on one timeline.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-CONTROLDATA
 """

@@ -1,6 +1,6 @@
 """The checks of ``pgsluice check`` for the tables to load: whether their rows can be read, and how long this takes.
 
-A table that cannot be read does not stop ``run``, so none of these findings has the verdict FAIL. There may be
+A table that cannot be read does not stop ``run``, so no finding of these checks has the verdict FAIL. There may be
 thousands of tables. So there is one finding for each kind of problem, not for each table, and one summary.
 
 https://www.postgresql.org/docs/current/ddl-priv.html

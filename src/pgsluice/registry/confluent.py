@@ -184,7 +184,7 @@ class ConfluentRegistry:
 
         A subject whose own level is NONE refuses no schema. So if a subject has refused a schema although the server
         reports level NONE for it, we conclude that the subject has no level of its own. In this case, we delete the
-        level after the registration, instead of setting it to NONE.
+        subject's level after the registration, instead of setting it to NONE.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)
