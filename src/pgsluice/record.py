@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class Pending:
-    """The records of the transaction that is being received, and the memory that they take, in bytes, up to ``limit``."""
+    """The records of the transaction that is being received. ``limit``: the bytes that they may take in memory."""
 
     __slots__ = ("events", "limit", "records", "size")
 

@@ -115,7 +115,8 @@ class Address:
 class ConnectionOptions:
     """How to connect to the server.
 
-    ``parameters`` are libpq's own parameters. Only the key ``dsn`` is ours: its value is a whole conninfo string or URI.
+    ``parameters`` are libpq's own parameters. Only the key ``dsn`` is ours. Its value is a whole conninfo string or
+    URI.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -39,8 +39,8 @@ SPILL_BYTES = 4 * 1024 * 1024
 ``disk.DISK_LIMIT_S``, the disk hangs."""
 
 _FILE_NUMBERS = count(1)
-"""The numbers that name the files. No name is used twice, because all sessions of a process share its directory, and a
-write of the former session may still be in progress when the next session begins."""
+"""The numbers that name the files. No name may be used twice, because all sessions of a process share its directory,
+and a write of the former session may still be in progress when the next session begins."""
 
 _PIECE = struct.Struct(">II")
 
