@@ -349,7 +349,10 @@ def escape(name: str) -> str:
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` lacks. They would give each table that ``glob`` matches its own topic."""
+    """Return the placeholders that ``template`` lacks.
+
+    With these placeholders, no two tables that ``glob`` matches would share a topic.
+    """
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]
