@@ -291,15 +291,15 @@ class IcebergTable:
         )
 
     def _publish(self, branch: str) -> None:
-        """Move ``main`` to the end of a branch. Raise ForeignWrite if ``main`` has changed since the branch began."""
+        """Move ``main`` to the end of a branch. Raise ForeignWrite if another program has written to it meanwhile."""
         table = self._loaded()
         try:
             table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()
         except (Py4JJavaError, IllegalArgumentException) as error:
             self.last()  # raises ForeignWrite if another program has written to the table
             raise PipelineError(
-                f"{self.name}: Iceberg refused the commit. The cause of this error has the reason. Nothing was added "
-                "to the table. Start the query again. It will continue with this batch"
+                f"{self.name}: Iceberg refused the commit, for the reason in the cause of this error. Nothing was "
+                "added to the table. Start the query again. It will continue with this batch"
             ) from error
 
     @contextmanager

@@ -61,7 +61,7 @@ class Reading:
 
     @property
     def is_union(self) -> bool:
-        """Whether ``writers`` is a union, because the subject has schemas with different types."""
+        """Whether ``writers`` is a union. This is the case if the subject has schemas with different types."""
         return len(set(self.branches.values())) > 1
 
 

@@ -55,7 +55,7 @@ class Primary:
     def unreachable(self, error: PgsluiceError) -> PrimaryUnavailable:
         """Return the error for a connection that failed with ``error``."""
         words = str(error).removesuffix(".")
-        return PrimaryUnavailable(f"snapshot.primary: {words}. No rows are read meanwhile. {_AFTER_PROMOTION}")
+        return PrimaryUnavailable(f"snapshot.primary: {words}. No rows are read for now. {_AFTER_PROMOTION}")
 
 
 def _refused(reason: str, remedy: str) -> PrimaryUnavailable:

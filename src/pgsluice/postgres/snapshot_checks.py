@@ -194,7 +194,7 @@ def _summary(
         f"the largest is {_names([largest])} ({sizes[largest.oid].rows} rows); loading takes "
         f"{_duration(_seconds(len(tables), size, rows_per_s))}"
     )
-    return Finding(_NAME, Verdict.OK, f"{detail}; the settings leave out {skipped}" if skipped else detail)
+    return Finding(_NAME, Verdict.OK, f"{detail}; tables left out by the settings: {skipped}" if skipped else detail)
 
 
 def _seconds(tables: int, size: TableSize, rows_per_s: int | None) -> float:

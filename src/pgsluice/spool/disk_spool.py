@@ -113,8 +113,9 @@ class DiskSpool:
         if self.spilled + size > self._options.spill_max:
             raise UnavailableError(
                 f"Transactions that have not committed yet need more than buffer.spill_max ({self._options.spill_max} "
-                f"bytes) in addition to buffer.memory_max; {len(self._open)} of them are open. Raise buffer.spill_max "
-                "if the disk has room, or commit in smaller transactions. Nothing is lost: they will be sent again."
+                f"bytes) in addition to buffer.memory_max; {len(self._open)} transactions are open. Raise "
+                "buffer.spill_max if the disk has room, or commit in smaller transactions. Nothing is lost: the "
+                "transactions will be sent again."
             )
 
     def want(self, read: Callable[[], None]) -> None:
