@@ -12,7 +12,7 @@ OVERHEAD_BYTES: Final = 160
 
 
 def held_bytes(size: int, records: int) -> int:
-    """Return how much memory a number of ``records`` takes, if their keys and values have ``size`` bytes in total."""
+    """Return how many bytes ``records`` records take in memory, if their keys and values have ``size`` bytes."""
     return size + OVERHEAD_BYTES * records
 
 

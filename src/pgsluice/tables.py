@@ -40,7 +40,7 @@ _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 # Three kinds of characters are escaped: those that Kafka does not allow in a topic's name; the dot, because it
 # separates the parts of a topic's name; and an underscore that would look like the beginning of an escape. Such an
 # underscore is followed by an x, by four to six hexadecimal digits, and by an underscore or a character that is escaped
-# itself. An escape begins with an underscore, so the escape of that character would look like the end of the first one.
+# itself. The escape of that character begins with an underscore, which would look like the end of the first escape.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 

@@ -118,9 +118,9 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """The position from which on all ordinary transactions pass: those with a ``commit_lsn`` at or after it.
+        """Every ordinary transaction passes if its ``commit_lsn`` is this position or a later one.
 
-        It is None if the stream is not between transactions, or if transactions may have to wait.
+        The position is None if the stream is not between transactions, or if transactions may have to wait.
         """
         return self._delivered.lsn if self.is_between and self.gate is None and not self._held else None
 

@@ -409,7 +409,7 @@ def _sent(server_version: int, only: str = "") -> str:
 
 
 def shape(server_version: int, oid: int, publications: str) -> str:
-    """Return the query for the shape of a published table. ``publications`` is their list, as an array in SQL."""
+    """Return the query for the shape of a published table. ``publications``: the array of publication names, in SQL."""
     carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
     described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE

@@ -180,7 +180,7 @@ class ConfluentRegistry:
             ) from None
 
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
-        """Register a schema, with the subject's level set to NONE meanwhile, so that the subject accepts the schema.
+        """Register a schema. Meanwhile, the subject's level is NONE, so that the subject accepts the schema.
 
         A subject whose own level is NONE refuses no schema. So if a subject has refused a schema although the server
         reports level NONE for it, we conclude that the subject has no level of its own. In this case, we delete the
