@@ -21,7 +21,7 @@ class Progress:
     """The positions of one session, which continues from the last committed checkpoint.
 
     ``received``: the highest position that this session has received. It starts from zero and not from the checkpoint,
-    because the server may first send changes again that come before the checkpoint. It may also send prepared
+    because the server may first send changes again that come before the checkpoint. The server may also send prepared
     transactions again that only the previous session has received.
 
     ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.

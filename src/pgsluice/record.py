@@ -12,7 +12,7 @@ OVERHEAD_BYTES: Final = 160
 
 
 def held_bytes(size: int, records: int) -> int:
-    """Return the memory of this many ``records`` whose keys and values have ``size`` bytes in total."""
+    """Return how many bytes ``records`` records take in memory, if their keys and values have ``size`` bytes."""
     return size + OVERHEAD_BYTES * records
 
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 
 
 class Pending:
-    """The records of the transaction that is being received. It is ``full`` if it holds ``limit`` bytes or more."""
+    """The records of the transaction that is being received. ``limit``: the bytes that they may take in memory."""
 
     __slots__ = ("events", "limit", "records", "size")
 

@@ -137,8 +137,8 @@ def identity_of(relation: Relation) -> frozenset[str]:
 def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str]]) -> bool:
     """Return whether the server sends the same columns of old rows for all partitions of a root.
 
-    ``root`` has the columns of the root's replica identity, and ``partitions`` has those of each partition's.
-    ``partitions`` has no entry for a partition for which the server sends all columns or none.
+    ``root`` is the set of columns in the root's replica identity. ``partitions`` contains such a set for each
+    partition. A partition has no set there if the server sends all columns of its old rows, or none.
     """
     keys = set(partitions)
     return keys <= {root} or (len(keys) == 1 and not root)

@@ -1,4 +1,4 @@
-"""Compares changes that the server sends again with the checkpoint, to recognise a server with another history.
+"""Compares the checkpoint with the changes that the server sends again, to recognise a server with another history.
 
 The server sends all unconfirmed changes again. The session drops those that were delivered before, and checks here that
 they are the same. A server that was restored from a backup sends different changes.

@@ -125,7 +125,7 @@ def add_transactions(  # noqa: PLR0913 - what all transactions of a run share
     Only the compiled twin has this shortcut, so this function always returns None. If a transaction is not added, the
     caller processes its messages one by one, with the same result.
 
-    A transaction is added if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it does
-    not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.
+    The twin adds a transaction if it commits at ``from_lsn`` or later, if all its rows would be in one run, and if it
+    does not fill ``pending`` by itself. ``pending`` may hold several transactions, until they reach ``room`` bytes.
     """
     return None

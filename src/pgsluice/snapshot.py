@@ -54,8 +54,8 @@ class Snapshot:
     def _widened(self, xid: int) -> int:
         """Return the 64-bit id closest to ``xmax`` that ends with these 32 bits.
 
-        All ids in use lie within 2^31 of ``xmax``. If two are exactly 2^31 away, the older one is returned, as in
-        TransactionIdPrecedes.
+        All ids in use lie within 2^31 of ``xmax``. If two ids are equally close, 2^31 away, return the older one, as
+        TransactionIdPrecedes does.
         """
         full = self.xmax - self.xmax % _EPOCH + xid
         if full >= self.xmax + _EPOCH // 2:

@@ -39,8 +39,8 @@ _CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 
 # Three kinds of characters are escaped: those that Kafka does not allow in a topic's name; the dot, because it
 # separates the parts of a topic's name; and an underscore that would look like the beginning of an escape. Such an
-# underscore comes before an x, four to six hexadecimal digits, and a character that is an underscore or is escaped.
-# Each escape begins with an underscore, so an escaped character could end the apparent escape as well.
+# underscore is followed by an x, by four to six hexadecimal digits, and by an underscore or a character that is escaped
+# itself. The escape of that character begins with an underscore, which would look like the end of the first escape.
 _TO_ESCAPE = re.compile(r"[^A-Za-z0-9_-]|_(?=x[0-9A-F]{4,6}[^A-Za-z0-9-])")
 
 
@@ -349,7 +349,10 @@ def escape(name: str) -> str:
 
 
 def missing_placeholders(template: str, glob: str) -> list[str]:
-    """Return the placeholders that ``template`` lacks. With them, no two tables that ``glob`` matches share a topic."""
+    """Return the placeholders that ``template`` lacks.
+
+    With these placeholders, no two tables that ``glob`` matches would share a topic.
+    """
     pattern = _pattern(glob)
     parts = (("{schema}", pattern.schema), ("{table}", pattern.table))
     needed = [name for name, part in parts if _WILDCARD.search(part)]

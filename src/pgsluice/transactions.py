@@ -86,7 +86,7 @@ class Transactions:
         self._held: deque[tuple[Waiting, Transaction, int] | Emitted] = deque()
         """The transactions that the gate has not admitted, each with its end LSN, and the messages after them."""
         self._held_bytes = 0
-        """The memory taken by the versions of tables that held transactions refer to."""
+        """The memory that the table versions of the transactions in ``_held`` take."""
         self._spool = spool
         self._decoder = Decoder()
         self._delivered = delivered
@@ -118,9 +118,9 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """The LSN from which on ordinary transactions pass, whatever they contain. The LSN of their commit decides.
+        """Every ordinary transaction passes if its ``commit_lsn`` is this position or a later one.
 
-        It is None if the stream is not between transactions, or if transactions may have to wait.
+        The position is None if the stream is not between transactions, or if transactions may have to wait.
         """
         return self._delivered.lsn if self.is_between and self.gate is None and not self._held else None
 

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "submit":
             _add_placement(command)
         if name == "view":
-            command.add_argument("--at", metavar="CUT|LSN", help="read the last state that is not after this")
+            command.add_argument("--at", metavar="CUT|LSN", help="read the last state up to this cut or LSN")
         if name == "audit":
             command.add_argument("--differences", type=int, default=20, help="differing rows to list per table (20)")
             command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="limit of each wait (120)")

@@ -145,7 +145,7 @@ def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
 
 
 def _cell(value: Column, text: Column, pair: Pair) -> Column:
-    """Return a column's value in a form to group by. It contains the text of a value that the type cannot hold."""
+    """Return a column's value in a form to group by. If the type cannot hold the value, the form contains its text."""
     return F.struct(comparable(value, pair.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
 

@@ -54,7 +54,7 @@ class Config:
             raise ConfigError(f"{self.file}: {key} is missing, but this command needs it. Add it")
         return found
 
-    def find(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as above
+    def find(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - of the type that _KEYS says
         """Return the value of a key, or ``default`` if the file does not have the key."""
         table, _, name = key.partition(".")
         return self.values.get(table, {}).get(name, default)

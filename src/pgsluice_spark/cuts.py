@@ -27,9 +27,9 @@ class Position(NamedTuple):
 
 
 _AS_JAVA: Final = str.maketrans("+/", "-_")
-"""Translates a topic's id from the form that the daemon writes, which is librdkafka's, to that of Kafka's Java client.
+"""Translates a topic's id into the form of Kafka's Java client, with which this package asks for topic ids.
 
-This package asks for topic ids with the Java client.
+The daemon writes topic ids in the form of librdkafka.
 """
 
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
@@ -119,12 +119,12 @@ def _cut(row: Any) -> Cut:  # noqa: ANN401 - Spark's rows have no types
     )
 
 
-def _topic(row: Any) -> TopicCut:  # noqa: ANN401 - as above
+def _topic(row: Any) -> TopicCut:  # noqa: ANN401 - Spark's rows have no types
     ranges = {at["partition"]: (at["first"], at["next"]) for at in row["offsets"] if at["first"] < at["next"]}
     return TopicCut(row["topic_id"].translate(_AS_JAVA), ranges, dict(row["counts"]))
 
 
-def _mark(row: Any) -> Mark:  # noqa: ANN401 - as above
+def _mark(row: Any) -> Mark:  # noqa: ANN401 - Spark's rows have no types
     return Mark(
         table=table_name(row["schema"], row["table"]),
         id=row["id"],

@@ -174,7 +174,7 @@ def _has(spark: SparkSession, name: str, value: str) -> bool:
 def _topics(patient: Patient) -> Iterator[Symptom]:
     """Check the topics, and the schemas in the registry.
 
-    If the cut records can be decoded, the registry has their schema.
+    The check decodes cut records. If that succeeds, the registry has their schema.
     """
     origin, brokers = patient.origin, patient.brokers
     end = brokers.end(origin.transactions)

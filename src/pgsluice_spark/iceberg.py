@@ -1,9 +1,9 @@
 """Iceberg tables as targets, with one table in a catalog for each table of PostgreSQL.
 
-Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit of a batch
-is first made on a separate branch. Then ``main`` is moved to the end of this branch. The catalog refuses the move if
-``main`` has changed since the branch was created. So no other program can commit between our check of the table and our
-own commit. A batch that fails halfway leaves ``main`` unchanged.
+Each piece of a batch is one snapshot. The summary of a snapshot has the metadata of our commit. Every commit is first
+made on a separate branch. Then ``main`` is moved to the end of this branch. The catalog refuses the move if ``main``
+has changed since the branch was created. So no other program can commit between our check of the table and our own
+commit. A commit that fails halfway leaves ``main`` unchanged.
 
 https://iceberg.apache.org/docs/latest/branching/
 """
@@ -239,7 +239,7 @@ class IcebergTable:
         The actions use the thread's active session. So the table's session is made the active one until the context
         ends.
         """
-        jvm, session = self.spark._jvm, self.spark._jsparkSession  # noqa: SLF001 - as in _loaded
+        jvm, session = self.spark._jvm, self.spark._jsparkSession  # noqa: SLF001 - PySpark has no other way
         sessions = jvm.org.apache.spark.sql.classic.SparkSession
         before = sessions.getActiveSession()
         sessions.setActiveSession(session)
@@ -273,7 +273,7 @@ class IcebergTable:
         if before is not None and (before.commit.version >= commit.version or self.since not in (None, before.number)):
             raise PipelineError(self._two_queries(commit))
         branch = f"{_BRANCH}{uuid4().hex}"
-        _make_branch(table, branch)  # begins at the present snapshot, which _last has checked with its ancestors
+        _make_branch(table, branch)  # at the present snapshot, which _last has checked together with its ancestors
         self.spark.catalog.refreshTable(self.sql)
         with self._committing(commit):
             action(f"{self.sql}.{quoted(f'branch_{branch}')}")
@@ -291,15 +291,15 @@ class IcebergTable:
         )
 
     def _publish(self, branch: str) -> None:
-        """Move ``main`` to a branch. Raise ForeignWrite if ``main`` has new snapshots since the branch was created."""
+        """Move ``main`` to the end of a branch. Raise ForeignWrite if another program has written to it meanwhile."""
         table = self._loaded()
         try:
             table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()
         except (Py4JJavaError, IllegalArgumentException) as error:
             self.last()  # raises ForeignWrite if another program has written to the table
             raise PipelineError(
-                f"{self.name}: Iceberg refused the commit. The cause of this error has the reason. Nothing was added "
-                "to the table. Start the query again. It will continue with this batch"
+                f"{self.name}: Iceberg refused the commit, for the reason in the cause of this error. Nothing was "
+                "added to the table. Start the query again. It will continue with this batch"
             ) from error
 
     @contextmanager

@@ -111,7 +111,7 @@ def _filled(lives: DataFrame, known: DataFrame, fields: Sequence[str]) -> DataFr
 def _with_origin(lives: DataFrame) -> DataFrame:
     """Add ``origin``: the row's key and life before it moved to its present key, or null if it did not move.
 
-    A move consists of a delete and an insert, whose ``seq`` in the transaction are consecutive.
+    A move consists of a delete and an insert, which have consecutive ``seq`` numbers in the transaction.
     """
     previous = F.lag("life").over(Window.partitionBy("row").orderBy("life"))
     arrival = F.struct("life.epoch", "life.lsn", (F.col("life.seq") + 1).alias("seq"))

@@ -42,7 +42,7 @@ class Query(StreamingQuery):  # type: ignore[misc]  # PySpark's types are not fo
             ended: bool | None = super().awaitTermination(timeout)
             return ended
 
-    def processAllAvailable(self) -> None:  # noqa: N802 - as above
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until the present content of the topic has been applied."""
         with self._typed_errors():
             super().processAllAvailable()
@@ -139,7 +139,7 @@ class Applier:
         return joined(parts)
 
     def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
-        """Return the schemas of each topic that the cuts wrote to. No schema of a change in the cuts is missing."""
+        """Return the schemas of each topic that the cuts wrote to, including the schemas of all changes in the cuts."""
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
         found = self._origin.registry.versions(subjects) if subjects else []

@@ -75,7 +75,7 @@ class TopicReading:
 
 @lru_cache(maxsize=_KEPT)
 def topic_reading(versions: tuple[SchemaVersion, ...], topic: str, table: str | None = None) -> TopicReading:
-    """Return how to decode a topic, or only one ``table`` in it. ``versions`` are the schemas of its two subjects."""
+    """Return how to decode a topic, or only one ``table`` in it. ``versions`` are the schemas of the topic."""
     others = [] if table is None else _others(versions, topic, table)
     left_out = set(others)
     own = [version for version in versions if version not in left_out]

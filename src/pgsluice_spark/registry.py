@@ -28,7 +28,7 @@ _SUBJECT_NOT_FOUND: Final = 40401
 _REQUESTS: Final = 8
 """The maximum number of simultaneous requests."""
 _PAUSE_S: Final = 0.5
-"""The pause before a registry that may be restarting is asked again."""
+"""How long to wait before the next request to a registry that may be restarting."""
 _REDIRECTS: Final = range(300, 400)
 _UNAVAILABLE: Final = 503
 

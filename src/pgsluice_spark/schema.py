@@ -23,7 +23,7 @@ _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "doub
 _CONTAINERS: Final = {"array": "items", "map": "values"}
 _LOGICAL: Final[Sequence[str]] = ("logicalType", "precision", "scale")
 
-# The only changes of a field's type that are allowed. Decimals may also get more digits.
+# The changes of a field's type that are allowed. Apart from these, only decimals may change: they may get more digits.
 _WIDENINGS: Final = {("int", "long"), ("int", "double"), ("float", "double")}
 
 _PARSED_MAX: Final = 4096
@@ -61,7 +61,7 @@ class Reading:
 
     @property
     def is_union(self) -> bool:
-        """Whether ``writers`` is a union. It is one if the subject has schemas with different types."""
+        """Whether ``writers`` is a union. This is the case if the subject has schemas with different types."""
         return len(set(self.branches.values())) > 1
 
 

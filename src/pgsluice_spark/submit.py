@@ -45,7 +45,7 @@ def submitted(config: Config, settings: Mapping[str, str], words: Sequence[str])
     """Run ``words``, which are a command and its options, with spark-submit. Return the exit code."""
     with tempfile.TemporaryDirectory(prefix="pgsluice_spark_") as directory:
         line = prepared(config, settings, words, Path(directory))
-        return subprocess.run(line, check=False).returncode  # noqa: S603 - what the user's file says
+        return subprocess.run(line, check=False).returncode  # noqa: S603 - the user's own command
 
 
 def prepared(config: Config, settings: Mapping[str, str], words: Sequence[str], directory: Path) -> list[str]:

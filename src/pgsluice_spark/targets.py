@@ -74,8 +74,8 @@ class TargetTable(Protocol):
     """One table of a target.
 
     Each method that takes a ``commit`` makes one atomic commit with this metadata, and returns the number of the commit
-    in the target. It raises ForeignWrite if another program has written to the table since our last commit, and
-    PipelineError if another query of ours has. A session commits to only one table at a time.
+    in the target. Such a method raises ForeignWrite if another program has written to the table since our last commit,
+    and PipelineError if another query of this package has written to it. A session commits to only one table at a time.
     """
 
     @property

@@ -89,7 +89,7 @@ async def test_each_problem_is_found_and_the_remedy_solves_it(
     assert "changes of all tables wait" in keys.detail
     assert "public.keyless" in keys.detail
     assert "the largest is public.good (1000 rows)" in findings["snapshot"].detail
-    assert findings["snapshot"].detail.endswith("the settings leave out 1")
+    assert findings["snapshot"].detail.endswith("tables left out by the settings: 1")
     with database.connect() as admin:
         for remedy in (rights.remedy, row_security.remedy):
             for statement in remedy.split(";")[:-1]:
@@ -232,4 +232,4 @@ snapshot = "skip"
     assert cli.main(["check", "-c", str(config)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if re.match(r"\w+ +snapshot", line)]
     assert "1000 tables can be loaded" in line
-    assert line.endswith("the settings leave out 1")
+    assert line.endswith("tables left out by the settings: 1")

@@ -113,9 +113,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to reach the server: libpq's own parameters.
+    """How to connect to the server.
 
-    ``parameters`` has libpq's own parameters. Its key ``dsn`` is ours, and may have a whole conninfo string or URI.
+    ``parameters`` are libpq's own parameters. Only the key ``dsn`` is ours. Its value is a whole conninfo string or
+    URI.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The primary (``snapshot.primary``), from which rows are read if pgsluice streams from a standby.
 
 A snapshot taken on a standby cannot be compared with the stream, because a standby does not show which transactions are
-in progress on the primary. Transaction ids and positions are the same on both servers, as long as these belong to one
-cluster and one timeline.
+in progress on the primary. Transaction ids and positions are the same on both servers, as long as both servers belong
+to one cluster and are on one timeline.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-INFO-CONTROLDATA
 """
@@ -55,7 +55,7 @@ class Primary:
     def unreachable(self, error: PgsluiceError) -> PrimaryUnavailable:
         """Return the error for a connection that failed with ``error``."""
         words = str(error).removesuffix(".")
-        return PrimaryUnavailable(f"snapshot.primary: {words}. No rows are read meanwhile. {_AFTER_PROMOTION}")
+        return PrimaryUnavailable(f"snapshot.primary: {words}. No rows are read for now. {_AFTER_PROMOTION}")
 
 
 def _refused(reason: str, remedy: str) -> PrimaryUnavailable:

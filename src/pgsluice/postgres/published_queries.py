@@ -273,8 +273,8 @@ _KEY = """(
 # The owner of a table can run functions with the rights of the role that reads the table, because the planner
 # evaluates functions in indexes and in statistics. This is also true for the owners of a root's partitions. The owner
 # of the schema can rename the schema between two commands, so that a name refers to another table. So a table is
-# trusted if superusers or the database's owner own the table, its partitions and its schema, or if a publication names
-# the table or one of the roots above it.
+# trusted if superusers or the database's owner own the table, its partitions and its schema. A table is also trusted if
+# a publication names the table itself or one of the roots above it.
 _TRUSTED = """(NOT EXISTS (
         WITH RECURSIVE part AS (
             SELECT c.oid, c.relkind, c.relowner
@@ -409,7 +409,7 @@ def _sent(server_version: int, only: str = "") -> str:
 
 
 def shape(server_version: int, oid: int, publications: str) -> str:
-    """Return the query for the shape of a published table. ``publications`` is an array in SQL."""
+    """Return the query for the shape of a published table. ``publications``: the array of publication names, in SQL."""
     carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
     described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE

@@ -42,8 +42,8 @@ WAL_SENDERS_IN_USE = "SELECT count(*) FROM pg_stat_get_wal_senders()"
 CURRENT_LSN = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)::text"""
 
-# The end of the server's WAL. A standby that reads WAL from an archive has received nothing, so its replayed WAL
-# counts.
+# The end of the server's WAL. A standby that reads WAL from an archive has received nothing, so the end of the WAL that
+# it has replayed counts.
 WAL_END = """
 SELECT (CASE WHEN pg_is_in_recovery() THEN greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn())
              ELSE pg_current_wal_lsn() END)::text"""
@@ -204,8 +204,8 @@ SELECT txid_current_snapshot()::text, pg_current_wal_insert_lsn()::text,
        ((extract(epoch FROM now()) - 946684800) * 1000000)::int8, pg_size_bytes(current_setting('wal_segment_size')),
        current_setting('wal_block_size')::int"""
 
-# If other tables inherit from this table, their size is included, although their rows are not read. So the result is an
-# upper bound.
+# The size of a table with its partitions. If other tables inherit from the table, their size is included as well,
+# although their rows are not read. So the result is an upper bound.
 SIZE = """
 WITH RECURSIVE part AS (
     SELECT {oid}::oid AS oid

@@ -23,7 +23,7 @@ from pgsluice.postgres.options import Address, ConnectionOptions
 from pgsluice.postgres.slot import SlotState, SlotStatistics
 
 PERIOD_S = 10.0
-"""The interval at which the slot's state is read. Alerts wait for minutes, so a shorter interval has no use."""
+"""The interval at which the slot's state is read. Alerts fire only after minutes, so a shorter interval has no use."""
 
 DEADLINE_S = 20.0
 """The time limit for reading the slot's state, including the time to connect. Each query has a shorter limit (see

@@ -1,6 +1,6 @@
 """The checks of ``pgsluice check`` for the tables to load: whether their rows can be read, and how long this takes.
 
-A table that cannot be read does not stop ``run``, so none of these findings has the verdict FAIL. There may be
+A table that cannot be read does not stop ``run``, so no finding of these checks has the verdict FAIL. There may be
 thousands of tables. So there is one finding for each kind of problem, not for each table, and one summary.
 
 https://www.postgresql.org/docs/current/ddl-priv.html
@@ -194,7 +194,7 @@ def _summary(
         f"the largest is {_names([largest])} ({sizes[largest.oid].rows} rows); loading takes "
         f"{_duration(_seconds(len(tables), size, rows_per_s))}"
     )
-    return Finding(_NAME, Verdict.OK, f"{detail}; the settings leave out {skipped}" if skipped else detail)
+    return Finding(_NAME, Verdict.OK, f"{detail}; tables left out by the settings: {skipped}" if skipped else detail)
 
 
 def _seconds(tables: int, size: TableSize, rows_per_s: int | None) -> float:

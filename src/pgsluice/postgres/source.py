@@ -51,7 +51,7 @@ class PostgresSource:
         self._systemid, self._timeline = "", 0
         self._witness: ReplicationConnection | None = None
         """A second replication connection, which exists only if the server is a standby. It shows which timeline is
-        being replayed, which an ordinary connection cannot show."""
+        being replayed. An ordinary connection cannot show the timeline."""
 
     @classmethod
     async def open(cls, options: SourceOptions) -> "PostgresSource":
@@ -95,7 +95,7 @@ class PostgresSource:
     async def slot_position(self) -> int | None:
         """Return the slot's confirmed_flush_lsn, or None if there is no slot.
 
-        Raise SlotInUse while another process streams.
+        Raise SlotInUse while another process streams from the slot.
 
         After :meth:`start`, raise SourceUnavailable if no process streams from the slot any more, and our walsender has
         ended. After an error, a walsender releases the slot, but it does not end until the stream has read the error
@@ -138,8 +138,8 @@ class PostgresSource:
     async def flushed_lsn(self) -> int:
         """Return the end of the server's WAL.
 
-        Raise SourceUnavailable if the server has ended the stream, and waits until we have read the stream to its end.
-        While nobody reads the stream, only this wait shows that the stream has ended.
+        Raise SourceUnavailable if the server has ended the stream and is waiting until we have read it to its end.
+        While nobody reads the stream, only the server's waiting shows that the stream has ended.
         """
         if self._started and await self._catalog.wants_to_end(self._replication.backend_pid):
             raise SourceUnavailable(

@@ -175,7 +175,7 @@ class ReplicationStream:
         while messages > 0 and room > 0:
             size, data = get_copy_data(1)
             if self.failure is not None:
-                return  # a notice that came before this frame has ended the stream, because changes may be missing
+                return  # the server has sent a notice that a publication is missing, which has ended the stream
             if size > 0:
                 frame = bytes(data)  # a copy, because libpq frees its buffer after the next read
                 if size >= MESSAGE_AT and frame[0] == XLOG_DATA:

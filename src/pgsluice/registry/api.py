@@ -197,9 +197,9 @@ def _register(request: _Request) -> object:
         if found is not None:
             return {"id": found.id}
         raise _read_only(
-            f"Subject '{subject}' does not have this schema, and only pgsluice registers schemas, "
-            "when it publishes the first row that needs them. Readers need not register any. To write to "
-            "your own topics, use your own registry"
+            f"Subject '{subject}' does not have this schema, and only pgsluice can register schemas. It registers a "
+            "schema when it publishes the first row with this schema, so readers need not register schemas. To write "
+            "to your own topics, use your own registry"
         )
 
     return search

@@ -21,7 +21,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "FORWARD": "a key that loses a column, and a column that becomes wider (int to bigint)",
     "FULL": "a key that gains or loses a column, and a column that becomes wider (int to bigint)",
 }
-"""The results of ALTER TABLE that each compatibility level refuses. Its _TRANSITIVE variant refuses the same."""
+"""The effects of ALTER TABLE that each compatibility level refuses. Its _TRANSITIVE variant refuses them as well."""
 
 
 async def check(
@@ -50,7 +50,7 @@ async def _guarded(name: str, look: Callable[[], Awaitable[Finding]]) -> Finding
     try:
         return await look()
     except PgsluiceError as error:
-        return Finding(name, Verdict.FAIL, str(error), "See the reason, and [schema_registry].", error.exit_code)
+        return Finding(name, Verdict.FAIL, str(error), "Solve this, or correct [schema_registry].", error.exit_code)
 
 
 async def _reachable(client: RestClient, subject: str, schema: Schema) -> Finding:
@@ -62,8 +62,8 @@ async def _reachable(client: RestClient, subject: str, schema: Schema) -> Findin
 async def _mode(client: RestClient) -> Finding:
     mode = await client.mode()
     if mode in _TAKES_SCHEMAS:
-        return Finding("schema registry mode", Verdict.OK, mode or "it has none")
-    remedy = "PUT /mode READWRITE, or register every schema by other means before its first row arrives."
+        return Finding("schema registry mode", Verdict.OK, mode or "the server has no modes")
+    remedy = "Set the mode to READWRITE (PUT /mode), or register each schema yourself before its first row arrives."
     return Finding("schema registry mode", Verdict.FAIL, f"{mode}: it accepts no new schemas", remedy)
 
 

@@ -180,11 +180,11 @@ class ConfluentRegistry:
             ) from None
 
     async def _force(self, client: RestClient, name: str, text: str, level: str | None) -> int:
-        """Register a schema while the subject accepts all schemas.
+        """Register a schema. Meanwhile, the subject's level is NONE, so that the subject accepts the schema.
 
         A subject whose own level is NONE refuses no schema. So if a subject has refused a schema although the server
         reports level NONE for it, we conclude that the subject has no level of its own. In this case, we delete the
-        level after the registration, instead of setting it to NONE.
+        subject's level after the registration, instead of setting it to NONE.
         """
         self._lowered[name] = None if level == _NONE else level
         await client.set_level(name, _NONE)

@@ -1,8 +1,8 @@
 """Copies the schemas of schema topics to a registry server, with the ids that messages contain.
 
 ``pgsluice registry export`` uses this module. Operators run it before they set ``schema_registry.type`` to "confluent",
-or when a server has lost its schemas. The export can be repeated, because schemas that the server already has stay as
-they are.
+or when a server has lost its schemas. The export can be repeated, because it does not change schemas that the server
+already has.
 
 https://docs.confluent.io/platform/current/schema-registry/installation/migrate.html
 """

@@ -124,7 +124,7 @@ class SchemaFollower:
         await self._until(lambda: self._positions.get(topic, 0) >= position)
 
     def serve(self, client: Callable[[], object]) -> None:
-        """Have the reading thread call ``client`` from time to time, so that it can report errors and log."""
+        """Have the reading thread call ``client`` from time to time, so that the client can report errors and log."""
         self._served.append(client)
 
     async def renew(self) -> None:
@@ -202,7 +202,7 @@ class SchemaFollower:
     def _assign(self, topic: str, beginning: int) -> None:
         """Begin to read ``topic``. Call it in the reading thread."""
         connect(self._consumer, topic, CONNECT_S)
-        self._positions[topic] = beginning  # a new consumer begins here, if it comes before the first record is read
+        self._positions[topic] = beginning  # where _renew continues if no record has been read until then
         self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:

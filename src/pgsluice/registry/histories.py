@@ -95,7 +95,7 @@ class Histories(Generic[H]):
 
     def _keep(self, subject: str, known: _Known[H]) -> None:
         """Keep the histories of ``subject``. If there are too many, drop those of other subjects."""
-        former = self._known.pop(subject, None)  # another task may have read it meanwhile
+        former = self._known.pop(subject, None)  # another task may have read the same subject meanwhile
         self._names += known.names - (0 if former is None else former.names)
         self._known[subject] = known
         while self._names > KEPT_NAMES_MAX and len(self._known) > 1:

@@ -1,7 +1,7 @@
 """Confluent's own registry client, with a time limit for every request and a pgsluice error for every failure.
 
 :mod:`.confluent`, :mod:`.checks` and :mod:`.export` use it. The client is the asynchronous one, so only the parsing of
-answers runs on the event loop. It tries the addresses in turn.
+answers runs on the event loop. The client tries the addresses in schema_registry.url in turn.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors
 """
@@ -54,7 +54,7 @@ _TLS_REMEDIES: Final = {
 class RestOptions:
     """How to reach the registry's server.
 
-    ``url`` has addresses, separated by commas. ``token`` and ``username`` exclude each other.
+    ``url`` is one address, or several addresses separated by commas. ``token`` and ``username`` exclude each other.
     """
 
     url: str
@@ -172,7 +172,7 @@ class RestClient:
         return await self._unless_missing(doing, lambda: self._client.get_mode(subject))
 
     async def set_mode(self, subject: str, mode: str | None) -> None:
-        """Set the mode of ``subject``, even if it has schemas. None removes its own mode."""
+        """Set the mode of ``subject``, even if it has schemas. None removes the subject's own mode."""
         doing = f"Setting the mode of subject {subject} to {mode or 'that of the registry'}"
         if mode is None:
             await self._unless_missing(doing, lambda: self._client.delete_mode(subject))
@@ -241,7 +241,7 @@ class _Imported(Schema):  # type: ignore[misc]  # the library has no types
 
     def __init__(self, text: str, identifier: int, version: int) -> None:
         super().__init__(text, "AVRO")
-        # The class is frozen.
+        # The base class is frozen, so an ordinary assignment would raise an error.
         object.__setattr__(self, "_place", {"id": identifier, "version": version})
 
     def to_dict(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Registered:
 def parse(value: bytes | None) -> Registered:
     """Return the content of a record's value. Raise ValueError, with the reason, if the value is not valid."""
     if value is None:
-        raise ValueError("it deletes a schema, and messages that need it may still be there")
+        raise ValueError("it deletes a schema that messages may still need")
     fields = read_json(value.decode())
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")  # noqa: TRY004 - wrong data, not a wrong argument

@@ -1,4 +1,4 @@
-"""The schemas of one or more schema topics, in memory: subjects, versions and ids. No I/O.
+"""The schemas of one or more schema topics, in memory: subjects, versions and ids. This module does no I/O.
 
 :mod:`.follower` fills it in the order of the topic, and :mod:`.api` and :mod:`.builtin` read it. So every process that
 reads a topic has the same content. A schema's id is a hash of its text, so writers need not coordinate.

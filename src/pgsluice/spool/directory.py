@@ -133,7 +133,7 @@ class _Held:
     def files(self) -> list[str]:
         """Return the names of the files with rows.
 
-        Apart from the lock file, no other files in the directory are ours.
+        The only other file that we create in the directory is the lock file.
         """
         names = os.listdir(self.descriptor)  # noqa: PTH208 - by descriptor
         return [name for name in names if name.isdigit()]

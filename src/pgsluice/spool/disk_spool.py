@@ -39,8 +39,8 @@ SPILL_BYTES = 4 * 1024 * 1024
 ``disk.DISK_LIMIT_S``, the disk hangs."""
 
 _FILE_NUMBERS = count(1)
-"""The numbers that name the files. No name is used twice, because all sessions of a process share its directory, and a
-write of the former session may still be in progress when the next session begins."""
+"""The numbers that name the files. No name may be used twice, because all sessions of a process share its directory,
+and a write of the former session may still be in progress when the next session begins."""
 
 _PIECE = struct.Struct(">II")
 
@@ -113,8 +113,9 @@ class DiskSpool:
         if self.spilled + size > self._options.spill_max:
             raise UnavailableError(
                 f"Transactions that have not committed yet need more than buffer.spill_max ({self._options.spill_max} "
-                f"bytes) in addition to buffer.memory_max; {len(self._open)} of them are open. Raise buffer.spill_max "
-                "if the disk has room, or commit in smaller transactions. Nothing is lost: they will be sent again."
+                f"bytes) in addition to buffer.memory_max; {len(self._open)} transactions are open. Raise "
+                "buffer.spill_max if the disk has room, or commit in smaller transactions. Nothing is lost: the "
+                "transactions will be sent again."
             )
 
     def want(self, read: Callable[[], None]) -> None:

@@ -37,4 +37,4 @@ async def test_other_servers_are_refused(answer: Answer, reason: str) -> None:
 
 def test_an_unreachable_primary_is_named_by_its_setting() -> None:
     found = PRIMARY.unreachable(PermissionDenied("PostgreSQL refused the password."))
-    assert str(found).startswith("snapshot.primary: PostgreSQL refused the password. No rows are read meanwhile. ")
+    assert str(found).startswith("snapshot.primary: PostgreSQL refused the password. No rows are read for now. ")

@@ -48,7 +48,7 @@ def test_the_summary_names_the_largest_table() -> None:
     assert found.verdict is Verdict.OK
     assert found.detail == (
         "2 tables can be loaded: about 1000010 rows and 3.0 GiB as of the last ANALYZE, the largest is public.t2 "
-        "(1000000 rows); loading takes about 4 minutes; the settings leave out 3"
+        "(1000000 rows); loading takes about 4 minutes; tables left out by the settings: 3"
     )
     assert summary({}).detail == "there is no table to load"
 

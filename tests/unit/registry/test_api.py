@@ -255,7 +255,7 @@ class TestRegister:
         found = post(store, "/subjects/s.p.copy-value/versions", VALUES[1])
         body: Any = found.body
         assert (found.status, body["error_code"]) == (422, 42205)
-        assert body["message"].startswith("Subject 's.p.copy-value' does not have this schema, and only pgsluice")
+        assert body["message"].startswith("Subject 's.p.copy-value' does not have this schema, and only pgsluice can")
         assert body["message"].endswith("(this registry is in READONLY mode).")
 
 
