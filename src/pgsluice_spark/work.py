@@ -49,7 +49,7 @@ class Work:
     def row_type(self) -> StructType:
         """The columns of the table, including former columns."""
         kind = self.events.schema["after"].dataType
-        assert isinstance(kind, StructType), "rows are records"
+        assert isinstance(kind, StructType), "a row is a struct"
         return kind
 
     @property

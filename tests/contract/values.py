@@ -64,7 +64,7 @@ def _records(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _walk(
     schema: Schema,
-    value: Any,  # noqa: ANN401 - as above
+    value: Any,  # noqa: ANN401 - whatever the schema says
     leaf: Leaf,
     names: dict[str, Schema],
 ) -> Json:
@@ -83,7 +83,7 @@ def _walk(
             return _walk(names[schema], value, leaf, names) if schema in names else leaf(schema, {}, value)
 
 
-def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - as above
+def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - whatever the schema says
     match schema.get("logicalType"):
         case "decimal":
             return decimal_text(Decimal(_unscaled(value)).scaleb(-schema.get("scale", 0), _EXACT))
@@ -99,7 +99,7 @@ def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN40
             return primitive(kind, value)
 
 
-def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - as above
+def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - whatever the schema says
     """Return the JSON of a scalar without logical type."""
     if isinstance(value, bytes):
         return value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""Compares what a read_committed consumer saw with what PostgreSQL committed. It uses no code of pgsluice.
+"""Compares what a read_committed consumer saw with what PostgreSQL committed, without any code of pgsluice.
 
 The replay of ``tests.support.replay`` applies each cut to copies of the tables, and checks the cut itself. This module
 checks whole transactions against their lines in the ledger, and the sum of all balances after each cut. It compares
@@ -201,7 +201,7 @@ class Checker:
             assert row is not None, "the event was read from a table, so it has a row"
             there = table.rows.get(str(row[KEY])) if KEY in row else row
             if there != row or (KEY not in row and not table.keyless[frozenset(row.items())]):
-                self._complain_of_copy(event["table"], f"{event} was read, where the table has {there}")
+                self._complain_of_copy(event["table"], f"{event} was read, but the table has {there}")
         return touched
 
     def _check_copy(self, cut: Cut, table: str, key: Key, truth: TableContents) -> None:

@@ -503,7 +503,7 @@ class Storm:
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
-        except KafkaException as error:  # brokers are down, and abort the transaction later
+        except KafkaException as error:  # brokers are down; after their restart, they abort the transaction
             self._note(f"somebody else: {error}")
 
     def _wait_until_streaming(self) -> None:
