@@ -274,7 +274,7 @@ def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def touch_made(names: Sequence[str]) -> Work:
-    """Return work on a random table of ``names``, to which tables are added later. While it is empty, do nothing."""
+    """Return work on a random table of ``names``. The list grows later. While it is empty, the work does nothing."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         if not names:
@@ -345,7 +345,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Sets up the session's origin. While another session has this origin, even if its client is gone, this fails."""
+"""Sets up the session's origin. The statement fails while the server still has a former session with this origin."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),

@@ -56,7 +56,7 @@ def test_a_row_filter_can_change_while_the_daemon_streams(start: Start) -> None:
 
 @pytest.mark.parametrize("version", covered([14, 17, 18]))
 def test_a_dropped_publication_stops_the_daemon(version: int, start: Start) -> None:
-    """PostgreSQL up to 17 refuses to continue. From 18 on, it would only warn, and omit the changes."""
+    """PostgreSQL up to 17 refuses to continue. From 18 on, it only warns, and omits the changes, so pgsluice stops."""
     pipeline = start(version=version)
     pipeline.write(3)
     execute(pipeline, "DROP PUBLICATION pgsluice")

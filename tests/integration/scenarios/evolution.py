@@ -120,7 +120,7 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        f"Rows written from then on have it. {NOT_SENT}",
+        f"Rows that are written after the ALTER have the field. {NOT_SENT}",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
@@ -153,7 +153,7 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v",
         "ALTER TABLE t ADD COLUMN v text",
         "one field less",
-        "Rows written from then on lack it. If the column is added again with the same type, it has the same field.",
+        "Rows that are written after the ALTER lack the field. If the column is added again with the same type, it has the same field.",
         (f"{ID} {V} w:int4:int", f"{ID} w:int4:int", f"{ID} w:int4:int {V}"),
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
     ),
@@ -309,7 +309,7 @@ TYPES = (
         "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE",
         "ALTER TYPE pair DROP ATTRIBUTE c CASCADE",
         SAME,
-        "A composite value is text in PostgreSQL's format. In rows written from then on, it has one part more.",
+        "A composite value is text in PostgreSQL's format. In rows that are written after the ALTER, it has one part more.",
         (f"{ID} v:pair:string",),
         setup="CREATE TYPE pair AS (a int, b text); CREATE TABLE t (id int PRIMARY KEY, v pair)",
         rows="INSERT INTO t VALUES (1, '(1,x)'), (2, NULL);",
@@ -486,7 +486,7 @@ def _recreated(found: Found) -> None:
 
 RENAMED = Scenario(
     "ALTER TABLE t RENAME TO renamed",
-    "The rows written from then on go to another topic.",
+    "Rows that are written after the ALTER go to another topic.",
     setup=PLAIN,
     publication="FOR TABLE t",
     tables=(),
@@ -511,7 +511,7 @@ RENAMED = Scenario(
 
 MOVED = Scenario(
     "ALTER TABLE t SET SCHEMA",
-    "The rows written from then on go to another topic.",
+    "Rows that are written after the ALTER go to another topic.",
     setup=f'CREATE SCHEMA "moved here"; {PLAIN}',
     publication="FOR TABLE t",
     tables=(),
@@ -539,7 +539,7 @@ MOVED = Scenario(
 def _schema_renamed(name: str, elsewhere: Mapping[str, str], **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
     return Scenario(
         name,
-        "The rows written from then on go to another topic.",
+        "Rows that are written after the ALTER go to another topic.",
         setup='CREATE SCHEMA "old name"; CREATE TABLE "old name".t (id int PRIMARY KEY, v text)',
         publication='FOR TABLE "old name".t',
         tables=(),
@@ -678,7 +678,7 @@ MOVES = (
     Move(
         "ALTER TABLE t RENAME TO renamed",
         "a new subject, version 1",
-        "Rows written from then on go to the topic of the new name. Earlier rows stay in the old topic. To keep one "
+        "Rows that are written after the ALTER go to the topic of the new name. Earlier rows stay in the old topic. To keep one "
         "topic, give the new name a rule whose `topic` is the old topic, without `{table}`.",
         [RENAMED],
     ),
