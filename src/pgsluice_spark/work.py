@@ -43,7 +43,7 @@ class Work:
         changes = self.reading.changes(self.records())
         if not self.distinct:
             return changes
-        return changes.dropDuplicates([*POSITION, "partition"])  # each partition has a record of a truncate
+        return changes.dropDuplicates([*POSITION, "partition"])  # a truncate has one record in each partition
 
     @property
     def row_type(self) -> StructType:

@@ -1,7 +1,7 @@
 """The form of values in the golden JSON, which does not depend on the library that has read the values.
 
-Dates and times are in ISO 8601. If the year is outside 1 to 9999, they are Avro's numbers. Decimals are strings. Bytes
-are written as in Avro's JSON, one character each. Floats that JSON cannot express are written by name.
+Dates and times are in ISO 8601. If the year is outside 1 to 9999, they are the numbers that Avro encodes. Decimals are
+strings. Bytes are written as in Avro's JSON, one character each. Floats that JSON cannot express are written by name.
 """
 
 import math

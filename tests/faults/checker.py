@@ -328,12 +328,12 @@ class Checker:
             self._check_aside(event)
 
     def _check_aside(self, event: Event) -> None:
-        """Check that a message outside of transactions comes once, and that the options do not exclude it."""
+        """Check that a message outside of transactions comes once, is right, and is not excluded by the options."""
         self.tally.messages += 1
         number, *origin = event["content"].decode().split()
         known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
         if known != (False, "aside", None, None, None) or not self._options.messages or self._is_left_out(origin):
-            self.tally.complain("other", f"{event} should have been excluded")
+            self.tally.complain("other", f"{event} has wrong attributes, or the options exclude it")
         if int(number) in self._asides:
             self.tally.complain("doubled", f"{event} was at {self._asides[int(number)]:X} before")
         self._asides[int(number)] = event["lsn"]

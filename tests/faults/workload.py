@@ -156,7 +156,7 @@ TOTAL = 2 * (ACCOUNTS + HELD) * BALANCE
 """The sum of all balances after ``POPULATE``. No transaction changes it."""
 
 Work: TypeAlias = Callable[[psycopg.Connection, random.Random], int]
-"""An action inside a transaction. It returns the number of its changes of published rows."""
+"""An action inside a transaction. It returns how many changes of published rows it has made."""
 
 
 class RolledBack(Exception):

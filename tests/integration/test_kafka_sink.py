@@ -68,7 +68,7 @@ class TestTheNumberOfTopics:
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.sink.open_topic(policy(tables[0]), keyed=True)
             await session.deliver(insert(tables[0], 2))
-        async with Session(kafka, prefix, topics_max=2) as session:  # the limit includes earlier topics
+        async with Session(kafka, prefix, topics_max=2) as session:  # the limit includes topics of earlier sessions
             with pytest.raises(ConfigError, match="t2 was not created"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             create_topic(kafka, tables[3].topic)  # as another user would
