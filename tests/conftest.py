@@ -54,7 +54,7 @@ def postgres_server() -> Iterator[Callable[..., Postgres]]:
 
 @pytest.fixture
 def new_database(postgres_server: Callable[..., Postgres]) -> Iterator[Callable[..., Database]]:
-    """Provide a function that creates an empty database on a server of a version. Drop it after the test."""
+    """Provide a function that creates an empty database on a server of a version. It is dropped after the test."""
     with ExitStack() as databases:
         yield lambda version=17: databases.enter_context(postgres_server(version).database())
 

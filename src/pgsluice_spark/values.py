@@ -119,7 +119,10 @@ class Pair:
         return F.col(f"t{self.number}")
 
     def differs(self, mirror: str) -> Column:
-        """Return whether the values differ. ``mirror`` names the column that has the mirror's row as a struct."""
+        """Return whether PostgreSQL's value differs from the mirror's value.
+
+        ``mirror`` names the column that has the mirror's row as a struct.
+        """
         kept, text = f"{mirror}.{SYSTEM}", self.text()
         raw = F.try_element_at(F.col(f"{kept}.raw"), F.lit(self.field))
         here = F.col(f"{mirror}.{quoted(self.field)}")

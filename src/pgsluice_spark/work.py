@@ -43,13 +43,13 @@ class Work:
         changes = self.reading.changes(self.records())
         if not self.distinct:
             return changes
-        return changes.dropDuplicates([*POSITION, "partition"])  # each partition has a record of a truncate
+        return changes.dropDuplicates([*POSITION, "partition"])  # a truncate has one record in each partition
 
     @property
     def row_type(self) -> StructType:
         """The columns of the table, including former columns."""
         kind = self.events.schema["after"].dataType
-        assert isinstance(kind, StructType), "rows are records"
+        assert isinstance(kind, StructType), "a row is a struct"
         return kind
 
     @property

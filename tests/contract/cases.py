@@ -1,7 +1,7 @@
 """The golden messages of each case, as the daemon's encoders write them.
 
-Used by ``python -m tests.contract``, which writes the files of ``contract/``, and by the unit tests, which compare
-them.
+``python -m tests.contract`` writes these messages to the files of ``contract/``. The unit tests compare the messages
+with the files.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Two tables with columns of many types, for the golden messages.
 
-TYPES has a column of every type, and no key. The key of KEY_TYPES has all of its columns. Every opcode of the encoder
+TYPES has a column of every type, and no key. In KEY_TYPES, all columns belong to the key. Every opcode of the encoder
 needs a column in one of the tables. ``tests/unit/test_contract.py`` checks this.
 """
 

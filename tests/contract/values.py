@@ -1,7 +1,7 @@
 """The form of values in the golden JSON, which does not depend on the library that has read the values.
 
-Dates and times are in ISO 8601. If the year is outside 1 to 9999, they are Avro's numbers. Decimals are strings. Bytes
-are written as in Avro's JSON, one character each. Floats that JSON cannot express are written by name.
+Dates and times are in ISO 8601. If the year is outside 1 to 9999, they are the numbers that Avro encodes. Decimals are
+strings. Bytes are written as in Avro's JSON, one character each. Floats that JSON cannot express are written by name.
 """
 
 import math
@@ -64,7 +64,7 @@ def _records(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _walk(
     schema: Schema,
-    value: Any,  # noqa: ANN401 - as above
+    value: Any,  # noqa: ANN401 - whatever the schema says
     leaf: Leaf,
     names: dict[str, Schema],
 ) -> Json:
@@ -83,7 +83,7 @@ def _walk(
             return _walk(names[schema], value, leaf, names) if schema in names else leaf(schema, {}, value)
 
 
-def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - as above
+def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN401 - whatever the schema says
     match schema.get("logicalType"):
         case "decimal":
             return decimal_text(Decimal(_unscaled(value)).scaleb(-schema.get("scale", 0), _EXACT))
@@ -99,7 +99,7 @@ def _avro(kind: str, schema: dict[str, Any], value: Any) -> Json:  # noqa: ANN40
             return primitive(kind, value)
 
 
-def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - as above
+def primitive(kind: str, value: Any) -> Json:  # noqa: ANN401 - whatever the schema says
     """Return the JSON of a scalar without logical type."""
     if isinstance(value, bytes):
         return value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""Compares what a read_committed consumer saw with what PostgreSQL committed. It uses no code of pgsluice.
+"""Compares what a read_committed consumer saw with what PostgreSQL committed, without any code of pgsluice.
 
 The replay of ``tests.support.replay`` applies each cut to copies of the tables, and checks the cut itself. This module
 checks whole transactions against their lines in the ledger, and the sum of all balances after each cut. It compares
@@ -201,7 +201,7 @@ class Checker:
             assert row is not None, "the event was read from a table, so it has a row"
             there = table.rows.get(str(row[KEY])) if KEY in row else row
             if there != row or (KEY not in row and not table.keyless[frozenset(row.items())]):
-                self._complain_of_copy(event["table"], f"{event} was read, where the table has {there}")
+                self._complain_of_copy(event["table"], f"{event} was read, but the table has {there}")
         return touched
 
     def _check_copy(self, cut: Cut, table: str, key: Key, truth: TableContents) -> None:
@@ -328,12 +328,12 @@ class Checker:
             self._check_aside(event)
 
     def _check_aside(self, event: Event) -> None:
-        """Check that a message outside of transactions comes once, and that the options do not exclude it."""
+        """Check that a message outside of transactions comes once, is right, and is not excluded by the options."""
         self.tally.messages += 1
         number, *origin = event["content"].decode().split()
         known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
         if known != (False, "aside", None, None, None) or not self._options.messages or self._is_left_out(origin):
-            self.tally.complain("other", f"{event} should have been excluded")
+            self.tally.complain("other", f"{event} has wrong attributes, or the options exclude it")
         if int(number) in self._asides:
             self.tally.complain("doubled", f"{event} was at {self._asides[int(number)]:X} before")
         self._asides[int(number)] = event["lsn"]

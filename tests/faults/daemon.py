@@ -2,9 +2,10 @@
 
     python daemon.py STEP N RULE run -c config.toml
 
-The product has no failpoints. This script wraps the methods before or after which a crash could do harm. A step first
-brings about the state that its name describes, and then sends SIGKILL. If RULE is given, the script disables this rule
-of the product, and the storms have to notice that. STEP and RULE may be empty. ``storm`` starts this script.
+The product has no failpoints. This script wraps the methods before or after which a crash could do harm. It first
+brings about the state that the name of the step describes, and then sends SIGKILL to its process. If RULE is given, the
+script disables this rule of the product, and the storms have to notice that. STEP and RULE may be empty. ``victim``
+starts this script.
 """
 
 import asyncio
@@ -195,10 +196,11 @@ def _report_for_a_while(_: TransactionalProducer) -> None:
 
 
 def _release_of_the_oldest() -> threading.Event:
-    """Return an event that is set when the commit of a prepared transaction that holds the slot back is received.
+    """Return an event that is set when COMMIT PREPARED is received for the transaction that holds the slot back.
 
-    It is set only if the transaction is not delivered yet, and no other transaction holds the slot back. Before it is
-    set, a status update is sent. If this update already confirmed the commit, a crash would lose the transaction.
+    The event is set only if the transaction is not delivered yet, and no other transaction holds the slot back. Before
+    the event is set, a status update is sent. If this update already confirmed the commit, a crash would lose the
+    transaction.
     """
     ended, happened = Session._ended, threading.Event()
 

@@ -174,5 +174,5 @@ class Restoration:
 
 def _number(connection: psycopg.Connection, query: str) -> int:
     row = connection.execute(query.encode()).fetchone()
-    assert row is not None, "each of these queries returns one row"
+    assert row is not None, "the query returns one row"
     return int(row[0])

@@ -28,10 +28,10 @@ PASSES = {
     "load about to end": 1,
     "load ended": 1,
 }
-"""For each of these steps, the daemon dies at a pass between 1 and this number. The daemon passes them more or less
-often than the other steps."""
+"""For each of these steps, the daemon dies at a pass between 1 and this number. The daemon passes these steps either
+more often or less often than the other steps."""
 USUAL_PASSES = 15
-"""The same number for all other steps, except START_STEPS, at which the daemon always dies at the first pass."""
+"""The highest pass for a death at any other step. At START_STEPS, the daemon always dies at the first pass."""
 EARLY_PASSES = 5
 """The highest pass for a death that has to come early, while most of the faults happen."""
 FIRST_STEPS = ("slot announced", "slot created")
@@ -66,7 +66,7 @@ Mode = Literal["exactly_once", "at_least_once"]
 AT_A_MOMENT = "at a moment"
 
 DEATHS_BEFORE_TRAPS = 5
-"""If a daemon dies more often than this, some of its deaths are at steps where a prepared transaction could be lost."""
+"""If a daemon dies more times than this number, some deaths are at steps where a prepared transaction could be lost."""
 
 LIFE_MAX_S = 4.0
 """The longest life of a daemon that dies at a random moment, including its start."""
@@ -208,7 +208,7 @@ class Notice(StrEnum):
 
 @dataclass(frozen=True)
 class Restore:
-    """How the server is restored from a snapshot of its disk, when the daemon has died ``after`` times.
+    """How the server is restored from a snapshot of its disk. Before that, the daemon dies ``after`` times.
 
     Between the snapshot and the restoration, nobody writes to published tables. The server would lose such changes, but
     Kafka would not, so the expected result would be unknown.

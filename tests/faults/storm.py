@@ -398,7 +398,7 @@ class Storm:
         """
         with self._database.connect() as connection:
             row = connection.execute("SELECT pg_current_wal_flush_lsn() - '0/0'").fetchone()
-        assert row is not None, "a query has a row"
+        assert row is not None, "the query returns one row"
         end = time.monotonic() + CALM_S
         while self._victim.delivered() < int(row[0]) and time.monotonic() < end:
             time.sleep(SAMPLE_S)
@@ -503,7 +503,7 @@ class Storm:
                 self._write_what_is_aborted(producer)
                 time.sleep(FOREIGN_PAUSE_S)
                 producer.abort_transaction(FOREIGN_TIMEOUT_S)
-        except KafkaException as error:  # brokers are down, and abort the transaction later
+        except KafkaException as error:  # brokers are down; after their restart, they abort the transaction
             self._note(f"somebody else: {error}")
 
     def _wait_until_streaming(self) -> None:
@@ -560,7 +560,7 @@ class Storm:
         with self._database.connect() as connection:
             connection.execute("INSERT INTO ledger (id, changes) VALUES (-1, 0)")
             lsn = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
-            assert lsn is not None, "a query has a row"
+            assert lsn is not None, "the query returns one row"
             self._read(int(lsn[0]), connection)
             self._note("judged")
             status = self._daemon.stop()

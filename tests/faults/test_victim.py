@@ -53,7 +53,7 @@ def write(database: Database, n: int) -> int:
     with database.connect() as connection:
         connection.execute("INSERT INTO t VALUES (%s)", [n])
         row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
-    assert row is not None, "a query has a row"
+    assert row is not None, "the query returns one row"
     return int(row[0])
 
 

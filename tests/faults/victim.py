@@ -102,7 +102,7 @@ class Victim:
         return parse_lsn(status.get("delivered_lsn", "0/0"))
 
     def account(self) -> str:
-        """Return the daemon's current status, and the end of the log, which all its runs share."""
+        """Return the daemon's current status, and the end of its log, to which every start of the daemon appends."""
         try:
             status = json.dumps(self.daemon.status())
         except ServerError as error:

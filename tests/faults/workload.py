@@ -156,7 +156,7 @@ TOTAL = 2 * (ACCOUNTS + HELD) * BALANCE
 """The sum of all balances after ``POPULATE``. No transaction changes it."""
 
 Work: TypeAlias = Callable[[psycopg.Connection, random.Random], int]
-"""An action inside a transaction. It returns the number of its changes of published rows."""
+"""An action inside a transaction. It returns how many changes of published rows it has made."""
 
 
 class RolledBack(Exception):
@@ -197,7 +197,7 @@ def fill_batch(connection: psycopg.Connection, rng: random.Random) -> int:
 
     Pause between the parts, so that large transactions overlap.
     """
-    worker = rng.randrange(2**31)  # marks rows that no other worker touches
+    worker = rng.randrange(2**31)  # identifies the rows of this transaction, which no other worker touches
     changes = 0
     for _ in range(rng.randint(1, 3)):
         insert = "INSERT INTO batch (worker, filler) SELECT %s, repeat('x', %s) FROM generate_series(1, %s)"
@@ -222,7 +222,7 @@ def some_of_batch(worker: int) -> Work:
 
 
 def change_shape(connection: psycopg.Connection, rng: random.Random) -> int:
-    """Alter a table between changes of its rows. Update all rows afterwards, so that copies get their new values."""
+    """Alter a table between changes of its rows. Then update all rows, so that copies get the rows as they are now."""
     changes = connection.execute("UPDATE shape SET n = n + 1").rowcount
     columns = [name for (name,) in connection.execute(EXTRA_COLUMNS).fetchall()]
     if len(columns) > 3 or (columns and rng.random() < 0.4):
@@ -274,7 +274,7 @@ def shuffle(connection: psycopg.Connection, rng: random.Random) -> int:
 
 
 def touch_made(names: Sequence[str]) -> Work:
-    """Return work on one of the tables ``names``, which are created later. The work does nothing without tables."""
+    """Return work on a random table of ``names``. The list grows later. While it is empty, the work does nothing."""
 
     def change(connection: psycopg.Connection, rng: random.Random) -> int:
         if not names:
@@ -345,7 +345,7 @@ VISIT = f"""
 SELECT set_config('storm.origin', '{ORIGIN}', false), pg_replication_origin_session_setup('{ORIGIN}')
 WHERE NOT pg_replication_origin_session_is_setup()
 """
-"""Sets up the session's origin. The statement fails until the server has noticed that the last session is gone."""
+"""Sets up the session's origin. The statement fails while the server still has a former session with this origin."""
 
 KINDS: Sequence[tuple[Work, int]] = (
     (transfer, 20),
@@ -525,7 +525,11 @@ class Preparer:
             connection.rollback()
 
     def _fill(self, connection: psycopg.Connection, share: int) -> None:
-        """Change the account that is reserved for ``share``, or sometimes only unpublished rows, or no rows."""
+        """Write the content of a transaction before it is prepared.
+
+        Usually, change the account that is reserved for ``share``. Sometimes, insert only an unpublished row, or only
+        lock a row.
+        """
         account = ACCOUNTS + share
         kind = self.rng.randrange(10)
         if kind == 0:

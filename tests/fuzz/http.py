@@ -159,7 +159,7 @@ class Watch:
             self._last = now
 
     def measure(self) -> None:
-        """At the first call, note the memory as the normal amount. Later, raise Broken if it is much larger."""
+        """Record the peak memory at the first call. Later, raise Broken if it has grown by more than GROWTH_KIB."""
         peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if self._peak_kib is None:
             self._peak_kib = peak_kib

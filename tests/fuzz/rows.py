@@ -1,7 +1,7 @@
 """Compares both twins of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
 
 The tables have every type that has its own encoding. Rows contain values as servers write them, and invalid values.
-Messages are whole or damaged. Each twin returns records or an error, which have to be the same, byte for byte.
+Messages are intact or damaged. Each twin returns records or an error, which have to be the same, byte for byte.
 """
 
 import argparse
@@ -190,8 +190,8 @@ _EDGES = {
 }
 """Limits of dates (4 bytes, in days since 2000) and of timestamps (8 bytes, in microseconds since 2000).
 
-The limits are the beginning of year 1, the beginning of year 10000, and the last value that does not overflow when it
-is counted since 1970 instead.
+The limits are the beginning of year 1, the beginning of year 10000, and the last value that can be converted to days or
+microseconds since 1970 without an overflow.
 """
 
 
@@ -319,7 +319,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
 
 
 def _dead_letters(random: Random) -> DeadLetters | None:
-    """Return dead letters that already expect a refused record, or None."""
+    """Return dead letters that replace the first record at ``EXPECTED_LSN``, as if Kafka had refused it, or None."""
     if random.random() < 0.5:
         return None
     found = DeadLetters(Target("dead", 21, 22), lambda _letter: None)
@@ -429,7 +429,7 @@ Tables = Mapping[int, tuple[Relation, ChangeEncoder | None]]
 
 
 def run_runs(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` runs with rows of two tables and other frames between them. A table may be unpublished."""
+    """Give both twins ``count`` runs: rows of two tables, and other frames. A table may be unpublished."""
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}
@@ -476,7 +476,10 @@ def _run_outcome(
 
 
 def run_whole(count: int, seed: int) -> Counter[str]:
-    """Compare ``count`` streams of small transactions: as whole transactions, and message by message."""
+    """Process ``count`` streams of small transactions, as whole transactions and message by message.
+
+    Raise Differ if the results differ.
+    """
     random = Random(seed)
     found: Counter[str] = Counter()
     tables: Tables = {}

@@ -49,7 +49,7 @@ async def registry() -> AsyncIterator[str]:
 
 
 def deserialized(url: str) -> list[Any]:
-    """Return the value that Confluent's deserializer reads from each part of a message, or its error."""
+    """Return the value that Confluent's deserializer reads from each part of a message, or the error that it raises."""
     found: list[Any] = []
     with SchemaRegistryClient({"url": url}) as client:
         deserialize = AvroDeserializer(client)

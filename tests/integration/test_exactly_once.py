@@ -27,7 +27,7 @@ TIMEOUT_S = 2
 """The timeout of a Kafka transaction. pgsluice stops waiting for the answer to a commit before the timeout."""
 
 SMALL_BYTES = 1000
-"""A request that contains a probe is smaller than this. A request with rows of a large transaction is larger."""
+"""The maximum size of a small request, such as one with a probe. Requests with many rows are larger."""
 
 SETTINGS: dict[str, Any] = {
     "heartbeat": "1min",  # so that every commit that the tests intercept is a commit of rows

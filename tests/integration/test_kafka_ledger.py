@@ -1,4 +1,4 @@
-"""Tests that pgsluice detects and reports what others do to topics, between sessions and during a session."""
+"""Tests that pgsluice reports what other programs do to topics, between sessions and during a session."""
 
 import asyncio
 import json

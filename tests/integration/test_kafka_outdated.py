@@ -126,7 +126,7 @@ def checkpoint(cut: int) -> Checkpoint:
 
 
 def write(options: ClientOptions, topic: str, *cuts: int, probe: bytes | None = None) -> None:
-    """Commit each of these checkpoints in a transaction, and abort the probe."""
+    """Commit a checkpoint for each of ``cuts``. Then write the probe in a transaction that is aborted."""
     producer = Producer({**options.properties, "transactional.id": topic})
     producer.init_transactions(TIMEOUT_S)
     for value in (*(checkpoint(cut).to_json() for cut in cuts), *([] if probe is None else [probe])):

@@ -1,4 +1,7 @@
-"""Compares the partitioner with that of Kafka's Java client, whose topics must be co-partitioned with ours."""
+"""Tests that our partitioner and that of Kafka's Java client choose the same partition for each key.
+
+So topics that are written with either of them are co-partitioned.
+"""
 
 import random
 from pathlib import Path

@@ -68,7 +68,7 @@ class TestTheNumberOfTopics:
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             await session.sink.open_topic(policy(tables[0]), keyed=True)
             await session.deliver(insert(tables[0], 2))
-        async with Session(kafka, prefix, topics_max=2) as session:  # the limit includes earlier topics
+        async with Session(kafka, prefix, topics_max=2) as session:  # the limit includes topics of earlier sessions
             with pytest.raises(ConfigError, match="t2 was not created"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
             create_topic(kafka, tables[3].topic)  # as another user would
@@ -360,7 +360,7 @@ class TestOwners:
     async def test_the_deadline_is_not_mistaken_for_another_owner_if_the_client_notices_it_first(
         self, own_kafka: Kafka, prefix: str, orders: Target
     ) -> None:
-        """The client refuses a record before the deadline is checked, with the error that reports another owner."""
+        """The client refuses a record before the deadline is checked. Another owner would cause the same error."""
         async with Session(own_kafka, prefix, timeout_s=1.0) as session:
             await session.sink.open_topic(policy(orders), keyed=True)
             lost = await session.produce(insert(orders, 1))
@@ -432,7 +432,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """The start must not refuse the topic. If the topic's settings change, the table's next version is refused."""
+        """The start must not refuse the topic. The topic is checked again when the table's next version opens it."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

@@ -348,7 +348,7 @@ class TestExactlyOnce:
         expected: list[Item] = []
         for number, again in enumerate((followed.daemon.restart, restart_hard(followed)) * 2):
             content = b"%d" % number
-            lsn = writer.alone(content)  # flushed soon, because the message's transaction has written WAL
+            lsn = writer.alone(content)  # the server flushes it soon, because its transaction has written WAL
             wait_until_confirmed(followed, lsn)
             again()
             writer.row(number)

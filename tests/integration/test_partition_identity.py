@@ -66,7 +66,7 @@ def run(connection: psycopg.Connection, *statements: str) -> None:
 def events(connection: psycopg.Connection, daemon: Daemon, kafka: Kafka) -> list[Event]:
     """Return all events so far, in the order of their positions."""
     row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'").fetchone()
-    assert row is not None, "a query has a row"
+    assert row is not None, "the query returns one row"
     run(connection, f"INSERT INTO parts VALUES ({LAST}, {LAST}, NULL)")
     with closing(Reader(kafka.bootstrap_servers, daemon.url, daemon.name, lambda: None)) as reader:
         found = [event for cut in reader.read_until(int(row[0])) for event in cut.events if event.value is not None]

@@ -178,10 +178,10 @@ PARTITIONED = {"public.root", "public.high", "public.low", "public.highest"}
 async def test_published_relations_equal_the_servers_view(
     version: int, poor_role: Callable[..., tuple[Database, ConnectionOptions]]
 ) -> None:
-    """The columns are compared only from PostgreSQL 16 on, because the view of 15 includes generated columns.
+    """The view is ``pg_publication_tables``. Its columns are compared only from PostgreSQL 16 on.
 
-    The view is ``pg_publication_tables``. Unlike the view, the query of pgsluice must not wait for tables that somebody
-    has locked.
+    In PostgreSQL 15, the view includes generated columns, and in earlier versions, it has no columns. Unlike the view,
+    the query of pgsluice must not wait for tables that somebody has locked.
     """
     database, options = poor_role(version)
     columns = "t.attnames::text[]" if version >= 16 else "NULL::text[]"

@@ -24,7 +24,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[Database]:
         server.write_file(
             "pg_hba.conf",
             "host all with_password 127.0.0.1/32 md5\n"
-            "host replication turned_away 127.0.0.1/32 trust\n"  # does not cover logical replication
+            "host replication turned_away 127.0.0.1/32 trust\n"  # this line does not apply to logical replication
             "host all rejected 127.0.0.1/32 reject\n"
             "host all postgres,plain,no_login,ready 127.0.0.1/32 trust\n",
         )

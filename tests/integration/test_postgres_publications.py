@@ -33,11 +33,11 @@ def test_tables_can_be_added_and_dropped_while_the_daemon_streams(version: int, 
         "CREATE TABLE other (n int PRIMARY KEY)",
         "DROP PUBLICATION pgsluice; CREATE PUBLICATION pgsluice FOR TABLE other",
     )
-    pipeline.write(3)  # not published
+    pipeline.write(3)  # these rows are not published
     execute(pipeline, "ALTER PUBLICATION pgsluice ADD TABLE numbers")
     pipeline.write(3)
     execute(pipeline, "ALTER PUBLICATION pgsluice DROP TABLE numbers")
-    pipeline.write(3)  # not published
+    pipeline.write(3)  # these rows are not published
     execute(pipeline, "ALTER PUBLICATION pgsluice SET TABLE numbers, other")
     pipeline.write(3)
     assert pipeline.read(6) == [4, 5, 6, 10, 11, 12]
@@ -56,11 +56,11 @@ def test_a_row_filter_can_change_while_the_daemon_streams(start: Start) -> None:
 
 @pytest.mark.parametrize("version", covered([14, 17, 18]))
 def test_a_dropped_publication_stops_the_daemon(version: int, start: Start) -> None:
-    """PostgreSQL up to 17 refuses to continue. From 18 on, it would only warn, and omit the changes."""
+    """PostgreSQL up to 17 refuses to continue. From 18 on, it only warns, and omits the changes, so pgsluice stops."""
     pipeline = start(version=version)
     pipeline.write(3)
     execute(pipeline, "DROP PUBLICATION pgsluice")
-    pipeline.write(3)  # lost, because no publication includes the table
+    pipeline.write(3)  # these rows are lost, because no publication includes the table
     assert pipeline.daemon.wait() == 78
     assert 'publication "pgsluice"' in pipeline.daemon.why_it_stopped()
     code, log = fails(pipeline)

@@ -151,7 +151,7 @@ def test_an_unreachable_server_resets_the_client(proxy: Proxy) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # the socket does not listen
         proxy.target = ("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(ConnectionResetError):  # no later than at the first read
+        with pytest.raises(ConnectionResetError):  # at the first read, or earlier
             connected(proxy)
 
 

@@ -1,5 +1,8 @@
-"""Checks that each message of the runbook is produced by a test on real servers. Two lists name the exceptions."""
-# ruff: noqa: E501 - messages are not broken
+"""Checks that each message of the runbook is produced by a test on real servers.
+
+``NO_SERVER`` and ``ONLY_IN_UNIT_TESTS`` list the exceptions.
+"""
+# ruff: noqa: E501 - each message is on one line
 
 import ast
 import importlib
@@ -195,7 +198,7 @@ SHORT = 8
 """Parts of a message with fewer characters occur in too many places to be useful."""
 
 WINDOW = 15
-"""The source of the test that produces a message must contain this number of its consecutive characters."""
+"""The source of the test that produces a message must contain this number of consecutive characters of the message."""
 
 
 def scenarios() -> Iterator[str]:

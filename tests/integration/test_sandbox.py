@@ -382,7 +382,7 @@ def test_the_servers_of_a_killed_process_leave_nothing() -> None:
         directory, postmaster = owner.stdout.readline().split()
         assert shared_memory_of(int(postmaster))
         watched = [os.pidfd_open(pid) for pid in descendants(owner.pid)]
-        assert len(watched) >= 8, "two supervisors, a broker, a postmaster and its children"
+        assert len(watched) >= 8, "there must be two supervisors, a broker, a postmaster and its children"
         owner.kill()
     for process in watched:
         assert select.select([process], [], [], WAIT_S)[0]

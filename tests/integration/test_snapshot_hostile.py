@@ -59,7 +59,7 @@ def test_reading_runs_no_functions_of_users_who_can_only_create_tables(
 def test_tables_are_read_only_if_their_owners_are_trusted(
     member: str, *, is_trusted: bool, owner: str, new_database: Callable[..., Database]
 ) -> None:
-    """Check this for a partition. In one case, the publication names only the partition's root."""
+    """Read the partition ``part``. In one case, the publication names only the partition's root, ``whole``."""
     role = f"owner{uuid4().hex[:8]}"
     database = new_database(17)
     with database.connect() as connection:
@@ -106,7 +106,7 @@ def test_a_table_is_untrusted_if_another_user_owns_a_partition_or_the_schema(
 def test_hostile_columns_do_not_prevent_loading_other_tables(
     new_database: Callable[..., Database], kafka: Kafka
 ) -> None:
-    """Check that nothing waits for a table whose domains PostgreSQL needs more than ten seconds to resolve."""
+    """PostgreSQL needs more than ten seconds to resolve the domains of one table. Nothing must wait for this table."""
     database = new_database(17)
     owner = f"hostile{uuid4().hex[:8]}"
     with database.connect() as connection:

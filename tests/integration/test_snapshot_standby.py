@@ -46,7 +46,7 @@ def standby_of(version: int) -> Iterator[tuple[Database, Standby]]:
 
 @contextmanager
 def following(shop: Database, standby: Standby, kafka: Kafka, primary: str | None) -> Iterator[Pipeline]:
-    """Provide a pipeline that streams from the standby until the block ends. Its rows are written on the primary."""
+    """Provide a pipeline that streams from the standby until the block ends. Its ``write`` methods use the primary."""
     settings: dict[str, dict[str, Any]] = {**SETTINGS, "snapshot": {**SETTINGS["snapshot"], "primary": primary}}
     conninfo = standby.conninfo("shop", user=ROLE)
     with Daemon(f"f{uuid4().hex[:10]}", conninfo, kafka.bootstrap_servers, settings, at_once=False) as daemon:
@@ -138,5 +138,5 @@ def test_a_setting_that_names_another_server_blocks_loads(kafka: Kafka, capsys: 
                 assert reason in capsys.readouterr().err
                 cli.main(["check", "-c", configuration])
                 assert finding in capsys.readouterr().out
-                # once for the tables, and once for the command
+                # the reason is logged once for the tables, and once for the command
                 assert pipeline.daemon.log_text().count(reason) == 2

@@ -1,4 +1,7 @@
-"""Tests what is loaded by default: all tables of a new pipeline, but no table that an earlier version has delivered."""
+"""Tests which tables are loaded by default.
+
+A new pipeline loads all its tables. A pipeline that an earlier version of pgsluice has run loads only new tables.
+"""
 
 import json
 import time

@@ -128,7 +128,7 @@ TEXTUAL = [
     *values("public.hstore[]", '{"\\"a\\"=>\\"1\\""}'),
 ]
 
-# values that the Avro type cannot hold, so that marked text is sent instead (those in BEYOND_COMMON fit if time_range
+# values that the Avro type cannot hold, so their text is delivered in ``raw`` (those in BEYOND_COMMON fit if time_range
 # is "full")
 MARKED = [
     *values("numeric(10,2)", "NaN"),

@@ -31,10 +31,10 @@ LABELS: list[dict[str, str]] = [
     {"namespace": "other"},
     {"namespace": "other", "job": "copy"},
 ]
-"""One Prometheus scrapes each process three times, and adds another of these sets of labels each time.
+"""One Prometheus scrapes each process three times, each time with a different one of these sets of labels.
 
-So it shows three pipelines with the same name. Another Prometheus adds no namespace, so Grafana's variable for the
-namespace is empty.
+So this Prometheus shows three pipelines with the same name. Another Prometheus adds no namespace, so Grafana's variable
+for the namespace is empty.
 """
 
 WINDOW = "10m"

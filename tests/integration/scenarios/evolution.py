@@ -120,22 +120,23 @@ COLUMNS = (
         "ALTER TABLE t ADD COLUMN c int",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        f"Rows written from then on have it. {NOT_SENT}",
+        f"Rows that are written after the ALTER have the field. {NOT_SENT}",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
         "ALTER TABLE t ADD COLUMN c int DEFAULT 7",
         "ALTER TABLE t DROP COLUMN c",
         "one field more",
-        "As above. In PostgreSQL, all rows have the value immediately. Consumers see the value in a row when that row "
-        "is next written.",
+        "Rows that are written after the ALTER have the field. In PostgreSQL, existing rows also have the value "
+        "immediately. Consumers see the value in such a row when the row is next written.",
         (f"{ID} {V}", f"{ID} {V} c:int4:int"),
     ),
     Alteration(
         "ALTER TABLE t ADD COLUMN c float DEFAULT random(), ADD COLUMN d serial",
         "ALTER TABLE t DROP COLUMN c, DROP COLUMN d",
         "more fields",
-        "As above. PostgreSQL rewrites the table, but does not send the rewritten rows.",
+        "Rows that are written after the ALTER have the fields. PostgreSQL rewrites the table, but does not send the "
+        "rewritten rows.",
         (f"{ID} {V}", f"{ID} {V} c:float8:double d:int4:int"),
         shown="ALTER TABLE t ADD COLUMN c float DEFAULT random()",
     ),
@@ -153,7 +154,8 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v",
         "ALTER TABLE t ADD COLUMN v text",
         "one field less",
-        "Rows written from then on lack it. If the column is added again with the same type, it has the same field.",
+        "Rows that are written after the ALTER lack the field. If the column is added again with the same type, it has "
+        "the same field.",
         (f"{ID} {V} w:int4:int", f"{ID} w:int4:int", f"{ID} w:int4:int {V}"),
         setup="CREATE TABLE t (id int PRIMARY KEY, v text, w int)",
     ),
@@ -169,8 +171,8 @@ COLUMNS = (
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v int",
         "ALTER TABLE t DROP COLUMN v, ADD COLUMN v text",
         "field `v` is removed, field `v__2` is added",
-        "The new column uses the old field if its type fits into the field, or if the field can be widened. Otherwise, "
-        "it gets a new field.",
+        "The new column uses the old field if the new type fits into the field, or if the field can be widened. "
+        "Otherwise, the column gets a new field.",
         (f"{ID} {V}", f"{ID} v__2:int4:int"),
     ),
     Alteration(
@@ -236,7 +238,7 @@ IDENTITY = (
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (code)",
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)",
         "unchanged; the key's schema is another one",
-        "As above.",
+        "Keys consist of the columns of the new primary key, so the same row has another key.",
         (KEYED,),
         setup=WITH_CODE,
         keys=("id:int", "code:string"),
@@ -246,7 +248,7 @@ IDENTITY = (
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, code)",
         "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id)",
         "unchanged; the key's schema is another one",
-        "As above.",
+        "Keys consist of the columns of the new primary key, so the same row has another key.",
         (KEYED,),
         setup=WITH_CODE,
         keys=("id:int", "id:int code:string"),
@@ -256,7 +258,7 @@ IDENTITY = (
         "ALTER TABLE t RENAME COLUMN id TO number",
         "ALTER TABLE t RENAME COLUMN number TO id",
         "field `id` is removed, field `number` is added, also in the key",
-        "As above.",
+        "The field of the key has another name, so the same row has another key.",
         (f"{ID} {V}", f"number:int4:int {V}"),
         touch="UPDATE t SET v = v;",
         keys=("id:int", "number:int"),
@@ -309,7 +311,8 @@ TYPES = (
         "ALTER TYPE pair ADD ATTRIBUTE c int CASCADE",
         "ALTER TYPE pair DROP ATTRIBUTE c CASCADE",
         SAME,
-        "A composite value is text in PostgreSQL's format. In rows written from then on, it has one part more.",
+        "A composite value is text in PostgreSQL's format. In rows that are written after the ALTER, it has one part "
+        "more.",
         (f"{ID} v:pair:string",),
         setup="CREATE TYPE pair AS (a int, b text); CREATE TABLE t (id int PRIMARY KEY, v pair)",
         rows="INSERT INTO t VALUES (1, '(1,x)'), (2, NULL);",
@@ -486,7 +489,7 @@ def _recreated(found: Found) -> None:
 
 RENAMED = Scenario(
     "ALTER TABLE t RENAME TO renamed",
-    "The rows written from then on go to another topic.",
+    "Rows that are written after the ALTER go to another topic.",
     setup=PLAIN,
     publication="FOR TABLE t",
     tables=(),
@@ -511,7 +514,7 @@ RENAMED = Scenario(
 
 MOVED = Scenario(
     "ALTER TABLE t SET SCHEMA",
-    "The rows written from then on go to another topic.",
+    "Rows that are written after the ALTER go to another topic.",
     setup=f'CREATE SCHEMA "moved here"; {PLAIN}',
     publication="FOR TABLE t",
     tables=(),
@@ -539,7 +542,7 @@ MOVED = Scenario(
 def _schema_renamed(name: str, elsewhere: Mapping[str, str], **versions: Any) -> Scenario:  # noqa: ANN401 - passed to Scenario
     return Scenario(
         name,
-        "The rows written from then on go to another topic.",
+        "Rows that are written after the ALTER go to another topic.",
         setup='CREATE SCHEMA "old name"; CREATE TABLE "old name".t (id int PRIMARY KEY, v text)',
         publication='FOR TABLE "old name".t',
         tables=(),
@@ -678,8 +681,8 @@ MOVES = (
     Move(
         "ALTER TABLE t RENAME TO renamed",
         "a new subject, version 1",
-        "Rows written from then on go to the topic of the new name. Earlier rows stay in the old topic. To keep one "
-        "topic, give the new name a rule whose `topic` is the old topic, without `{table}`.",
+        "Rows that are written after the ALTER go to the topic of the new name. Earlier rows stay in the old topic. To "
+        "keep one topic, give the new name a rule whose `topic` is the old topic, without `{table}`.",
         [RENAMED],
     ),
     Move("ALTER TABLE t SET SCHEMA s", "a new subject, version 1", "As above.", [MOVED]),
@@ -713,13 +716,14 @@ MOVES = (
     Move(
         "ALTER TABLE t ATTACH PARTITION p / DETACH PARTITION p",
         "unchanged",
-        "With `publish_via_partition_root`, rows written while the partition is attached are published as the root's. "
-        "Without this option, they are published as the partition's, and its topic is created with the first row. "
-        "If the publication lists the partitions and not the root, their rows are published under the names of the "
-        "partitions, attached or not. Rows that a partition has when it is attached are not sent, and rows of a "
-        "detached partition are not deleted. On an existing connection, PostgreSQL 13 and 14 sometimes miss an ATTACH "
-        "or DETACH. They may then leave out rows of an attached partition that was not published before. So after an "
-        "ATTACH or DETACH, restart pgsluice before rows are written.",
+        "With `publish_via_partition_root`, rows that are written while the partition is attached are published as "
+        "rows of the root. Without this option, they are published as rows of the partition, and the partition's topic "
+        "is created with its first row. If the publication lists the partitions and not the root, the rows of each "
+        "partition are published as its own rows, whether it is attached or not. Rows that a partition has when it is "
+        "attached are not sent, and rows of a detached partition are not deleted. On an existing connection, "
+        "PostgreSQL 13 and 14 sometimes miss an ATTACH or DETACH. The server may then leave out rows of an attached "
+        "partition that was not published before. So after an ATTACH or DETACH, restart pgsluice before rows are "
+        "written.",
         PARTITIONS,
     ),
 )

@@ -62,7 +62,7 @@ def _round(chance: Random, sessions: list[psycopg.Connection], numbers: Iterator
 
 
 def _transaction(chance: Random, owner: int, numbers: Iterator[int]) -> list[str]:
-    """Return a transaction that changes only the owner's rows, so that sessions never wait for each other."""
+    """Return a transaction that changes only rows of session ``owner``, so that sessions never wait for each other."""
     script = ["BEGIN"]
     for _ in range(chance.randint(1, STEPS)):
         statement = _statement(chance, owner, numbers)

@@ -49,7 +49,7 @@ def _identities(found: Found) -> None:
         assert event["xid"] == event["after"]["xid"]
         assert timedelta(0) <= event["ts"] - event["after"]["at"] < timedelta(seconds=10)
         produced = event.timestamp_ms / 1000
-        assert abs(produced - event["ts"].timestamp()) < 600, "the timestamp is not the time at which it was produced"
+        assert abs(produced - event["ts"].timestamp()) < 600, "the timestamp is not the time of producing"
 
 
 def _steps(found: Found) -> None:
