@@ -32,7 +32,7 @@ Place = tuple[str, int]
 class CutReader:
     """Reads all cuts, beginning with the first.
 
-    ``check`` is called while no records arrive. If it finds the reason for this, it raises an error.
+    ``check`` is called while no records arrive. If it finds out why no records arrive, it raises an error.
     """
 
     def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str, check: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class CutReader:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                "group.id": f"{prefix}-demo",  # the client requires it; nothing is committed
+                "group.id": f"{prefix}-demo",  # the client requires a group, although no offsets are committed
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
