@@ -1,7 +1,8 @@
 """Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
 
-Nothing is installed on the machine. The official images of Python are not available offline, so Debian's packages are
-made into stand-ins with the same names. podman serves Docker's API, so the commands of the documentation run unchanged.
+Nothing is installed on the machine. The official images of Python are not available offline. Images with the same names
+are made from Debian's packages as stand-ins. podman serves Docker's API, so the commands of the documentation run
+unchanged.
 
 https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
 """
@@ -128,8 +129,8 @@ class Engine:
     def isolated(self) -> Iterator["Isolated"]:
         """Serve Docker's API on a second socket.
 
-        Containers that are created through it may have networks and publish ports. They are in a separate network
-        namespace, so the machine's ports and firewall do not change.
+        Containers that are created through this socket may have networks and publish ports. They are in a separate
+        network namespace, so the machine's ports and firewall do not change.
         """
         socket = self._directory / "isolated.sock"
         service = self._serve(socket, "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")

@@ -1,7 +1,7 @@
 """``pgsluice snapshot``, ``pgsluice pause`` and ``pgsluice resume``, which send a command to a running pipeline.
 
-``cli`` uses this module, which also shows the results of the command. While tables are loaded, it reads the progress
-from the checkpoint. The pipeline's answers to the command say how each load ended.
+``cli`` sends the command. This module creates the command, and shows its results: the progress of loads, which is in
+the checkpoint, and the end of each load, which the pipeline's answers to the command report.
 """
 
 import time
