@@ -3,7 +3,7 @@
 pgsluice itself does not need these programs. They are kept in the cache, and are not installed on the system. Most of
 them are built when a test needs them. The build of the API server takes too long for a test, and fills several
 gigabytes of Go's caches. So a command builds the API server and the other optional tools. `make test-platform` runs
-this command first:
+this command before the tests:
 
     python -m sandbox tools compose kube-apiserver etcd helm-4
 """

@@ -1,7 +1,8 @@
 """A consumer that knows only pgsluice's wire contract. It uses Confluent's client, Avro and the registry's API.
 
-It reads cut by cut. The cut record has the end offset of the cut in each partition. So every cut that is returned
-consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses this module.
+The consumer reads cut by cut. The cut record has the end offset of the cut in each partition. So every cut that the
+consumer yields consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses this
+module.
 
 https://docs.confluent.io/platform/current/clients/confluent-kafka-python/html/index.html
 """

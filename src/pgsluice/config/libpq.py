@@ -17,8 +17,8 @@ OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcer
 _OURS = {
     "replication": "the connection is always a logical replication connection",
     "client_encoding": "the stream is read as UTF-8",
-    "application_name": "connections are named after the pipeline: change the setting name instead",
-    "fallback_application_name": "connections are named after the pipeline: change the setting name instead",
+    "application_name": "connections are named after the pipeline: change its name (`name`) instead",
+    "fallback_application_name": "connections are named after the pipeline: change its name (`name`) instead",
 }
 
 _WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balance_hosts")

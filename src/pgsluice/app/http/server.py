@@ -31,7 +31,7 @@ from pgsluice.registry import api
 from pgsluice.registry.store import SchemaStore
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""The largest body of a request. A request that looks up a schema has this schema as its body."""
+"""The largest body of a request. The body of a request that looks up a schema contains this schema."""
 BODIES_MAX: Final = 16
 """How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024

@@ -152,7 +152,7 @@ class _Reader:
             ) from error
 
     async def _schema(self, identifier: int) -> dict[str, Any]:
-        """Return a schema. If it is not known, first read the schemas that were registered meanwhile."""
+        """Return a schema. If it is not known, first read the schemas that were registered since the last read."""
         if identifier not in self._schemas:
             if not self._follower.store.uses(identifier):
                 await self._follower.start()
