@@ -33,7 +33,7 @@ def main(arguments: dict[str, Any]) -> None:
     for end_lsn in arguments["end_lsns"]:
         size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
-    wait_for_word()  # until the bench has read the CPU time of the walsender, which ends together with this process
+    wait_for_word()  # the bench first reads the CPU time of the walsender, which ends together with this process
     wire.finish()
 
 

@@ -219,7 +219,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
     (directory / "registries.conf").touch()  # it is empty, so short names mean local images
     (directory / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
-        # Otherwise every program that reads the images mounts their directory on itself, and does not unmount it.
+        # Without this option, every program that reads the images mounts the images' directory, and leaves it mounted.
         '[storage.options.overlay]\nskip_mount_home = "true"\n'
     )
     runc = f"{programs}/usr/sbin/runc"
@@ -235,7 +235,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
-    # When a container has ended, conmon starts podman to clean up. conmon passes on only these variables.
+    # When a container has ended, conmon starts podman to clean up. podman gets only the variables in conmon_env_vars.
     inherited = ", ".join(f'"{name}={value}"' for name, value in variables.items())
     (directory / "containers.conf").write_text(
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'

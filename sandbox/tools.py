@@ -165,7 +165,7 @@ def _build_apiserver(entry: Path) -> None:
     (sources / "go.mod").write_text(_apiserver_module(kubernetes))
     (sources / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{_APISERVER_PACKAGE}/app"\n')
     golang.tidy(sources)
-    variable = "k8s.io/component-base/version"  # without the flags, the server reports version v0.0.0
+    variable = "k8s.io/component-base/version"  # without the flags below, the server reports version v0.0.0
     major, minor, _ = KUBERNETES.split(".")
     stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
     flags = " ".join(f"-X {variable}.{name}={value}" for name, value in stamps.items())

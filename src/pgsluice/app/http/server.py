@@ -188,7 +188,7 @@ class HttpServer:
         return _verdict(self._health.ready(role))
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        # choose_encoder() fails if the header has unusual parameters, so it gets only the type.
+        # choose_encoder() fails if the Accept header has unusual parameters, so it gets only the type.
         open_metrics = _OPEN_METRICS in request.headers.get("Accept", "")
         encode, content_type = choose_encoder(_OPEN_METRICS if open_metrics else "")
         return web.Response(body=encode(self._metrics), headers={"Content-Type": content_type})
@@ -258,7 +258,7 @@ async def _expect(request: web.Request) -> None:
         raise web.HTTPExpectationFailed
     if request.version == HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer itself has not begun
+        request.writer.output_size = 0  # aiohttp must not think that the answer has begun
 
 
 @web.middleware
