@@ -81,7 +81,7 @@ class CutReader:
         assert offset is not None, "only errors of the client itself have no offset"
         place = (topic, message.partition() or 0)
         if (error := message.error()) is not None:
-            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name for it
+            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client has no other name for it
                 raise KafkaException(error)
             self._positions[place] = offset  # also counts transaction markers, which the client does not return
             return
