@@ -52,8 +52,8 @@ class Load:
     opened: bool = False
     loaded: bool = False
     series: str = ""
-    """The name of the series to which the load belongs: ``tables`` or ``columns``, whose number differs between the
-    loads of the series. Empty if the load belongs to no series."""
+    """The name of the series to which the load belongs, or an empty text. The loads of the series ``tables`` differ in
+    the number of tables, and those of the series ``columns`` in the number of columns."""
 
     def scaled(self, factor: float) -> "Load":
         """Return the load with ``factor`` times as many rows, in whole transactions, of which there is at least one."""
