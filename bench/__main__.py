@@ -147,7 +147,7 @@ def field(load: Load, kinds: Sequence[str], variants: Mapping[str, Mapping[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write the report if the options say so."""
+    """Measure and print. Write the report only if the options ask for it."""
     options = _parser().parse_args(arguments)
     if options.render:
         write_document(Results.read(RESULTS))

@@ -31,8 +31,8 @@ OPTIONS = {"proto_version": "4", "publication_names": PUBLICATION, "streaming": 
 """The options of pgoutput that the daemon uses by default."""
 
 PATIENT_DRAIN, PATIENCE_S = "patient drain", 0.001
-"""A drain that pauses for this long when there is nothing to read, so that it does not wake up for every message. A
-wake-up also costs the walsender CPU time."""
+"""A drain that pauses for ``PATIENCE_S`` when there is nothing to read, so that it does not wake up for every message.
+A wake-up also costs the walsender CPU time."""
 
 RECV_LOGICAL = "pg_recvlogical"
 
@@ -61,8 +61,8 @@ class Course:
     """The position at which the opening ends."""
     end_lsn: int
     pipeline: str | None = None
-    """The name of the pipeline, which all daemons share, so that each daemon finds the topics of the previous one. If
-    it is None, each daemon gets a new name."""
+    """The name of the pipeline. All daemons share this name, so each daemon finds the topics of the previous one. If
+    the name is None, each daemon gets a new name."""
 
     def rows_at(self, lsn: int) -> float:
         """Return how many of the rows come before ``lsn``. This assumes that all rows have the same size."""
@@ -200,7 +200,7 @@ class Pgsluice:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The daemon with a slot that was created after all rows were written, so it reads the rows from the tables."""
+    """The daemon with a slot that is created after all rows were written. So the daemon reads the rows from tables."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -330,4 +330,4 @@ DAEMONS: Sequence[tuple[str, Mode, bool]] = (
     ("at least once", "at_least_once", False),
     ("discard", "exactly_once", True),
 )
-"""The kinds of contenders that are daemons: the name, the delivery mode, and whether it discards records."""
+"""The kinds of contenders that are daemons: the name, the delivery mode, and whether the daemon discards records."""

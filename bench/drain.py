@@ -1,6 +1,6 @@
 """The bare drain: a client that receives a slot's stream, and decodes only the ends of transactions.
 
-It does as little as a client can do with psycopg's C implementation of libpq. It runs in a separate process.
+The drain does as little as a client of psycopg's C implementation of libpq can do. It runs in a separate process.
 """
 
 import time
@@ -24,7 +24,7 @@ precede the end LSN. In a Stream Commit message, the xid precedes the flags."""
 def main(arguments: dict[str, Any]) -> None:
     """Drain the stream that ``command`` starts, and report when it has reached each of ``end_lsns``.
 
-    If ``pause_s`` is not 0 and there is nothing to read, wait that long before the next read.
+    When there is nothing to read, wait until the server sends something, and then for ``pause_s`` seconds.
     """
     wire = pq.PGconn.connect(arguments["conninfo"].encode())
     result = wire.exec_(arguments["command"].encode())
@@ -33,7 +33,7 @@ def main(arguments: dict[str, Any]) -> None:
     for end_lsn in arguments["end_lsns"]:
         size = _read_until(wire, end_lsn, arguments["pause_s"])
         say(at=time.monotonic(), size=size)
-    wait_for_word()  # until the bench has read the CPU time of the walsender, which ends together with this process
+    wait_for_word()  # the bench first reads the CPU time of the walsender, which ends together with this process
     wire.finish()
 
 

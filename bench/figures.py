@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is not less than ``share`` percent of the ``values``.
+    """Return the smallest value that at least ``share`` percent of the ``values`` do not exceed.
 
     There must be at least one value.
     """

@@ -74,7 +74,7 @@ def measure_loading(
 
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon) -> Mapping[str, int]:
-    """Start the daemon, and wait until it delivers. Return the pids by role."""
+    """Start the daemon, and wait until it has delivered a row. Return the pids by role."""
     daemon.start()
     daemon.wait_until_ready()
     with database.connect() as connection, reader(kafka, daemon.name, MARK_ID, 1) as first:

@@ -1,6 +1,7 @@
 """The loads that contenders read, as SQL: the tables, rows and transactions of each load.
 
-``rounds`` runs ``setup``, creates the slot, and then writes the rest into the WAL.
+``rounds`` runs ``setup`` and creates the slot. Then it runs ``opening``, ``write`` and ``mark``, which write into the
+WAL that the contenders read.
 """
 
 from collections.abc import Sequence
@@ -51,15 +52,19 @@ class Load:
     opened: bool = False
     loaded: bool = False
     series: str = ""
-    """The name of the series to which the load belongs. Its loads differ in the number of tables, or of columns."""
+    """The name of the series to which the load belongs, or an empty text. The loads of the series ``tables`` differ in
+    the number of tables, and those of the series ``columns`` in the number of columns."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with ``factor`` times as many rows, rounded to whole transactions, and to at least one."""
+        """Return the load with ``factor`` times as many rows, in whole transactions, of which there is at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
     def setup(self) -> list[str]:
-        """Return the statements that run before the slot exists: for tables, rows to update, and the publication."""
+        """Return the statements that run before the slot exists.
+
+        They create the tables, the rows to update, and the publication.
+        """
         columns = ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
         made = [f"CREATE TABLE {table} (id bigint PRIMARY KEY, {columns})" for table in self.table_names]
         # Without compression, the text has its full length in the row and in the WAL.

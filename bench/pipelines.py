@@ -21,7 +21,7 @@ HALVES = {"half_1": "orders", "half_2": "orders_1"}
 
 
 class TwoTables(Load):
-    """Rows that are written to two tables in turn. Each has a publication, and a third publication has both tables."""
+    """Rows that are written to two tables in turn. Each table has a publication, and a third one has both tables."""
 
     def setup(self) -> list[str]:
         """Return the statements that run before the slot is created.

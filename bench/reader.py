@@ -1,7 +1,7 @@
 """A read_committed consumer with default settings, which reports when it saw each row.
 
-It runs in a separate process. It identifies a row by its key, which consists of Confluent's header (five bytes) and the
-id as an Avro long.
+The consumer runs in a separate process. It identifies a row by the key of the record, which consists of Confluent's
+header (five bytes) and the id as an Avro long.
 """
 
 import time

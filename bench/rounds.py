@@ -39,7 +39,7 @@ def race(
 
 @contextmanager
 def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
-    """Create a slot in a new database, and write the load into its WAL."""
+    """Create a slot in a new database, write the load into the WAL, and yield the course."""
     with postgres.database() as database, database.connect() as connection:
         for statement in load.setup():
             connection.execute(statement)

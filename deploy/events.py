@@ -2,7 +2,7 @@
 
     events.py BOOTSTRAP_SERVERS REGISTRY_URL TOPIC_PREFIX
 
-It needs confluent-kafka with its extras avro and schemaregistry, which the image of pgsluice contains.
+This program needs confluent-kafka with its extras avro and schemaregistry, which the image of pgsluice contains.
 """
 
 import re

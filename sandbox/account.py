@@ -52,7 +52,7 @@ def run_as(account: Account, command: Sequence[object]) -> None:
 
 
 def can_enter(account: Account, directory: Path) -> bool:
-    """Return whether ``account`` can enter ``directory``. Try it, because the mode bits alone do not decide this."""
+    """Return whether ``account`` can enter ``directory``. A process tries it, because mode bits alone do not tell."""
     return _run(account, ["/bin/sh", "-c", 'cd "$0"', str(directory)]).returncode == 0
 
 

@@ -127,7 +127,8 @@ def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -
     require(fetching=True)
     command = ["mvn", "-B", "-q", "-f", str(pom), *options, "dependency:copy-dependencies"]
     command.append(f"-DoutputDirectory={directory}")
-    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):  # by default, Maven keeps its own copies in this home
+    # By default, Maven keeps its own copies of artifacts in the account's home directory.
+    if not os.access(pwd.getpwuid(os.geteuid()).pw_dir, os.W_OK):
         command.append(f"-Dmaven.repo.local={cache_root() / 'm2'}")
     with _locked(cache_root() / "maven.lock"):  # two Maven processes at once can damage Maven's copies
         maven = subprocess.run(command, capture_output=True, text=True, check=False)

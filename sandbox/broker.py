@@ -195,7 +195,7 @@ class Broker:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def own_settings(self) -> dict[str, str]:
-        """Return the settings that differ between brokers, and the listeners."""
+        """Return the settings for the broker's id, its log directory and its listeners."""
         everywhere = (CONTROLLER, *self._listeners)
         addresses = {listener.name: self.address(listener.name) for listener in everywhere}
         advertised = {

@@ -1,7 +1,8 @@
 """Images and containers on a machine without a Docker engine: podman from Debian's packages, unpacked into the cache.
 
-Nothing is installed on the machine. The official images of Python are not available offline, so Debian's packages are
-made into stand-ins with the same names. podman serves Docker's API, so the commands of the documentation run unchanged.
+Nothing is installed on the machine. The official images of Python are not available offline. Images with the same names
+are made from Debian's packages as stand-ins. podman serves Docker's API, so the commands of the documentation run
+unchanged.
 
 https://docs.podman.io/en/latest/markdown/podman-system-service.1.html
 """
@@ -128,8 +129,8 @@ class Engine:
     def isolated(self) -> Iterator["Isolated"]:
         """Serve Docker's API on a second socket.
 
-        Containers that are created through it may have networks and publish ports. They are in a separate network
-        namespace, so the machine's ports and firewall do not change.
+        Containers that are created through this socket may have networks and publish ports. They are in a separate
+        network namespace, so the machine's ports and firewall do not change.
         """
         socket = self._directory / "isolated.sock"
         service = self._serve(socket, "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -218,7 +219,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
     (directory / "registries.conf").touch()  # it is empty, so short names mean local images
     (directory / "storage.conf").write_text(
         f'[storage]\ndriver = "overlay"\nrunroot = "{directory}/run"\ngraphroot = "{directory}/graph"\n'
-        # Otherwise every program that reads the images mounts their directory on itself, and does not unmount it.
+        # Without this option, every program that reads the images mounts the images' directory, and leaves it mounted.
         '[storage.options.overlay]\nskip_mount_home = "true"\n'
     )
     runc = f"{programs}/usr/sbin/runc"
@@ -234,7 +235,7 @@ def _configure(directory: Path, programs: Path, networks: Path) -> dict[str, str
         "BUILDAH_RUNTIME": runc,
         "DISABLE_HC_SYSTEMD": "true",  # health checks would need timers of systemd
     }
-    # When a container has ended, conmon starts podman to clean up. conmon passes on only these variables.
+    # When a container has ended, conmon starts podman to clean up. podman gets only the variables in conmon_env_vars.
     inherited = ", ".join(f'"{name}={value}"' for name, value in variables.items())
     (directory / "containers.conf").write_text(
         '[containers]\nlog_driver = "k8s-file"\nnetns = "host"\n'

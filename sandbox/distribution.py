@@ -134,7 +134,7 @@ def build_wheel(python: Path, sdist: Path, target: Path, epoch: str) -> Path:
             archive.extractall(tree, filter="data")
         (source,) = (found for found in tree.iterdir() if found.is_dir())
         # With these flags, the modules have no debugging symbols, and no paths of sources or libraries. CFLAGS replaces
-        # the flags with which the interpreter was built, so it repeats -O3, -DNDEBUG and -fwrapv.
+        # the flags with which the interpreter was built, so CFLAGS has to repeat -O3, -DNDEBUG and -fwrapv.
         variables = {
             "SOURCE_DATE_EPOCH": epoch,
             "CFLAGS": f"-O3 -DNDEBUG -fwrapv -g0 -ffile-prefix-map={directory}=.",

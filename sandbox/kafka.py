@@ -41,7 +41,7 @@ SETTINGS: Mapping[str, str] = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "log.retention.ms": "-1",  # records with old timestamps must not be deleted
-    # The cluster notices a dead broker within seconds.
+    # With the following settings, the cluster notices a dead broker within seconds.
     "broker.heartbeat.interval.ms": "1000",
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "5000",

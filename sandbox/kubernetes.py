@@ -80,7 +80,7 @@ class ApiServer:
         return code, found
 
     def serves(self, path: str) -> bool:
-        """Return whether the server serves ``path``. A new kind is served shortly after its definition."""
+        """Return whether the server serves ``path``. A custom resource is served shortly after it has been defined."""
         return self._request("GET", path)[0] == HTTP_OK
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

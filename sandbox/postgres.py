@@ -42,7 +42,7 @@ SETTINGS: Mapping[str, str] = {
     "fsync": "off",  # loses data only if the machine crashes, but not if a server is killed
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # Shared memory is files in the data directory. With the default, a killed server leaves files in /dev/shm.
+    # With mmap, shared memory is in files of the data directory. By default, a killed server leaves files in /dev/shm.
     "dynamic_shared_memory_type": "mmap",
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",

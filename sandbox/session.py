@@ -1,7 +1,8 @@
 """The servers of ``python -m sandbox up``. A background process owns them until ``down``.
 
 If the background process ends for any reason, the servers also end. The background process describes the servers to
-every client that connects to its abstract Unix socket. A file with the description could be out of date.
+every client that connects to its abstract Unix socket. There is no file with this description, because such a file
+could be out of date.
 
 https://man7.org/linux/man-pages/man7/unix.7.html
 """

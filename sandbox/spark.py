@@ -11,7 +11,7 @@ FLOOR = "4.0.0"
 def jars(version: str = NEWEST) -> list[Path]:
     """Return the jars for a version of PySpark.
 
-    They contain the Kafka source, Avro, the targets that this version supports, PostgreSQL's JDBC driver, and their
-    dependencies.
+    The jars contain the Kafka source, Avro, the table formats to which mirrors can write with this version,
+    PostgreSQL's JDBC driver, and the dependencies of all of these.
     """
     return sorted(fetch(f"spark-{version}").glob("*.jar"))

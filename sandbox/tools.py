@@ -2,10 +2,10 @@
 
 pgsluice itself does not need these programs. They are kept in the cache, and are not installed on the system. Most of
 them are built when a test needs them. The build of the API server takes too long for a test, and fills several
-gigabytes of Go's caches. So a command builds the API server, and the programs that only the tests of the API server
-use. `make test-platform` begins with this command:
+gigabytes of Go's caches. So a command builds the API server and the other optional tools. `make test-platform` runs
+this command before the tests:
 
-    python -m sandbox tools kube-apiserver etcd helm-4
+    python -m sandbox tools compose kube-apiserver etcd helm-4
 """
 
 import json
@@ -165,7 +165,7 @@ def _build_apiserver(entry: Path) -> None:
     (sources / "go.mod").write_text(_apiserver_module(kubernetes))
     (sources / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{_APISERVER_PACKAGE}/app"\n')
     golang.tidy(sources)
-    variable = "k8s.io/component-base/version"  # without the flags, the server reports version v0.0.0
+    variable = "k8s.io/component-base/version"  # without the flags below, the server reports version v0.0.0
     major, minor, _ = KUBERNETES.split(".")
     stamps = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
     flags = " ".join(f"-X {variable}.{name}={value}" for name, value in stamps.items())

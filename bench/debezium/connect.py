@@ -37,7 +37,7 @@ REBALANCING = (409, 500)
 
 JVM_OPTIONS = (
     "-Xms256m",
-    "-Xmx1g",  # half of the default in connect-distributed.sh, but enough for the queue below
+    "-Xmx1g",  # half of the default in connect-distributed.sh, but enough for ``max.queue.size`` below
     "-server",
     "-XX:+UseG1GC",
     "-XX:MaxGCPauseMillis=20",
@@ -160,7 +160,7 @@ class Connect(Program):
     def _worker(self) -> dict[str, str]:
         """Return the worker's settings.
 
-        The worker's own topics begin with its name, so they are deleted with the topics of the tables.
+        The names of the worker's own topics begin with the worker's name, so ``delete_topics`` also deletes them.
         """
         topics = {f"{kind}.storage.topic": f"{self.name}.connect.{kind}" for kind in ("config", "offset", "status")}
         return {

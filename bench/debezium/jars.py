@@ -65,7 +65,10 @@ def _version(directory: Path, name: str) -> str:
 
 
 def _digest(pins: Path) -> str:
-    """Return a digest of the pinned versions. It is part of a cache entry's name, so new versions get a new entry."""
+    """Return a digest of the pinned versions.
+
+    The digest is part of the name of a cache entry, so new versions get a new entry.
+    """
     return hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
 
 

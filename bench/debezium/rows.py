@@ -14,8 +14,8 @@ from bench.loads import Load
 EPOCH = date(1970, 1, 1)
 SEPARATOR = "|"
 BYTES = 8
-"""The first bytes of a row's MD5 are read as a signed number, and the checksum of a table is the sum of these numbers.
-The order of rows therefore does not matter."""
+"""The first ``BYTES`` bytes of a row's MD5 are read as a signed number. The checksum of a table is the sum of these
+numbers, so the order of the rows does not matter."""
 
 
 @dataclass(slots=True)

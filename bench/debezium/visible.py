@@ -75,7 +75,7 @@ class Topics:
             return {}
 
     def read(self, ends: Ends) -> Iterator[Message]:
-        """Yield every record before these offsets that a ``read_committed`` consumer sees."""
+        """Yield the records that a ``read_committed`` consumer sees before the offsets ``ends``."""
         left = {place for place, end in ends.items() if end}
         consumer = Consumer(
             {

@@ -1,7 +1,8 @@
 """A consumer that knows only pgsluice's wire contract. It uses Confluent's client, Avro and the registry's API.
 
-It reads cut by cut. The cut record has the end offset of the cut in each partition. So every cut that is returned
-consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses this module.
+The consumer reads cut by cut. The cut record has the end offset of the cut in each partition. So every cut that the
+consumer yields consists of whole PostgreSQL transactions, across all topics, in commit order. ``watch`` uses this
+module.
 
 https://docs.confluent.io/platform/current/clients/confluent-kafka-python/html/index.html
 """
@@ -32,7 +33,7 @@ Place = tuple[str, int]
 class CutReader:
     """Reads all cuts, beginning with the first.
 
-    ``check`` is called while no records arrive. If it finds the reason for this, it raises an error.
+    ``check`` is called while no records arrive. If it finds out why no records arrive, it raises an error.
     """
 
     def __init__(self, bootstrap_servers: str, registry_url: str, prefix: str, check: Callable[[], None]) -> None:
@@ -42,7 +43,7 @@ class CutReader:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                "group.id": f"{prefix}-demo",  # the client requires it; nothing is committed
+                "group.id": f"{prefix}-demo",  # the client requires a group, although no offsets are committed
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
@@ -80,7 +81,7 @@ class CutReader:
         assert offset is not None, "only errors of the client itself have no offset"
         place = (topic, message.partition() or 0)
         if (error := message.error()) is not None:
-            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name for it
+            if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client has no other name for it
                 raise KafkaException(error)
             self._positions[place] = offset  # also counts transaction markers, which the client does not return
             return

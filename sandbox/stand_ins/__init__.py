@@ -1,7 +1,7 @@
 """Images with the names, paths and variables of official images that are not available offline.
 
-They are built from the sandbox's PostgreSQL and Kafka. They have only those features of the official images that
-``deploy/compose.yaml`` uses.
+These images are built from the sandbox's PostgreSQL and Kafka. They have only those features of the official images
+that ``deploy/compose.yaml`` uses.
 
 https://hub.docker.com/_/postgres
 https://hub.docker.com/r/apache/kafka

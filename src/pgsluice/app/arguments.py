@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(commands: Mapping[str, Run]) -> Parser:
-    """Return the parser. The parsed options have the function to run, from ``commands``, as their ``command``."""
+    """Return the parser. In the parsed options, ``command`` is the function from ``commands`` that has to run."""
     made = Parser(
         prog="pgsluice",
         description="Change data capture from PostgreSQL to Apache Kafka.",

@@ -135,7 +135,7 @@ def _registry(options: argparse.Namespace) -> int:
     if options.url:
         options.set.append(f"schema_registry.url={options.url}")
     settings = _settings_to_start_with(options, defaults)
-    from pgsluice.app import registry_commands  # noqa: PLC0415 - as in _run
+    from pgsluice.app import registry_commands  # noqa: PLC0415 - loads large libraries
 
     prefixes = options.prefix or [settings.kafka.topic_prefix]
     if options.action == "serve":
@@ -151,7 +151,7 @@ def _registry(options: argparse.Namespace) -> int:
 
 def _slot(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    from pgsluice.app import slots  # noqa: PLC0415 - as in _run
+    from pgsluice.app import slots  # noqa: PLC0415 - loads large libraries
 
     name = settings.slot_name
     match options.action:
@@ -178,14 +178,14 @@ def _slot(options: argparse.Namespace) -> int:
 def _tail(options: argparse.Namespace) -> int:
     settings = _settings(options)
     _configure_log("warning", settings.log.format)  # events of level info would appear among the changes
-    from pgsluice.app.tail import command  # noqa: PLC0415 - as in _run
+    from pgsluice.app.tail import command  # noqa: PLC0415 - loads large libraries
 
     return command.tail(settings, options, _write)
 
 
 def _snapshot(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    from pgsluice.app import snapshot_cli, wiring  # noqa: PLC0415 - as in _run
+    from pgsluice.app import snapshot_cli, wiring  # noqa: PLC0415 - loads large libraries
 
     with wiring.command_client(settings) as client:
         if options.action == "status":
@@ -196,7 +196,7 @@ def _snapshot(options: argparse.Namespace) -> int:
 
 def _pause_or_resume(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    from pgsluice.app import snapshot_cli, wiring  # noqa: PLC0415 - as in _run
+    from pgsluice.app import snapshot_cli, wiring  # noqa: PLC0415 - loads large libraries
 
     with wiring.command_client(settings) as client:
         return _give(client, snapshot_cli.new_command(options.verb, (), ""), options)
@@ -204,7 +204,7 @@ def _pause_or_resume(options: argparse.Namespace) -> int:
 
 def _give(client: "CommandClient", command: "Command", options: argparse.Namespace) -> int:
     """Send a command to the pipeline. Wait until it has been carried out, unless the user gave --detach."""
-    from pgsluice.app import snapshot_cli  # noqa: PLC0415 - as in _run
+    from pgsluice.app import snapshot_cli  # noqa: PLC0415 - loads large libraries
 
     client.send(command)
     if options.detach:
@@ -224,7 +224,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _setup_sql(options: argparse.Namespace) -> int:
     settings = _settings(options)
-    from pgsluice.app import setup_sql  # noqa: PLC0415 - as in _run
+    from pgsluice.app import setup_sql  # noqa: PLC0415 - loads large libraries
 
     return _say(*setup_sql.statements(settings, options.tables, offline=options.offline))
 
@@ -256,7 +256,7 @@ def _findings(options: argparse.Namespace) -> list[Finding]:
     found = [Finding("configuration", Verdict.OK, "can be used"), *_cautions(settings, sources)]
     if options.offline:
         return found
-    from pgsluice.app import checks  # noqa: PLC0415 - as in _run
+    from pgsluice.app import checks  # noqa: PLC0415 - loads large libraries
 
     return [*found, *checks.check(settings)]
 

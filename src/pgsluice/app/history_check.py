@@ -1,6 +1,6 @@
 """The part of ``pgsluice check`` that finds out whether ``run`` could continue from the last checkpoint.
 
-It gathers the same facts as ``run``, and calls the same function to decide.
+This module gathers the same facts as ``run``, and calls the same function to decide.
 
 ``tests/integration/test_cli.py`` covers this module.
 """

@@ -89,7 +89,7 @@ def _processors(*, console: bool, colors: bool) -> list[Processor]:
 
 def _traceback(exc_info: ExcInfo) -> str:
     """Return a traceback as text."""
-    # structlog's default for a console prints local variables, and with them rows.
+    # structlog's default for a console prints local variables, which may contain rows.
     plain = StringIO()
     structlog.dev.plain_traceback(plain, exc_info)
     return without_url_secrets(plain.getvalue().strip("\n"))

@@ -96,7 +96,7 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
 async def _keep_current(follower: SchemaFollower, client: ClientOptions) -> None:
     """Replace the Kafka clients when certificates have changed, or when Kafka refuses a password that may be old.
 
-    The new clients read the files of certificates, and the file or the command of the password.
+    The new clients read the certificates from their files, and get the password from its file or its command.
     """
     files = ClientFiles(client.properties)
     while True:

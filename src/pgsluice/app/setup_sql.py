@@ -37,7 +37,7 @@ class _Present:
     tables: Sequence[NamedTable] = ()
     publication: Publication | None = None
     carried: Collection[tuple[str, str]] = ()
-    """The names of the tables that the publication includes, with roots and partitions."""
+    """The names of the tables that the publication includes, among them partitioned tables and partitions."""
 
 
 def statements(settings: Settings, tables: Sequence[str], *, offline: bool) -> list[str]:

@@ -1,7 +1,7 @@
 """``pgsluice snapshot``, ``pgsluice pause`` and ``pgsluice resume``, which send a command to a running pipeline.
 
-``cli`` uses this module, which also shows the results of the command. While tables are loaded, it reads the progress
-from the checkpoint. The pipeline's answers to the command say how each load ended.
+``cli`` sends the command. This module creates the command, and shows its results: the progress of loads, which is in
+the checkpoint, and the end of each load, which the pipeline's answers to the command report.
 """
 
 import time
@@ -15,7 +15,7 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""A pipeline refuses a command that is older than this, because the user may no longer expect it to be carried out."""
+"""The age at which a command expires. A pipeline refuses an expired command, which its user may no longer expect."""
 
 LATE_S: Final = 30.0
 """How long to wait for an answer after the command has expired. An answer is sent only with the next cut, so the answer

@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run all of ``works`` until one of them ends, and cancel the others. If that one failed, raise its error."""
+    """Run all of ``works`` until one ends, and cancel the others. If the one that ended has failed, raise its error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
 """Sends OpenTelemetry spans for sessions, cuts, rounds of loads, and requests to the schema registry server.
 
 The environment variables ``OTEL_...`` configure the spans, and the extra ``otel`` installs OpenTelemetry. Without the
-variables or the extra, nothing is imported. A span is created when its work has ended, so it costs nothing before.
+variables or the extra, nothing is imported. A span is created only when its work has ended, so it costs nothing while
+the work is in progress.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """

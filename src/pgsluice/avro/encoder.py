@@ -36,8 +36,8 @@ class RowEncoder:
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
         self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
-        """For each column, the conversion from binary format to text that its binary writer was made for. All are None
-        if the server has to send text."""
+        """For each column, the conversion from binary format to text for which its binary writer was made. All
+        conversions are None if the server has to send text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 

@@ -1,8 +1,8 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
-They are built once per version of a relation from :class:`Field` objects, which :class:`TableFields` assigns. A column
-keeps its field as long as its Avro type changes only in ways that every reader can handle. To decide
-this, :class:`TableFields` uses the names and types of former versions, which :class:`FieldHistory` keeps.
+The schemas of a table are built once per version of its relation, from :class:`Field` objects that :class:`TableFields`
+assigns. A column keeps its field as long as its Avro type changes only in ways that every reader can handle. To decide
+whether it does, :class:`TableFields` uses the names and types of former versions, which :class:`FieldHistory` keeps.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
@@ -51,7 +51,7 @@ def pg_name(name: str) -> str:
 
 
 def _is_character(digits: str) -> bool:
-    """Return whether the digits are the number of a character. If another program wrote the schema, they may not be."""
+    """Return whether the digits are the number of a character. A schema of another program may have other digits."""
     return int(digits, 16) <= sys.maxunicode and not 0xD800 <= int(digits, 16) <= 0xDFFF  # noqa: PLR2004 - surrogates
 
 
@@ -127,12 +127,12 @@ class FieldHistory:
         return number
 
     def is_taken(self, name: str) -> bool:
-        """Return whether a field has this name, in upper or lower case."""
+        """Return whether a field has this name. Upper case and lower case are not distinguished."""
         return name.lower() in self._taken
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return ``name`` for the first field that should have this name, and ``name__2``, ``name__3``, ... for others."""
+    """Return ``name`` for number 1, and ``name__2``, ``name__3``, ... for further fields that should have this name."""
     return name if number == 1 else f"{name}__{number}"
 
 
@@ -153,7 +153,7 @@ class TableFields:
         """Return the fields of ``relation``, in the order of its columns, and remember new names.
 
         Call this only when a row of ``relation`` is emitted. Before that, the relation may come from an ALTER TABLE
-        that will be rolled back, and must not take names.
+        that will be rolled back, so its columns must not take names.
         """
         return tuple(self._field(column) for column in relation.columns)
 
@@ -300,7 +300,10 @@ def _row_field(field: Field) -> dict[str, Any]:
 
 
 def key_schema(record_namespace: str, fields: Sequence[Field]) -> dict[str, Any]:
-    """Return the record Key. It has only names and types, because other attributes could change all keys' bytes."""
+    """Return the record Key, with names and types only.
+
+    A change of any other attribute would change the schema's id, and with it the bytes of all keys.
+    """
     return _record("Key", [{"name": field.name, "type": field.type.schema} for field in fields], record_namespace)
 
 

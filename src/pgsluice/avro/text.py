@@ -131,7 +131,7 @@ def _single(text: bytes) -> float:
     number = _double(text)
     try:
         near = _to_single(number)
-        other = 2 * number - near  # exact; if number is halfway between two singles, the other one
+        other = 2 * number - near  # exact. If number is halfway between two singles, this is the other single
         if near == number or _to_single(other) != other:
             return near
     except OverflowError:

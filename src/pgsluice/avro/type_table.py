@@ -24,7 +24,7 @@ _MARKED: Final[Mapping[Opcode, str]] = {
     Opcode.TIMESTAMPTZ: "infinities, years before 1 and after 9999",
     Opcode.ARRAY: "more than one dimension, a lower bound other than 1, an element that does not fit",
 }
-"""The values that go to ``raw``, for the types that columns have without a choice. Other types never need ``raw``."""
+"""The values that go to ``raw``, by default type. Default types that are not listed here never need ``raw``."""
 
 _POISON: Final = "a value that would be in `raw` is poison"
 _EXTREMES: Final = "infinities become the lowest or highest integer; any other value that would be in `raw` is poison"

@@ -411,7 +411,7 @@ def _precision(schema: Schema) -> tuple[int, int] | None:
     if not isinstance(schema, dict) or schema.get("logicalType") != "decimal":
         return None
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    # Another program may have registered a precision of billions, and 10 to this power could not be computed.
+    # Another program may have registered a precision of billions, whose power of ten could not be computed.
     if not isinstance(precision, int) or not isinstance(scale, int):
         return None
     return (precision, scale) if 0 <= scale <= precision <= MAX_PRECISION else None

@@ -17,8 +17,8 @@ OWN_KEYS = ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcer
 _OURS = {
     "replication": "the connection is always a logical replication connection",
     "client_encoding": "the stream is read as UTF-8",
-    "application_name": "connections are named after the pipeline: change the setting name instead",
-    "fallback_application_name": "connections are named after the pipeline: change the setting name instead",
+    "application_name": "connections are named after the pipeline: change its name (`name`) instead",
+    "fallback_application_name": "connections are named after the pipeline: change its name (`name`) instead",
 }
 
 _WHICH_SERVER = ("host", "hostaddr", "port", "target_session_attrs", "load_balance_hosts")
@@ -69,8 +69,8 @@ def in_effect(parameters: Mapping[str, str]) -> dict[str, str]:
     from psycopg import pq  # noqa: PLC0415 - loads libpq, needed only for checks
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - as above
 
-    # libpq has no function for this. But it resolves all parameters before it validates them. So the invalid
-    # parameter below makes libpq stop after it has resolved all parameters, and before it looks up a host.
+    # libpq has no function that returns these parameters. But it resolves all parameters before it validates them. So
+    # the invalid parameter below makes libpq stop after it has resolved all parameters, and before it looks up a host.
     conninfo = make_conninfo("", **{**parameters, "target_session_attrs": "none of them"})
     connection = pq.PGconn.connect_start(conninfo.encode())
     found = {option.keyword: option.val for option in connection.info if option.val is not None}

@@ -36,7 +36,7 @@ REFUSED = {
     "allow.auto.create.topics": "topics are created as kafka.topics says, before their first record",
     "bootstrap.servers": _SERVERS,
     "metadata.broker.list": _SERVERS,
-    "client.id": "clients are named after the pipeline: change the setting name instead",
+    "client.id": "clients are named after the pipeline: change its name (`name`) instead",
     "group.id": _READER,
     "group.instance.id": _READER,
     "enable.auto.commit": _READER,

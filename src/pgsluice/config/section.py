@@ -10,7 +10,7 @@ class Section(BaseModel):
 
 
 def keep_one(info: ValidationInfo, section: str, *others: str) -> None:
-    """Raise ValueError if one of ``others`` is set: keys of the same section that exclude the key being validated."""
+    """Raise ValueError if one of the keys ``others`` of this section is set. They exclude the key being validated."""
     for other in others:
         if info.data.get(other) is not None:
             raise ValueError(f"is set together with {section}.{other}: keep one of the two")

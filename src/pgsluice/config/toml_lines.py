@@ -1,6 +1,6 @@
 """Finds the line of each key in a TOML document, because the standard library's parser does not report it.
 
-``sources`` uses it for documents that ``tomllib`` has accepted, so this module does not check their syntax again.
+``sources`` uses this module for documents that ``tomllib`` has accepted, so their syntax is not checked again.
 
 https://toml.io/en/v1.0.0
 """

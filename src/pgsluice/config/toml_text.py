@@ -1,6 +1,6 @@
 """Writes values and keys of settings as TOML.
 
-It is used wherever settings are shown: in messages, ``config show``, the example and the reference.
+This module is used wherever settings are shown: in messages, ``config show``, the example and the reference.
 """
 
 import json

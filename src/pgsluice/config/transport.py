@@ -66,7 +66,7 @@ def _postgres_hosts(parameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     names, addresses = (parameters.get(name, "").split(",") for name in ("host", "hostaddr"))
     for name, hostaddr in zip_longest(names, addresses, fillvalue=""):
         address = hostaddr.strip() or name.strip()
-        if address and not address.startswith(("/", "@")):  # otherwise it is a directory or name of Unix sockets
+        if address and not address.startswith(("/", "@")):  # these begin the path or name of a Unix socket
             yield address, name.strip() or address
 
 

@@ -55,7 +55,7 @@ def test_the_effective_values_come_from_libpq(monkeypatch: pytest.MonkeyPatch, t
         ("host", "has its own key: write it as postgres.host"),
         (
             "application_name",
-            "cannot be set: connections are named after the pipeline: change the setting name instead",
+            "cannot be set: connections are named after the pipeline: change its name (`name`) instead",
         ),
         ("gsencmode", "is not a connection parameter of libpq: did you mean gssencmode?"),
         ("work_mem", "is not a connection parameter of libpq"),

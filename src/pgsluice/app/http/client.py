@@ -60,7 +60,7 @@ def _connection(parts: SplitResult, cert_file: str | None) -> HTTPConnection:
         return HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
     context = ssl.create_default_context()
     if cert_file is not None:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # _check_certificate() compares it
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # see _check_certificate()
     return HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S, context=context)
 
 

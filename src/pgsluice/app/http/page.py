@@ -1,4 +1,4 @@
-"""The status as an HTML page. It loads nothing from other hosts, and refreshes itself.
+"""The status as an HTML page, which loads nothing from other hosts, and refreshes itself.
 
 Names of tables and topics, gids and messages of servers are untrusted. So every text goes through :func:`_text`, and
 the page's Content-Security-Policy allows only its own script and style.

@@ -31,7 +31,7 @@ from pgsluice.registry import api
 from pgsluice.registry.store import SchemaStore
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""The largest body of a request. The body of a look-up is one schema."""
+"""The largest body of a request. The body of a request that looks up a schema contains this schema."""
 BODIES_MAX: Final = 16
 """How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024
@@ -188,7 +188,7 @@ class HttpServer:
         return _verdict(self._health.ready(role))
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        # choose_encoder() fails if the header has unusual parameters, so it gets only the type.
+        # choose_encoder() fails if the Accept header has unusual parameters, so it gets only the type.
         open_metrics = _OPEN_METRICS in request.headers.get("Accept", "")
         encode, content_type = choose_encoder(_OPEN_METRICS if open_metrics else "")
         return web.Response(body=encode(self._metrics), headers={"Content-Type": content_type})
@@ -216,7 +216,8 @@ class HttpServer:
     async def _encoded(self, request: web.Request, body: object) -> bytes:
         """Return an answer as JSON. Answers are created one after the other.
 
-        Make room for a large answer. After it, let other tasks run, which also frees the answers of closed connections.
+        If the answer is large, close connections to make room for it. Then let other tasks run, which also frees the
+        answers of closed connections.
         """
         async with self._encoding:
             encoded = json.dumps(body).encode()
@@ -252,12 +253,12 @@ async def _add_headers(_request: web.Request, answer: web.StreamResponse) -> Non
 
 
 async def _expect(request: web.Request) -> None:
-    """Answer the Expect header. The library's own answer would quote the header, and fail if this is not UTF-8."""
+    """Answer the Expect header. The library's own answer quotes the header, and fails if the header is not UTF-8."""
     if request.headers["Expect"].lower() != "100-continue":
         raise web.HTTPExpectationFailed
     if request.version == HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer itself has not begun
+        request.writer.output_size = 0  # aiohttp must not think that the answer has begun
 
 
 @web.middleware

@@ -63,7 +63,7 @@ async def _print(
         async for portion in portions:
             shown = [change for change in map(wanted.apply, portion) if change is not None][:left]
             if shown:
-                # In a thread, because a slow reader of the output must not keep us from answering the server.
+                # Write in a thread, because a slow reader of the output must not keep us from answering the server.
                 await asyncio.to_thread(write, "".join(f"{render(change)}\n" for change in shown))
             if left is not None:
                 left -= len(shown)

@@ -152,7 +152,7 @@ class _Reader:
             ) from error
 
     async def _schema(self, identifier: int) -> dict[str, Any]:
-        """Return a schema. If it is not known, first read the schemas that were registered meanwhile."""
+        """Return a schema. If it is not known, first read the schemas that were registered since the last read."""
         if identifier not in self._schemas:
             if not self._follower.store.uses(identifier):
                 await self._follower.start()
@@ -188,7 +188,8 @@ def _change(record: Mapping[str, Any]) -> Shown:
         _json(record["ts"]),
         record["schema"],
         record["table"],
-        # If only the key was sent, all other columns are null. A key column is never null, so no null was sent.
+        # If only the key was sent, the record has null for all other columns. A key column is never null, so every null
+        # stands for a value that was not sent.
         before=_row(record["before"], lambda _, value: value is not None or not is_key, raw, "before."),
         before_image=record["before_image"],
         after=_row(record["after"], lambda name, _: name not in unchanged, raw, ""),

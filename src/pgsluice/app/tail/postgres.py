@@ -140,7 +140,8 @@ def _with_before(
         return shown
     cells = _cells(relation, old)
     if identified is None:
-        # It is unknown which columns are the key. But a key column is never null, so PostgreSQL did not send the nulls.
+        # It is unknown which columns are the key. But a key column is never null, so every null stands for a column
+        # outside of the key, whose value was not sent.
         return replace(shown, before=_row(cell for cell in cells if cell[1] is not None), before_image="key")
     if message.old is not None and identified.replica_identity == "f":
         return replace(shown, before=_row(cells), before_image="full")
