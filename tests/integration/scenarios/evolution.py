@@ -714,12 +714,12 @@ MOVES = (
         "ALTER TABLE t ATTACH PARTITION p / DETACH PARTITION p",
         "unchanged",
         "With `publish_via_partition_root`, rows written while the partition is attached are published as rows of the "
-        "root. Without this option, they are published as rows of the partition, whose topic is created with the "
-        "first row. If the publication lists the partitions and not the root, their rows are published under the "
-        "names of the partitions, whether they are attached or not. Rows that a partition has when it is attached are not sent, and rows of a "
-        "detached partition are not deleted. On an existing connection, PostgreSQL 13 and 14 sometimes miss an ATTACH "
-        "or DETACH. They may then leave out rows of an attached partition that was not published before. So after an "
-        "ATTACH or DETACH, restart pgsluice before rows are written.",
+        "root. Without this option, they are published as rows of the partition, whose topic is created with the first "
+        "row. If the publication lists the partitions and not the root, their rows are published under the names of "
+        "the partitions, whether they are attached or not. Rows that a partition has when it is attached are not sent, "
+        "and rows of a detached partition are not deleted. On an existing connection, PostgreSQL 13 and 14 sometimes "
+        "miss an ATTACH or DETACH. They may then leave out rows of an attached partition that was not published "
+        "before. So after an ATTACH or DETACH, restart pgsluice before rows are written.",
         PARTITIONS,
     ),
 )
