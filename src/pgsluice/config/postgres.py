@@ -39,7 +39,7 @@ class Postgres(Section):
     user: Text | None = Field(default=None, description="Role with the REPLICATION attribute.", examples=["pgsluice"])
     password: Secret | None = Field(
         default=None,
-        description="Password. A secret file or the environment is a better place for it than this file.",
+        description="Password. A secret file or the environment is a better place for it than the configuration file.",
         examples=["secret"],
     )
     password_file: Text | None = Field(

@@ -32,7 +32,7 @@ class SchemaRegistry(Section):
     username: Text | None = Field(default=None, description="User, for basic authentication.", examples=["pgsluice"])
     password: Secret | None = Field(
         default=None,
-        description="Password. A secret file or the environment is a better place for it than this file.",
+        description="Password. A secret file or the environment is a better place for it than the configuration file.",
         examples=["secret"],
     )
     password_file: Text | None = Field(

@@ -134,8 +134,8 @@ COLUMNS = (
     Alteration(
         "ALTER TABLE t ADD COLUMN c float DEFAULT random(), ADD COLUMN d serial",
         "ALTER TABLE t DROP COLUMN c, DROP COLUMN d",
-        "more fields",
-        "Rows that are written after the ALTER have the fields. PostgreSQL rewrites the table, but does not send the "
+        "one field more",
+        "Rows that are written after the ALTER have the field. PostgreSQL rewrites the table, but does not send the "
         "rewritten rows.",
         (f"{ID} {V}", f"{ID} {V} c:float8:double d:int4:int"),
         shown="ALTER TABLE t ADD COLUMN c float DEFAULT random()",
