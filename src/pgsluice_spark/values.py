@@ -25,7 +25,7 @@ _TIMESTAMP: Final = r"^\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?( BC)?$"
 _INFINITIES: Final = ("infinity", "-infinity")
 
 _TIMES: Final = frozenset(("date", "timestamp", "timestamp_ntz"))
-"""The types of a mirror whose values can be infinite in PostgreSQL."""
+"""The mirror's types for PostgreSQL's dates and timestamps, which can be infinite in PostgreSQL."""
 
 _REFERENCES: Final = frozenset(
     f"reg{name}"
@@ -105,7 +105,8 @@ class Pair:
     def mirrored_key(self) -> Column:
         """Return the mirror's value in the form of :meth:`key`.
 
-        A finite value is always in the column itself, even if ``raw`` also has a text for it.
+        A finite value is always in the mirror's column itself, even if the map ``_pgsluice.raw`` also has a text for
+        it.
         """
         here = F.col(quoted(self.field))
         if self.kind.simpleString() not in _TIMES:

@@ -4,8 +4,8 @@
 
 The product has no failpoints. This script wraps the methods before or after which a crash could do harm. It first
 brings about the state that the name of the step describes, and then sends SIGKILL to its process. If RULE is given, the
-script disables this rule of the product, and the storms have to notice that. STEP and RULE may be empty. ``victim``
-starts this script.
+script disables this rule of the product. The test run (a storm, see ``storm``) then has to fail. STEP and RULE may be
+empty. ``victim`` starts this script.
 """
 
 import asyncio
@@ -199,8 +199,8 @@ def _release_of_the_oldest() -> threading.Event:
     """Return an event that is set when COMMIT PREPARED is received for the transaction that holds the slot back.
 
     The event is set only if the transaction is not delivered yet, and no other transaction holds the slot back. Before
-    the event is set, a status update is sent. If this update already confirmed the commit, a crash would lose the
-    transaction.
+    the event is set, a status update is sent. This update must not confirm the commit yet. If it did, a crash would
+    lose the transaction.
     """
     ended, happened = Session._ended, threading.Event()
 

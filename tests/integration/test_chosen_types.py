@@ -1,6 +1,6 @@
 """Tests Avro types that the settings choose for columns.
 
-If a choice is impossible, pgsluice can be configured to stop. It must not lose any change when it stops.
+With ``tables.refused = "stop"``, pgsluice stops if a choice is impossible. It must not lose any change when it stops.
 """
 
 import subprocess
@@ -23,7 +23,8 @@ def checked(daemon: Daemon) -> str:
 
 
 def test_an_impossible_choice_is_reported_before_anything_is_created(start: Start) -> None:
-    """``check`` must report the same error. For domains and their arrays, the base type decides what is possible."""
+    """``pgsluice check`` must report the same error as the daemon, which stops at its start. For domains and their
+    arrays, the base type decides what is possible."""
     pipeline = start(
         {"tables": {"refused": "stop", "rules": [{"match": "public.*", "types": {"filler": "uuid"}}]}}, wait=False
     )

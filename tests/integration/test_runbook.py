@@ -155,7 +155,7 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "tables cannot be read now",
         "no table can be loaded",
         "a table cannot be loaded",
-        "more tables of owners who are not trusted cannot be read",
+        "further tables cannot be read, because their owners are not trusted",
         "tables count as loaded, because an earlier version has delivered their changes",
         "a prepared transaction keeps the slot from moving",
         "COMMIT PREPARED of a transaction that was not received",

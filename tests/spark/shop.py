@@ -132,7 +132,8 @@ def opened(
 
 
 def ordered(rows: list[Row]) -> list[Row]:
-    """Return rows in a fixed order. Null columns are removed, because a row may lack them instead."""
+    """Return rows in a fixed order. Columns that are null are removed. A row may lack such a column, and must still
+    equal a row in which it is null."""
     plain = [{name: _plain(value) for name, value in row.items() if value is not None} for row in rows]
     return sorted(plain, key=lambda row: repr(sorted(row.items())))
 

@@ -1,4 +1,4 @@
-"""Runs of rows: where they end, and the comparison of both twins with the encoder."""
+"""Tests the two implementations of ``rows``, in Python and in Cython: both have to write what the encoder writes."""
 
 import gc
 import struct

@@ -35,8 +35,9 @@ error only when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
 """We ignore this many reports without a reason, because idle connections may have caused them. When a broker closes an
-idle connection, librdkafka reports the same as for a broker that went down. But each client gives this report only
-once, and a pipeline has no more clients than this number."""
+idle connection, librdkafka reports the same as for a broker that went down. But closed idle
+connections cause only one such report for each client, and a pipeline has at most this many clients. So if there are
+more reports, they have another cause."""
 
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's name
@@ -100,7 +101,7 @@ _TOO_LARGE: Final = (
     "Raise the topic's max.message.bytes, or the brokers' message.max.bytes. Kafka applies these limits to whole "
     "batches, so batch.size under kafka.client has to be lower."
 )
-_TIMESTAMP: Final = 'Compare the clocks, or set kafka.timestamp = "produce".'
+_TIMESTAMP: Final = 'Compare the clocks of the hosts, or set kafka.timestamp = "produce".'
 _INVALID: Final = (
     "A topic with cleanup.policy=compact takes no record without key. Every topic takes only timestamps within "
     f"its message.timestamp.before.max.ms and .after.max.ms. {_TIMESTAMP}"
@@ -166,7 +167,8 @@ def _tls_advice(words: str) -> str:
 
 
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
-"""If librdkafka refuses this property, its message quotes the secret value from the first unknown word on."""
+"""If librdkafka refuses ``sasl.oauthbearer.config``, its error message quotes the property's secret value, beginning at
+the first word that librdkafka does not know."""
 
 
 def _without_secret(error: KafkaError) -> KafkaError:
@@ -207,8 +209,8 @@ class ClientErrors:
     is_away: bool = False
     """Whether the log has said that Kafka cannot be reached, and has not yet said that Kafka answers again."""
     _advice: str = ""
-    """The advice that was logged last. Different advice is logged again, for example if a broker comes back with
-    another certificate."""
+    """The advice that was logged last. If there is other advice later, the warning is logged again with it, for example
+    if a broker comes back with another certificate."""
     _reports: int = 0
     """The number of reports since Kafka's last answer."""
     _all_down: bool = False

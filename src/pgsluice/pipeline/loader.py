@@ -312,7 +312,9 @@ class Loader:
                 async with self._seams.pause():
                     self.requests.note(request.name, distrust(new[request.name]))
         if len(new) > SHOWN_MAX:
-            log.warning("more tables of owners who are not trusted cannot be read", tables=len(new) - SHOWN_MAX)
+            log.warning(
+                "further tables cannot be read, because their owners are not trusted", tables=len(new) - SHOWN_MAX
+            )
 
     async def _ask_sizes(self) -> None:
         new = {oid: one for oid, one in self._tables.items() if one.size is None}

@@ -1,6 +1,6 @@
 """The pace at which rows of tables are read: how many per second, and how many in one read.
 
-The caller passes the time.
+The methods do not read the clock. The caller gives them the current time as an argument.
 """
 
 from typing import Final

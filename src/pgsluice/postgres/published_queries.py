@@ -241,13 +241,11 @@ _IDENTITY = """ARRAY(
 # The key by which the rows of a table can be read. It is the key of a unique index. The index has to identify every
 # row, and to sort the rows with the operators that a query uses by default. So the index must be neither partial nor
 # deferrable, its columns must be NOT NULL, and it must use the columns' own collations and default operator classes.
-#
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
-# would therefore use the operators of another type, which sort differently. A quoted value cannot be compared with a
-# composite type (category C), or with a domain over an enum or a range. A domain has the category of its base type, so
-# these domains have category E or R.
-#
-# If there is a replica identity, it has to include the columns of the key, because the stream sends only the identity's
+# would therefore use the operators of another type, which sort differently. The queries that read rows write the values
+# of keys as string literals. PostgreSQL cannot compare such a literal with a composite type (category C), or with a
+# domain over an enum or a range. A domain has the category of its base type, so these domains have category E or R.  If
+# there is a replica identity, it has to include the columns of the key, because the stream sends only the identity's
 # columns of an old row.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)

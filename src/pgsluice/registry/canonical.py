@@ -1,7 +1,7 @@
 """Shows whether Avro schemas that are written differently are equal, and whether they read bytes in the same way.
 
-Look-ups use this module, and so do comparisons of a registry server's schemas with ours. Clients and servers send a
-schema as their own Avro library writes it. Java's library, for example, omits inherited namespaces and writes
+:mod:`.look_up` uses this module to find a schema among the versions of a subject. Other modules use it to compare a
+registry server's schemas with ours. Clients and servers send a schema as their own Avro library writes it. Java's library, for example, omits inherited namespaces and writes
 ``{"type": "string"}`` as ``"string"``. Avro's parsing canonical form is not enough, because it drops attributes.
 :func:`canonical` keeps everything that has a meaning: logical types, defaults, documentation and properties.
 

@@ -1,7 +1,8 @@
 """Confluent's own registry client, with a time limit for every request and a pgsluice error for every failure.
 
-:mod:`.confluent`, :mod:`.checks` and :mod:`.export` use it. The client is the asynchronous one, so only the parsing of
-answers runs on the event loop. The client tries the addresses in schema_registry.url in turn.
+:mod:`.confluent`, :mod:`.checks` and :mod:`.export` use it. The client is asynchronous, so no request blocks the
+event loop. Only the parsing of answers keeps the loop busy. The client tries the addresses in schema_registry.url in
+turn.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html#errors
 """
@@ -146,7 +147,8 @@ class RestClient:
         if found is None:
             return None
         level = found.compatibility_level
-        # Do not return None here, because set_level(None) would then delete the subject's other settings.
+        # Do not return None here. The caller restores the returned level with `set_level` later, and set_level(None)
+        # would delete the subject's other settings.
         return str(level) if level is not None else await self.level()
 
     async def level(self) -> str | None:

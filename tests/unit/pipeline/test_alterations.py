@@ -1,4 +1,5 @@
-"""Tables that were altered after their load: their marks and records, and the warnings about them.
+"""Tables that were altered after their load: the marks that tell consumers so, the recorded states of their loads, and
+the warnings.
 
 Source and sink are scripted. The open cut is real.
 """

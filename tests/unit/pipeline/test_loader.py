@@ -653,7 +653,7 @@ async def test_any_number_of_untrusted_tables_does_not_block_others() -> None:
             await found.finish()
     assert arrived(world) == [("r", 1)]
     assert [line["event"] for line in lines].count("a table cannot be read now") == SHOWN_MAX
-    (line,) = [line for line in lines if line["event"].startswith("more tables of owners")]
+    (line,) = [line for line in lines if line["event"].startswith("further tables cannot be read")]
     assert line["tables"] == 50 - SHOWN_MAX
 
 
