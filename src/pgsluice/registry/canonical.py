@@ -1,9 +1,10 @@
 """Shows whether Avro schemas that are written differently are equal, and whether they read bytes in the same way.
 
 :mod:`.look_up` uses this module to find a schema among the versions of a subject. Other modules use it to compare a
-registry server's schemas with ours. Clients and servers send a schema as their own Avro library writes it. Java's library, for example, omits inherited namespaces and writes
-``{"type": "string"}`` as ``"string"``. Avro's parsing canonical form is not enough, because it drops attributes.
-:func:`canonical` keeps everything that has a meaning: logical types, defaults, documentation and properties.
+registry server's schemas with ours. Clients and servers send a schema as their own Avro library writes it. Java's
+library, for example, omits inherited namespaces and writes ``{"type": "string"}`` as ``"string"``. Avro's parsing
+canonical form is not enough, because it drops attributes. :func:`canonical` keeps everything that has a meaning:
+logical types, defaults, documentation and properties.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """
