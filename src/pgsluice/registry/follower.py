@@ -114,7 +114,7 @@ class SchemaFollower:
         nearest = [name.removesuffix(SCHEMAS) for name in get_close_matches(missing[0], present, _NAMED, cutoff=0.0)]
         prefixes = f"The prefixes that have schemas are {', '.join(nearest)}." if nearest else "No prefix has schemas."
         topics = ", ".join(missing)
-        return f"There is no topic {', '.join(missing)} on these brokers, or we do not have the right to see it. {prefixes}."
+        return f"There is no topic {topics} on these brokers, or we do not have the right to see it. {prefixes}"
 
     async def follow(self) -> None:
         """Raise the error that ends the reading. Otherwise never return."""
