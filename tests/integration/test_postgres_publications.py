@@ -77,7 +77,16 @@ def test_a_dropped_publication_stops_the_daemon(version: int, start: Start) -> N
     assert (numbers(changes, 1), numbers(changes, 2)) == ([1, 2, 3], [10, 11, 12])
 
 
-def test_a_row_that_the_server_cannot_send_can_be_skipped(start: Start) -> None:
+@pytest.mark.parametrize(
+    "transaction",
+    [
+        "BEGIN; INSERT INTO numbers VALUES (98); INSERT INTO numbers VALUES (99); COMMIT",
+        "BEGIN; INSERT INTO numbers VALUES (98); SAVEPOINT a; INSERT INTO numbers VALUES (99); RELEASE a; COMMIT",
+        "BEGIN; INSERT INTO numbers VALUES (99); PREPARE TRANSACTION 'p'; COMMIT PREPARED 'p'",
+    ],
+    ids=["plain", "under a savepoint", "prepared"],
+)
+def test_a_row_that_the_server_cannot_send_can_be_skipped(transaction: str, start: Start) -> None:
     """All earlier transactions must be delivered. The documented remedy must skip only the row's transaction."""
     pipeline = start(version=17)
     execute(
@@ -89,7 +98,7 @@ def test_a_row_that_the_server_cannot_send_can_be_skipped(start: Start) -> None:
     pipeline.wait_until_confirmed()
     pipeline.daemon.stop()
     pipeline.write(3)
-    execute(pipeline, "BEGIN; INSERT INTO numbers VALUES (98); INSERT INTO numbers VALUES (99); COMMIT")
+    execute(pipeline, *transaction.split("; "))
     pipeline.write(3)
     code, log = fails(pipeline)
     assert code == 65, log
