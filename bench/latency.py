@@ -1,6 +1,6 @@
 """Measures the latency from COMMIT to a read_committed consumer, for one-row transactions at a fixed rate.
 
-Writer and reader are separate processes. Both use CLOCK_MONOTONIC, which is the same on the whole machine.
+Writer and reader are separate processes. Both use CLOCK_MONOTONIC, which is the same for all processes of a machine.
 """
 
 import time

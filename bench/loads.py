@@ -56,7 +56,7 @@ class Load:
     the number of tables, and those of the series ``columns`` in the number of columns."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with ``factor`` times as many rows, in whole transactions, of which there is at least one."""
+        """Return the load with ``factor`` times as many rows, rounded to whole transactions, but to at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 

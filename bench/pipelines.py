@@ -17,11 +17,11 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 HALVES = {"half_1": "orders", "half_2": "orders_1"}
-"""A publication for each table."""
+"""Maps each publication of one table to its table."""
 
 
 class TwoTables(Load):
-    """Rows that are written to two tables in turn. Each table has a publication, and a third one has both tables."""
+    """Rows that are written to two tables in turn. Each table has a publication, and a third publication has both."""
 
     def setup(self) -> list[str]:
         """Return the statements that run before the slot is created.

@@ -119,8 +119,8 @@ ACTS = (
     ),
     Act(
         "A large value that an update does not change",
-        "PostgreSQL does not send the manual again (unchanged TOAST). The event says so, instead of claiming that it "
-        "is null.",
+        "PostgreSQL does not send the manual again (unchanged TOAST). The event lists the manual as unchanged, and "
+        "does not claim that it is null.",
         [_committed("UPDATE products SET price = 42.50 WHERE sku = 'LAMP'")],
     ),
     Act(
