@@ -187,8 +187,8 @@ def _check_field(name: str, value: object, kind: object) -> None:
 def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the latest of the checkpoints that ``kafka.checkpoint`` has ``found``, or None if there is none.
 
-    With transactions, this is the last one in the topic, and not the one with the highest position. If the position
+    In exactly-once mode, this is the last one in the topic, and not the one with the highest position. If the position
     decided, another program could write a checkpoint with a high position that hides all our later checkpoints.
-    :func:`pgsluice.history.resume` then checks whether the cut records confirm the checkpoint.
+    Afterwards, :func:`pgsluice.history.resume` checks whether the cut records confirm the checkpoint.
     """
     return found[-1] if found else None
