@@ -100,7 +100,7 @@ class Load:
         return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
 
     def fill(self, table: str, rows: int) -> str:
-        """Return the statement that writes this many rows into a table in one transaction."""
+        """Return the statement that writes ``rows`` rows into a table in one transaction."""
         return self._insert(table, 1, rows)
 
     def _insert(self, table: str, first: int | str, last: int | str) -> str:

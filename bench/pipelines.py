@@ -32,7 +32,7 @@ class TwoTables(Load):
 
 
 def load(rows: int) -> Load:
-    """Return the load with this many rows."""
+    """Return the load with ``rows`` rows."""
     example = LOADS["tables-10"]
     return TwoTables("tables-2", example.title, rows, example.per_transaction, example.columns, tables=len(HALVES))
 

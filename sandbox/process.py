@@ -57,7 +57,7 @@ class Server:
     ) -> None:
         """Start ``command`` in ``directory``. If this process ends without ``dismiss``, the directory is removed.
 
-        ``variables`` are added to the environment, which is otherwise nearly empty.
+        ``variables`` are added to those that :func:`sandbox.account.environment` returns.
         """
         self._log = log
         task = supervisor.Task(

@@ -20,7 +20,7 @@ Ends = Mapping[Place, int]
 
 EVERY_S = 0.05
 STILL_S = 1.0
-"""When no offset has moved for this long, the records are counted."""
+"""When no offset has moved for ``STILL_S`` seconds, the records are counted."""
 READ_TIMEOUT_S = 30.0
 METADATA_TIMEOUT_S = 60.0
 FETCHED_MAX = 10_000

@@ -213,7 +213,7 @@ class Visitors:
         self._executor.shutdown()
 
     def wait_for(self, orders: int) -> None:
-        """Wait until this many more orders are committed. If an error has ended the work, raise it."""
+        """Wait until ``orders`` more orders are committed. If placing orders has failed, raise the error."""
         target = self.orders + orders
         while self.orders < target:
             if self._work.done():

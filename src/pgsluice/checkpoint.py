@@ -53,8 +53,8 @@ class Checkpoint:
     """The position at which ``selection`` got its present value. In an epoch that began with ``--adopt-slot``, it is
     0/0 until the selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
-    """The error message, if pgsluice has refused to continue because the server has another history. Otherwise it is
-    empty. If it is not empty, every later start stops."""
+    """If pgsluice has refused to continue because the server has another history, this is the error message, and every
+    later start stops. Otherwise it is empty."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, with the progress of their loads."""
     load_position: LoadPosition = field(default_factory=LoadPosition)

@@ -165,7 +165,7 @@ def _slot(options: argparse.Namespace) -> int:
             slots.drop_slot(settings)
             return _say(
                 f"slot {name} dropped",
-                "a pipeline that has delivered changes from this slot starts again only with `pgsluice run --adopt-slot`",
+                "a pipeline that delivered changes from this slot starts again only with `pgsluice run --adopt-slot`",
             )
     state = slots.slot_status(settings)
     if state is None:

@@ -1,8 +1,8 @@
 """Encodes rows and keys as Avro. Encoders are made once per version of a relation, and run once per row.
 
-``envelope`` uses them. They take values as the server sent them, and return the body of the record Value or Key. In a
-row, a value that was not sent becomes null, and its field is listed in ``unchanged``. A value that its Avro type cannot
-hold also becomes null, and its text goes to ``raw``.
+``envelope`` uses the encoders. An encoder takes values as the server sent them, and returns the body of the record
+Value or Key. In a row, a value that was not sent becomes null, and its field is listed in ``unchanged``. A value that
+its Avro type cannot hold also becomes null, and its text goes to ``raw``.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
