@@ -1,6 +1,7 @@
 """Builds the compiled modules. Everything else about the package is in pyproject.toml.
 
-Without a compiler, the package is built without the compiled modules. `pgsluice version` says whether it uses them.
+Without a compiler, the package is built without the compiled modules. `pgsluice version` prints whether pgsluice uses
+them.
 """
 
 from setuptools import Extension, setup

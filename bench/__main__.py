@@ -33,9 +33,10 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""The contenders for a load of one transaction, and for a series of loads."""
+"""The contenders for a load that is a single transaction, and for a load of a series whose flag ``opened`` is false."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""The contenders for loads of many tables. The contender ``discard`` shows which part of the cost is Kafka's."""
+"""The contenders for a load of a series whose flag ``opened`` is true, as in the series ``tables``. The contender
+``discard`` shows which part of the cost is Kafka's."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
 """The contenders for a load whose flag ``loaded`` is true. ``LOADING`` reads the rows from the tables, and the others
 stream them."""

@@ -225,7 +225,7 @@ class Loading:
         return Run(whole, opening, peak_mib(process.pid))
 
     def _until(self, course: Course, process: Daemon, started: float, meter: Meter, rows: int) -> Part:
-        """Wait until the daemon has delivered this many rows. Return the part that was delivered by then."""
+        """Wait until the daemon has delivered ``rows`` rows. Return the part that was delivered by then."""
         while True:
             found = _read(process)
             if found >= rows:  # request the metrics only now, because the metrics of a thousand topics are costly

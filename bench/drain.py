@@ -24,7 +24,7 @@ precede the end LSN. In a Stream Commit message, the xid precedes the flags."""
 def main(arguments: dict[str, Any]) -> None:
     """Drain the stream that ``command`` starts, and report when it has reached each of ``end_lsns``.
 
-    When there is nothing to read, wait until the server sends something, and then for ``pause_s`` seconds.
+    When there is nothing to read, wait until the server sends something, and then another ``pause_s`` seconds.
     """
     wire = pq.PGconn.connect(arguments["conninfo"].encode())
     result = wire.exec_(arguments["command"].encode())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least ``share`` percent of the ``values`` do not exceed.
+    """Return the smallest value such that at least ``share`` percent of the ``values`` are less than or equal to it.
 
     There must be at least one value.
     """

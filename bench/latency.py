@@ -1,6 +1,6 @@
 """Measures the latency from COMMIT to a read_committed consumer, for one-row transactions at a fixed rate.
 
-Writer and reader are separate processes. Both use CLOCK_MONOTONIC, which is the same on the whole machine.
+Writer and reader are separate processes. Both use CLOCK_MONOTONIC, which is the same for all processes of a machine.
 """
 
 import time
@@ -95,7 +95,7 @@ def _at_rate(  # noqa: PLR0913, PLR0917 - all are needed
     seconds: int,
     begin: int,
 ) -> Latency:
-    """Return the latency of rows that are written at this rate for this many seconds, with ids from ``begin`` on."""
+    """Return the latency at ``rate`` rows per second, measured for ``seconds`` seconds. The first id is ``begin``."""
     count = rate * (WARM_UP_S + seconds)
     with reader(kafka, daemon.name, begin, count) as reading, writer(database, rate, begin, count) as writing:
         meter = Meter(pids)

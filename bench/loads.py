@@ -56,7 +56,7 @@ class Load:
     the number of tables, and those of the series ``columns`` in the number of columns."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with ``factor`` times as many rows, in whole transactions, of which there is at least one."""
+        """Return the load with ``factor`` times as many rows, rounded to whole transactions, but to at least one."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 
@@ -100,7 +100,7 @@ class Load:
         return ["orders", *(f"orders_{number}" for number in range(1, self.tables))]
 
     def fill(self, table: str, rows: int) -> str:
-        """Return the statement that writes this many rows into a table in one transaction."""
+        """Return the statement that writes ``rows`` rows into a table in one transaction."""
         return self._insert(table, 1, rows)
 
     def _insert(self, table: str, first: int | str, last: int | str) -> str:

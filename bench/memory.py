@@ -63,7 +63,7 @@ class Sampler:
 
 
 def one_large(postgres: Postgres, gigabytes: float) -> None:
-    """Write one transaction of this many gigabytes."""
+    """Write one transaction with the size ``gigabytes``."""
     rows = int(gigabytes * 1024 * MIB / ROW_BYTES)
     with postgres.connect() as connection:
         connection.execute(_fill(1, rows))

@@ -17,11 +17,11 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 HALVES = {"half_1": "orders", "half_2": "orders_1"}
-"""A publication for each table."""
+"""Maps each publication of one table to its table."""
 
 
 class TwoTables(Load):
-    """Rows that are written to two tables in turn. Each table has a publication, and a third one has both tables."""
+    """Rows that are written to two tables in turn. Each table has a publication, and a third publication has both."""
 
     def setup(self) -> list[str]:
         """Return the statements that run before the slot is created.
@@ -32,7 +32,7 @@ class TwoTables(Load):
 
 
 def load(rows: int) -> Load:
-    """Return the load with this many rows."""
+    """Return the load with ``rows`` rows."""
     example = LOADS["tables-10"]
     return TwoTables("tables-2", example.title, rows, example.per_transaction, example.columns, tables=len(HALVES))
 

@@ -46,7 +46,7 @@ def peak_mib(pid: int) -> float:
 
 
 class Meter:
-    """Measures the CPU seconds of some processes and of all others together, and those that the hypervisor stole."""
+    """Measures CPU seconds: of some processes, of all other processes together, and those that the hypervisor stole."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         """Start measuring. ``pids`` has the pid of each role."""

@@ -1,9 +1,9 @@
 """``python -m bench.soak --minutes 60``: tests whether a busy daemon leaks memory or other resources.
 
-The load is mixed. There are transactions of different sizes, a table that is altered, dropped and created again, and
-loads by command. Connections are terminated, and the broker restarts. Meanwhile the daemon's memory, threads, file
-descriptors and asyncio tasks are sampled. The run fails if one of these resources has grown from the first third of the
-samples to the last third.
+The work is mixed. There are transactions of different sizes, and a table that is altered, dropped and created again.
+``pgsluice snapshot start`` loads another table. Connections are terminated, and the broker restarts. Meanwhile the
+daemon's memory, threads, file descriptors and asyncio tasks are sampled. The run fails if one of these resources has
+grown from the first third of the samples to the last third.
 """
 
 import argparse
@@ -159,7 +159,7 @@ def _soak(minutes: float) -> list[Sample]:
 def _samples(
     connection: psycopg.Connection, kafka: Kafka, daemon: Daemon, tasks: Path, seconds: float
 ) -> Iterator[Sample]:
-    """Run rounds of work for this long, and yield a sample after each round that follows the warm-up."""
+    """Run rounds of work for ``seconds`` seconds, and yield a sample after each round that follows the warm-up."""
     begin = time.monotonic()
     for number in itertools.count(1):
         _work(connection, number)

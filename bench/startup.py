@@ -35,7 +35,7 @@ def measure(postgres: Postgres, kafka: Kafka, variables: Mapping[str, str], runs
 
 
 def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *arguments: str) -> float:
-    """Return the seconds from the daemon's start until a row that was written before the start is seen."""
+    """Return the seconds from the daemon's start until a consumer sees a row that was written before the start."""
     with database.connect() as connection, reader(kafka, daemon.name, row, 1) as reading:
         connection.execute(ORDERS.row(row))
         daemon.start(*arguments)
@@ -46,7 +46,7 @@ def _start(kafka: Kafka, database: Database, daemon: Daemon, row: int, *argument
 def _kill(kafka: Kafka, database: Database, daemon: Daemon, first: int) -> float:
     """Kill the daemon and immediately start it again.
 
-    Return the seconds until a row that was committed after the kill is seen.
+    Return the seconds from the kill until a consumer sees a row that was committed after the kill.
     """
     count = RATE * (BEFORE_S + AFTER_S)
     with reader(kafka, daemon.name, first, count) as reading, writer(database, RATE, first, count) as writing:

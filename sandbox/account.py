@@ -1,7 +1,7 @@
 """The operating-system account that PostgreSQL runs under, because PostgreSQL refuses to run as root.
 
-An ordinary user runs PostgreSQL under their own account. Root runs it as ``postgres``, or as ``nobody`` if there is no
-such account. All code that writes files for a server uses this module.
+An ordinary user runs PostgreSQL under their own account. Root runs PostgreSQL as ``postgres``, or as ``nobody`` if the
+machine has no account ``postgres``. All code that writes files for a server uses this module.
 """
 
 import os
@@ -33,7 +33,7 @@ def current_account() -> Account:
 
 @cache
 def server_account() -> Account:
-    """Return the account for PostgreSQL. Raise KeyError if root has no suitable account on this machine."""
+    """Return the account for PostgreSQL. Raise KeyError if root needs another account, but this machine has none."""
     if os.geteuid() != 0:
         return current_account()
     known = {entry.pw_name: Account(entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}

@@ -29,7 +29,7 @@ JVM_OPTIONS = (
     "-Xmx768m",  # enough for several copies of a record of 50 MB
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData",  # otherwise a killed broker leaves files in /tmp
+    "-XX:-UsePerfData",  # with performance data, a killed broker leaves files in /tmp
 )
 
 STARTED = "Kafka Server started"

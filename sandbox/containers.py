@@ -89,7 +89,7 @@ def base(image: str) -> Path:
 
 
 def prepare() -> Path:
-    """Create everything that engines and hosts need, because this takes too long for a test.
+    """Create in advance what engines and hosts need, because its creation takes too long for a test.
 
     Return the directory with the programs of podman.
     """

@@ -1,7 +1,7 @@
 """A process that has imported pgsluice, and forks a daemon for each request.
 
 The imports of a daemon take a second of CPU time. A forked daemon saves this second, and tests start more than a
-thousand daemons. Otherwise, a forked daemon behaves like a daemon that was started as a command.
+thousand daemons. In all other respects, a forked daemon behaves like a daemon that was started as a command.
 
 The fork server forks a supervisor, which forks the daemon, so all guarantees of ``supervisor.py`` hold. The process
 that starts the fork server is its owner. The fork server ends together with its owner. It has only one thread, and

@@ -46,7 +46,7 @@ SETTINGS: Mapping[str, str] = {
     "broker.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "5000",
 }
-"""Settings of all clusters. Limits of sizes are Kafka's defaults, so ``max.message.bytes`` may be up to 100 MB."""
+"""Settings of all clusters. By default, Kafka accepts requests of 100 MB, so ``max.message.bytes`` may be that high."""
 
 
 class Kafka:
@@ -151,7 +151,7 @@ class Kafka:
         return [place for place, leader in self._leaders(node).items() if leader == node]
 
     def rivals(self, node: int = 1) -> int:
-        """Return how many partitions a broker believes it leads although another broker names a different leader."""
+        """Count the partitions that a broker claims to lead, while another broker names a different leader."""
         others = [self._leaders(peer) for peer in self._brokers if peer != node]
         return sum(any(leaders.get(place, node) != node for leaders in others) for place in self.led(node))
 

@@ -105,4 +105,4 @@ def _account_problems() -> list[str]:
     if os.geteuid() != 0 or not known.isdisjoint(SERVER_ACCOUNTS):
         return []
     accounts = " or ".join(SERVER_ACCOUNTS)
-    return [f"PostgreSQL refuses to run as root: add an account {accounts}, or be another user"]
+    return [f"PostgreSQL refuses to run as root: add an account {accounts}, or run this as another user"]

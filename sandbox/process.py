@@ -1,6 +1,7 @@
-"""The owner's interface to a server process: start, signal, wait. ``postgres``, ``broker`` and others use this module.
+"""Starts a server process, sends it signals, and waits for it. ``postgres``, ``broker`` and others use this module.
 
-Each server runs under a supervisor (``supervisor.py``), which ensures that no server outlives its owner.
+The process that starts a server is its owner. Each server runs under a supervisor (``supervisor.py``), which ensures
+that no server outlives its owner.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ class Server:
     ) -> None:
         """Start ``command`` in ``directory``. If this process ends without ``dismiss``, the directory is removed.
 
-        ``variables`` are added to the environment, which is otherwise nearly empty.
+        ``variables`` are added to those that :func:`sandbox.account.environment` returns.
         """
         self._log = log
         task = supervisor.Task(

@@ -38,7 +38,7 @@ class Program:
     _server: Server | None = None
 
     def place(self, directory: Path, port: ReservedPort) -> None:
-        """Set the directory of the process's files, and its HTTP port. This must be called first."""
+        """Set the directory of the process's files, and its HTTP port. Call this method before all others."""
         self.directory = directory
         self._port = port
         self._log = directory / "pgsluice.log"
@@ -66,8 +66,8 @@ class Program:
     ) -> None:
         """Start the process with ``variables`` in its environment. Do not wait until it is ready.
 
-        Raise ServerError if the process already runs. Otherwise, this object would forget the running process. The
-        supervisor of that process would then remove the directory, which the new process uses as well.
+        Raise ServerError if the process already runs. With a second process, this object would forget the first one,
+        and the supervisor of the first process would remove the directory that both processes use.
         """
         if self.alive:
             raise ServerError(f"{self.what} is already running")

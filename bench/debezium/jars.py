@@ -38,7 +38,7 @@ CONVERTER_JARS = (
     "re2j-",
     "swagger-annotations-",
 )
-"""Prefixes of the names of the jars that the converter needs. The wheel with the converter has many other jars."""
+"""Prefixes of the names of the jars that the converter needs. A Python wheel contains these jars and many others."""
 
 
 def connector() -> Path:

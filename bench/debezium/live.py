@@ -62,10 +62,10 @@ def delay(postgres: Postgres, kafka: Kafka, make: Make, scale: float) -> Delay:
 
 
 def restart(postgres: Postgres, kafka: Kafka, make: Make) -> Restart:
-    """Return the seconds until a row that was written while the process was down is visible.
+    """Write a row while the process is down. Return the seconds until a consumer sees this row.
 
-    There are two measurements: from a start after an orderly end, and from a kill, after which the process is started
-    again immediately.
+    There are two measurements. The first is made after an orderly end, and its time begins when the process is started
+    again. The second is made after a kill, and its time begins with the kill. The process is then started immediately.
     """
     with streaming(postgres, kafka, make) as (database, process, _):
         process.stop()

@@ -46,7 +46,7 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Seconds until a row that was written while the process was down is visible.
+    """Seconds until a consumer sees a row that was written while the process was down.
 
     ``again`` is counted from a start after an orderly end. ``killed`` is counted from ``kill -9``, after which the
     process is started again immediately.

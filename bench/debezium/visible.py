@@ -20,7 +20,7 @@ Ends = Mapping[Place, int]
 
 EVERY_S = 0.05
 STILL_S = 1.0
-"""When no offset has moved for this long, the records are counted."""
+"""When no offset has moved for ``STILL_S`` seconds, the records are counted."""
 READ_TIMEOUT_S = 30.0
 METADATA_TIMEOUT_S = 60.0
 FETCHED_MAX = 10_000
@@ -48,7 +48,7 @@ class Sample:
 
 
 class Topics:
-    """The topics of the tables. A topic may not exist yet."""
+    """The topics of the tables. Perhaps some of these topics do not exist yet."""
 
     def __init__(self, bootstrap_servers: str, names: Sequence[str]) -> None:
         self._servers = bootstrap_servers
@@ -104,9 +104,9 @@ class Topics:
 def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) -> Iterator[list[Sample]]:
     """Sample the topics. Yield the samples so far whenever the topics may have all records.
 
-    The topics may have all records when the offsets are high enough and have stopped moving. Not every offset has a
-    record, so the caller then counts the records. If records are missing, the caller resumes the iterator, and the
-    sampling continues.
+    The topics may have all records when the offsets are high enough and have stopped moving. Some offsets have no
+    record, so the caller has to count the records after each yield. If records are missing, the caller resumes the
+    iterator, and the sampling continues.
     """
     samples: list[Sample] = []
     deadline = time.monotonic() + TIMEOUT_S
@@ -124,5 +124,5 @@ def watch(topics: Topics, records: int, cpu: Callable[[], Mapping[str, float]]) 
 
 
 def first(samples: Sequence[Sample], offsets: Mapping[Place, Sequence[int]], records: int) -> Sample:
-    """Return the first sample in which at least this many records were visible. Such a sample must exist."""
+    """Return the first sample in which at least ``records`` records were visible. Such a sample must exist."""
     return next(sample for sample in samples if sample.count(offsets) >= records)

@@ -1,1 +1,1 @@
-"""Compares the Spark side with jobs that users would write by hand, in one Spark session (``make bench-spark``)."""
+"""Compares ``pgsluice_spark`` with jobs that users would write by hand, in one Spark session (``make bench-spark``)."""

@@ -7,7 +7,7 @@ from bench.results import Moment, Spread, Stored
 
 @dataclass(slots=True)
 class Race:
-    """The events per second of several runs over the same ``events``, by pgsluice and by a handwritten job in turn."""
+    """Events per second of several runs. pgsluice and a handwritten job process the same ``events`` events in turn."""
 
     events: int
     ours: list[float]

@@ -74,7 +74,7 @@ class Stage:
         return f"{self.daemon.name}.public.{table}"
 
     def wait_until_loaded(self, tables: int) -> None:
-        """Wait until this many tables have been loaded, and everything that was committed is in Kafka."""
+        """Wait until ``tables`` tables have been loaded, and everything that was committed is in Kafka."""
         wait_until(lambda: self.daemon.log_text().count('"event": "loaded"') >= tables)
         self.wait_until_delivered()
 

@@ -112,7 +112,7 @@ class CutReader:
         return all(self._positions[place] >= offsets["next"] for place, offsets in _offsets(cut))
 
     def _collect(self, cut: Json) -> Cut:
-        # Every partition of the topic has a copy of a truncate. Keep one copy.
+        # A truncate has a copy in every partition of its topic. Keep one copy.
         events: dict[tuple[str, tuple[int, int, int]], Event] = {}
         for place, offsets in _offsets(cut):
             queue = self._events[place]

@@ -119,8 +119,8 @@ ACTS = (
     ),
     Act(
         "A large value that an update does not change",
-        "PostgreSQL does not send the manual again (unchanged TOAST). The event says so, instead of claiming that it "
-        "is null.",
+        "PostgreSQL does not send the manual again (unchanged TOAST). The event lists the manual as unchanged, and "
+        "does not claim that it is null.",
         [_committed("UPDATE products SET price = 42.50 WHERE sku = 'LAMP'")],
     ),
     Act(
@@ -213,7 +213,7 @@ class Visitors:
         self._executor.shutdown()
 
     def wait_for(self, orders: int) -> None:
-        """Wait until this many more orders are committed. If an error has ended the work, raise it."""
+        """Wait until ``orders`` more orders are committed. If placing orders has failed, raise the error."""
         target = self.orders + orders
         while self.orders < target:
             if self._work.done():

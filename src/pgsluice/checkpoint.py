@@ -53,8 +53,8 @@ class Checkpoint:
     """The position at which ``selection`` got its present value. In an epoch that began with ``--adopt-slot``, it is
     0/0 until the selection changes (see :mod:`pgsluice.history`). The field's name in the record is ``asked_lsn``."""
     refused: str = ""
-    """The error message, if pgsluice has refused to continue because the server has another history. Otherwise it is
-    empty. If it is not empty, every later start stops."""
+    """If pgsluice has refused to continue because the server has another history, this is the error message, and every
+    later start stops. Otherwise it is empty."""
     loads: tuple[Load, ...] = ()
     """The tables whose rows are being read, with the progress of their loads."""
     load_position: LoadPosition = field(default_factory=LoadPosition)
@@ -187,8 +187,8 @@ def _check_field(name: str, value: object, kind: object) -> None:
 def last_checkpoint(found: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the latest of the checkpoints that ``kafka.checkpoint`` has ``found``, or None if there is none.
 
-    With transactions, this is the last one in the topic, and not the one with the highest position. If the position
+    In exactly-once mode, this is the last one in the topic, and not the one with the highest position. If the position
     decided, another program could write a checkpoint with a high position that hides all our later checkpoints.
-    :func:`pgsluice.history.resume` then checks whether the cut records confirm the checkpoint.
+    Afterwards, :func:`pgsluice.history.resume` checks whether the cut records confirm the checkpoint.
     """
     return found[-1] if found else None

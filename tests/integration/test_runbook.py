@@ -175,7 +175,7 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "waiting for schemas",
         "files could not be removed in time; the next process removes them",
         "PostgreSQL says",
-        "the program that answers there is not pgsluice",
+        "the program at this address is not pgsluice",
         "No pipeline has answered. The command has expired",
         "There is no checkpoint of this pipeline yet",
         "The registry uses id … for a schema of subject …",

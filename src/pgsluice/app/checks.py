@@ -1,4 +1,4 @@
-"""``pgsluice check``: checks, without any changes, that PostgreSQL, Kafka and the registry have what ``run`` needs.
+"""``pgsluice check``: checks that PostgreSQL, Kafka and the registry have what ``run`` needs, and changes nothing.
 
 ``tests/integration/test_cli.py`` covers this module.
 """

@@ -165,7 +165,7 @@ def _slot(options: argparse.Namespace) -> int:
             slots.drop_slot(settings)
             return _say(
                 f"slot {name} dropped",
-                "a pipeline that has delivered from it starts only with `pgsluice run --adopt-slot`",
+                "a pipeline that delivered changes from this slot starts again only with `pgsluice run --adopt-slot`",
             )
     state = slots.slot_status(settings)
     if state is None:
@@ -326,7 +326,7 @@ def _status_lines(options: argparse.Namespace) -> list[str]:
         status = None
     if not isinstance(status, Mapping):
         raise UnavailableError(
-            f"the program that answers there is not pgsluice: it answered HTTP {code} to the request for its status"
+            f"the program at this address is not pgsluice: it answered HTTP {code} to the request for its status"
         )
     return _outline(status)
 

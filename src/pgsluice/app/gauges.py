@@ -37,7 +37,7 @@ class Gauges:
         self._show_limits(settings)
 
     async def keep_certificates(self) -> NoReturn:
-        """Show when the certificates expire. Read their files every ``CERTIFICATES_S`` seconds: they may be renewed."""
+        """Show when the certificates expire. Read their files again every ``CERTIFICATES_S`` seconds."""
         while True:
             self._metrics.certificate_expiry.set_all(await asyncio.to_thread(expiries, self._settings))
             await asyncio.sleep(CERTIFICATES_S)

@@ -78,8 +78,8 @@ class Status:
     def live(self) -> str | None:
         """Return why the process is not live, or None if it is live.
 
-        That the HTTP server answers at all shows that the event loop runs. So this method checks only whether the
-        pipeline has given a sign of life recently.
+        Any answer of the HTTP server shows that the event loop runs. So this method checks only whether the pipeline
+        has given a sign of life recently.
         """
         silent_s = self.pipeline.vitals.silent_s
         return f"nothing has moved for {silent_s:.0f} s" if silent_s > LIVE_S else None

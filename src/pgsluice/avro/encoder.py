@@ -1,8 +1,8 @@
 """Encodes rows and keys as Avro. Encoders are made once per version of a relation, and run once per row.
 
-``envelope`` uses them. They take values as the server sent them, and return the body of the record Value or Key. In a
-row, a value that was not sent becomes null, and its field is listed in ``unchanged``. A value that its Avro type cannot
-hold also becomes null, and its text goes to ``raw``.
+``envelope`` uses the encoders. An encoder takes values as the server sent them, and returns the body of the record
+Value or Key. In a row, a value that was not sent becomes null, and its field is listed in ``unchanged``. A value that
+its Avro type cannot hold also becomes null, and its text goes to ``raw``.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
@@ -36,8 +36,8 @@ class RowEncoder:
         self._writers = [kind.write for kind in self.types]
         self.binary_writers = [self._table.binary_writer(index, kind) for index, kind in enumerate(self.types)]
         self.sent: list[ToText | None] = [self._table.to_text(index) for index in range(self._table.width)]
-        """For each column, the conversion from binary format to text for which its binary writer was made. All
-        conversions are None if the server has to send text."""
+        """The conversion of each column from binary format to text. The column's binary writer was made for this
+        conversion. All conversions are None if the server has to send text."""
         self.names = [field.name.encode() for field in fields]
         self.is_key = [column.is_key for column in relation.columns]
 
@@ -144,7 +144,7 @@ class _Table:
         return None if self._sent is None else self._sent[index]
 
     def binary_writer(self, index: int, kind: ColumnType) -> Writer:
-        """Return the writer of a column's values in binary format. It raises Misfit and the errors in UNREAD."""
+        """Return a column's writer for values in binary format. The writer raises Misfit and the errors in UNREAD."""
         return self._unwanted(index) if self._sent is None else binary_writer(kind, self._sent[index])
 
     def _unwanted(self, index: int) -> Writer:
@@ -157,7 +157,7 @@ class _Table:
 
     def text(self, index: int, value: bytes) -> bytes:
         """Return the text of a value in binary format, which the column's Avro type cannot hold."""
-        assert self._sent is not None, "a binary writer has already converted the value"
+        assert self._sent is not None, "without conversions, the binary writer has raised ProtocolError"
         try:
             return self._sent[index](value)
         except UNREAD as error:

@@ -208,9 +208,9 @@ def _vector() -> Writer:
     return lambda value: encode_array([encode_float(_number(item)) for item in geometry.vector_items(value)])
 
 
-# The shortcuts, by opcode and by the function that converts the value to text. Each makes a writer from the type's
-# parameters. The compiled twin, ``native.rows``, has shortcuts for the scalars in this list, and for other common
-# types.
+# The shortcuts, by opcode and by the function that converts the value to text. A shortcut is a function that makes a
+# writer from the type's parameters. The compiled twin, ``native.rows``, has shortcuts for the scalars in this list, and
+# for other common types.
 _SHORT_CUTS: Final[dict[tuple[Opcode, ToText], Callable[..., Writer]]] = {
     (Opcode.BOOLEAN, numbers.boolean): lambda: _boolean,
     (Opcode.INTEGER, numbers.int2): _integer("h"),

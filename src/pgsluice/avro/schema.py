@@ -1,8 +1,8 @@
 """Schemas of the wire contract: names, and the records Envelope, Value, Key, Cut and DeadLetter.
 
 The schemas of a table are built once per version of its relation, from :class:`Field` objects that :class:`TableFields`
-assigns. A column keeps its field as long as its Avro type changes only in ways that every reader can handle. To decide
-whether it does, :class:`TableFields` uses the names and types of former versions, which :class:`FieldHistory` keeps.
+assigns. A column keeps its field as long as its Avro type changes only in ways that every reader can handle. To find
+a column's field, :class:`TableFields` uses the names and types of former versions, which :class:`FieldHistory` keeps.
 
 https://avro.apache.org/docs/1.12.0/specification/#names
 """

@@ -1,7 +1,8 @@
 """Turns dates and times from PostgreSQL's text (DateStyle ISO, TimeZone UTC) into Avro's days and microseconds.
 
 ``types`` chooses the writer of a column, and ``encoder`` runs it per row. The common form has a fixed width, and is
-read by look-ups. Other years and offsets are read with a regular expression. Everything else is a Misfit.
+read with tables such as ``_MINUTES_US``. Other years and offsets are read with a regular expression. Everything else is
+a Misfit.
 
 https://www.postgresql.org/docs/current/datatype-datetime.html
 """
@@ -51,7 +52,7 @@ def _common_midnight_us(text: bytes) -> int:
 
 
 def _common_timestamp_us(text: bytes) -> int:
-    """Return the microseconds since 1970 of a ``YYYY-MM-DD HH:MM:SS[.ffffff]``, by look-ups."""
+    """Return the microseconds since 1970 of a ``YYYY-MM-DD HH:MM:SS[.ffffff]``, with look-up tables."""
     try:
         second_us = _common_midnight_us(text[:10]) + _MINUTES_US[text[10:16]] + _SECONDS_US[text[16:19]]
         digits = text[20:]

@@ -234,7 +234,7 @@ def _type(pg_type: PgType, typmod: int, options: TypeOptions) -> ColumnType:
 def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
     if pg_type.namespace != CATALOG:
         return options.elements.get(pg_type.oid)
-    # A name with two leading underscores does not count as an array. Otherwise a name could mean any depth of nesting.
+    # A name with two leading underscores does not count as an array, so that no name means an array of arrays.
     if not pg_type.name.startswith("_") or pg_type.name.startswith("__"):
         return None
     name = pg_type.name[1:]

@@ -410,7 +410,7 @@ def test_status_is_an_outline(url: str, capsys: pytest.CaptureFixture[str]) -> N
     ]
     assert cli.main(["status", "--url", f"{url}/elsewhere"]) == 69
     assert (
-        "the program that answers there is not pgsluice: it answered HTTP 404 to the request for its status"
+        "the program at this address is not pgsluice: it answered HTTP 404 to the request for its status"
         in capsys.readouterr().err
     )
     assert cli.main(["status", "--url", f"{url}/odd"]) == 69

@@ -90,7 +90,7 @@ class Access:
             self.look()
 
     def look(self) -> None:
-        """Read the files again that have changed since they were last read."""
+        """Read those files again that have changed since the last time."""
         for index, (names, load) in enumerate(self._watched):
             signature = _signature(names)
             if signature == self._loaded[index]:
@@ -106,7 +106,7 @@ class Access:
     def _load_certificate(self) -> None:
         """Load certificate and key.
 
-        Load both files into a new context first, because a failure would leave the context in use half changed.
+        Load both files into a new context first. If this fails, the context that the server uses is still unchanged.
         """
         cert_file, key_file = self._files.cert_file, self._files.key_file
         assert cert_file is not None, "called only if both files are set"

@@ -58,8 +58,9 @@ class Connections:
     def _claim(self, connection: web.RequestHandler) -> tuple[bool, bool, float]:
         """Return the rank of a connection. The connection with the lowest rank is closed first.
 
-        New connections have the highest rank. Otherwise a client could occupy the connections with slow requests, and
-        the connection of a health check would be the first to be closed, because its request has not arrived yet.
+        New connections have the highest rank, which protects health checks. Suppose that a client occupies all
+        connections with slow requests. The request of a new connection has not arrived yet. If busy connections had the
+        highest rank, the new connection of a health check would be closed first.
         """
         since = self._since[connection]
         is_new = since > time.monotonic() - NEW_S

@@ -10,7 +10,7 @@ HEIGHT: Final = 100
 """The size of the drawing in its own units. The page scales the drawing to the width of the page."""
 
 LEAST_SPAN_S: Final = 60.0
-"""A curve that covers less time than this does not take the whole width."""
+"""A curve that covers less than ``LEAST_SPAN_S`` does not take the whole width."""
 
 
 def curve(values: Curve, unit: str, name: str) -> str:

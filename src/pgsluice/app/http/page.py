@@ -1,7 +1,7 @@
 """The status as an HTML page, which loads nothing from other hosts, and refreshes itself.
 
-Names of tables and topics, gids and messages of servers are untrusted. So every text goes through :func:`_text`, and
-the page's Content-Security-Policy allows only its own script and style.
+Names of tables and topics, names of prepared transactions, and messages of servers are untrusted. So every text goes
+through :func:`_text`, and the page's Content-Security-Policy allows only its own script and style.
 
 https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
 """

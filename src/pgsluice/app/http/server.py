@@ -35,8 +35,8 @@ BODY_MAX_BYTES: Final = 1024 * 1024
 BODIES_MAX: Final = 16
 """How many requests with a body are processed at a time. The others wait."""
 LARGE_BYTES: Final = 64 * 1024
-"""If an answer is larger than this, other connections may be closed to make room for it. Smaller answers need no limit,
-because there are at most 100 connections."""
+"""If an answer is larger than ``LARGE_BYTES``, other connections may be closed to make room for it. Smaller answers
+need no limit, because there are at most 100 connections."""
 ANSWER_S: Final = 10.0
 """How long a request to the registry may take, from its head to the answer."""
 HEADER_MAX_BYTES: Final = 8190
