@@ -170,7 +170,7 @@ class Cut:
 def message_crc(message: LogicalMessage) -> str:
     """Return the CRC-32 of a message's prefix and content, in hex.
 
-    It identifies a message outside transactions, which has neither an xid nor a time.
+    A message outside transactions has neither an xid nor a time, so this CRC identifies it.
     """
     return f"{zlib.crc32(message.content, zlib.crc32(message.prefix.encode())):08x}"
 

@@ -2,7 +2,7 @@
 
 The change encoder creates them for keys that Avro cannot hold. The sink creates them for records that the brokers
 refused, and the pipeline for changes of tables that cannot be published. A dead letter names the change that it
-replaces, its topic and the reason. It has no row data except the key.
+replaces, the topic of that change, and the reason. It has no row data except the key.
 
 https://kafka.apache.org/documentation/#topicconfigs_max.message.bytes
 """

@@ -1,8 +1,8 @@
 """Encodes change events: turns a row change into topic, key and value.
 
 Each version of a relation has one :class:`ChangeEncoder`, which encodes every change of the table. The fields of the
-envelope are those of ``contract/envelope.avsc``, in the same order. They are written one after the other as Avro bytes,
-because a dict for each row would cost more than all other work together.
+envelope are those of ``contract/envelope.avsc``, in the same order. These fields are written one after the other as
+Avro bytes, because a dict for each row would cost more than all other work together.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -128,8 +128,8 @@ class MessageEncoder:
     def encode_standalone(self, message: messages.LogicalMessage, epoch: int) -> list[Record]:
         """Return the record of a message outside transactions.
 
-        The record's position is the LSN of the message. It comes before the changes of a transaction that commits at
-        the same LSN.
+        The record's position is the LSN of the message. The record comes before the changes of a transaction that
+        commits at the same LSN.
         """
         position = encode_long(epoch) + encode_long(message.lsn) + encode_long(_BEFORE_ALL)
         return [self._record(message, position + NULL + NULL + NULL, 0)]
@@ -170,11 +170,11 @@ class DeadLetters:
         topic) of the record that it replaces."""
 
     def expect(self, letters: Iterable[DeadLetter]) -> bool:
-        """From now on, put ``letters`` in place of the refused records, when PostgreSQL sends their changes again.
+        """Expect to write ``letters``. Each replaces a refused record when PostgreSQL sends the record's change again.
 
-        Return False if all ``letters`` were expected before, because then replacing the records did not help. Also
-        return False if the expected dead letters take more than ``EXPECTED_MAX`` bytes, because so many refusals cannot
-        be rare exceptions.
+        Return False if all ``letters`` were expected before, because this means that replacing the records did not
+        help. Also return False if the expected dead letters take more than ``EXPECTED_MAX`` bytes, because so many
+        refusals cannot be rare exceptions.
         """
         fresh = False
         for letter in letters:
@@ -239,8 +239,9 @@ class ChangeEncoder:
     ) -> None:
         self.relation = relation
         self.is_full = relation.replica_identity == "f"
-        """Whether the table has REPLICA IDENTITY FULL, so that old rows are complete. If it does not, an old row that
-        the server marks as complete (``O``) comes from a partition, and may have only the columns of its key."""
+        """Whether the table has REPLICA IDENTITY FULL, so that old rows are complete. If the table has another
+        identity, an old row that the server marks as complete (``O``) comes from a partition of the table, and may have
+        only the key columns."""
         self.target = target
         self.insert_op = insert_op
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
@@ -266,7 +267,10 @@ class ChangeEncoder:
         }
 
     def encode(self, message: RowMessage, stamp: Stamp) -> list[Record]:
-        """Return the records of a change, in order. Raise PoisonError if its key cannot be written."""
+        """Return the records of a change, in order.
+
+        Raise PoisonError if the key of a record cannot be written, and dead letters are off.
+        """
         seq = stamp.next_seq
         try:
             records = self._encoders[type(message)](message, stamp)
@@ -330,7 +334,7 @@ class ChangeEncoder:
         return message.old, None
 
     def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
-        """Return one record without a key, which goes to every partition. Return no record if truncates are skipped."""
+        """Return one record without a key, or none if truncates are skipped. The sink writes it to every partition."""
         if not self._truncate:
             return []
         flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity

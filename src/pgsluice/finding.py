@@ -1,6 +1,7 @@
 """The result of one check of the settings or servers: its name, verdict, detail and remedy.
 
-The ``checks`` modules of the shell packages create findings, and ``pgsluice check`` prints them.
+Checks of the settings, of PostgreSQL, Kafka and the registry, and of the spill directory create findings. ``pgsluice
+check`` prints the findings.
 """
 
 from dataclasses import dataclass

@@ -173,10 +173,10 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
 
     Its epoch and cut number are higher than any before, because readers would treat a lower number as older data.
 
-    ``selection_lsn`` stays 0/0. An ordinary checkpoint implies that the server had nothing to send between the last
-    transaction and ``end_lsn``. In a new epoch, no session has streamed from the server before ``end_lsn``, so it is
-    unknown what the server has to send there. If the server sends a change that ends before ``end_lsn``, the slot has
-    gone back, and the change may never have been delivered.
+    ``selection_lsn`` stays 0/0, because it is unknown what the server has to send before ``end_lsn``. An ordinary
+    checkpoint implies that the server had nothing to send between the last transaction and ``end_lsn``. In a new epoch,
+    no session has streamed from the server before ``end_lsn``. If the server sends a change that ends before
+    ``end_lsn``, the slot has gone back, and the change may never have been delivered.
     """
     server, recorded = facts.server, facts.recorded
     epoch, cut = (0, 0) if last is None else (last.epoch - last.is_announcement, last.cut)

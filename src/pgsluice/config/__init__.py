@@ -1,6 +1,6 @@
-"""Settings: read from file, secret files, environment and flags, and checked as a whole before anything starts.
+"""Reads the settings from file, secret files, environment and flags, and checks all of them before anything starts.
 
-``app.wiring`` maps them to the options of all other packages.
+``app.wiring`` maps the settings to the options of all other packages.
 """
 
 from pgsluice.config import reference

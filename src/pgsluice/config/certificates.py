@@ -1,4 +1,4 @@
-"""The expiry times of the certificates in the settings, so that an alert can warn before connections fail.
+"""Finds out when the certificates in the settings expire, so that an alert can warn before connections fail.
 
 Python's ssl module gives the dates only for certificates of authorities. So this module parses certificates itself, as
 far as the expiry date.
@@ -16,7 +16,8 @@ from pgsluice.config.model import Settings
 from pgsluice.finding import Finding, Verdict
 
 SOON: Final = timedelta(days=14)
-"""``pgsluice check`` warns of a certificate that expires within this time. The alert uses the same time."""
+"""``pgsluice check`` warns of a certificate that expires within this time. The alert
+PgsluiceCertificateExpires uses the same time."""
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -82,7 +83,7 @@ def _expiries_of(file: str) -> list[float]:
 def not_after(certificate: bytes) -> float:
     """Return the end of a certificate's validity as a Unix time. ``certificate`` is in DER.
 
-    Raise ValueError or IndexError if it is not a certificate.
+    Raise ValueError or IndexError if ``certificate`` is not a certificate in DER.
     """
     _, at, _ = _element(certificate, 0)  # Certificate
     _, at, _ = _element(certificate, at)  # TBSCertificate

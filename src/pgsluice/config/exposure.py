@@ -64,9 +64,9 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     """Return a warning if the settings open the port to other machines.
 
-    An environment variable that sets the address gives no warning by itself, because our image sets one: a container
-    has to listen on all addresses, and its network decides who can reach them. There is a warning if the configuration
-    file sets a different address, because that address has no effect.
+    If an environment variable sets the address, this alone is no reason for a warning, because our image sets that
+    variable: a container has to listen on all addresses, and its network decides who can reach them. But if the
+    configuration file sets a different address, return a warning, because the address in the file has no effect.
     """
     http, path = settings.http, ("http", "listen")
     if is_loopback(http.listen.host):

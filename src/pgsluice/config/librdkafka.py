@@ -6,7 +6,7 @@ checks their names. The module also says which values may be printed.
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """
 
-_ALL_REPLICAS = "nothing is confirmed to PostgreSQL before all in-sync replicas have it"
+_ALL_REPLICAS = "changes are confirmed to PostgreSQL only after all in-sync replicas have them"
 _IDEMPOTENCE = "retries must neither double nor reorder records"
 _QUEUE = "the producer's queue is sized from delivery.inflight_max: set that instead"
 _READER = "pgsluice reads its own topics by partition and offset, without a consumer group"

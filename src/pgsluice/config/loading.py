@@ -32,7 +32,7 @@ from pgsluice.config.tables import Rule
 from pgsluice.config.toml_text import toml_value
 
 _FLAGS, _SECRETS, _FILE = 0, 2, 3
-"""The indexes of three layers: the flags, the secret files, and the file."""
+"""The indexes of three layers in ``Sources.layers``: the flags, the secret files, and the configuration file."""
 
 _SENTENCES = {
     "literal_error": "must be {expected}",
@@ -72,12 +72,12 @@ class Sources:
         flags: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read all sources. ``defaults`` stands in for required settings that the command does not use."""
+        """Read all sources. ``defaults`` has values for required settings that the caller does not use."""
         return cls(
             (
                 flags_layer(flags),
                 environment_layer(environ),
-                # Our image sets this variable. A user can set it to an empty text, to read no secret files.
+                # Our image sets PGSLUICE_SECRETS_DIR. If a user sets it to an empty text, no secret files are read.
                 secrets_layer(environ.get(SECRETS_VARIABLE) or None),
                 file_layer(file or environ.get(CONFIG_VARIABLE) or None),
                 Layer("default", dict(defaults or {})),

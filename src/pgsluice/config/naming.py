@@ -1,6 +1,6 @@
 """Checks of names in the settings: templates of topic names, patterns of table names, hosts and addresses.
 
-The settings model uses these checks. They refuse topic templates with which tables could share a topic by accident.
+The settings model uses these checks. The check of a template refuses it if two tables could share a topic by accident.
 """
 
 import re

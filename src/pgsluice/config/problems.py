@@ -1,7 +1,7 @@
 """Problems of the settings: one sentence per problem, each with its origin and its remedy.
 
-The model's validators and the sources find them, and ``load`` reports all of them together. A sentence never contains
-the value of a secret.
+The model's validators and the sources find the problems, and ``load`` reports all of them together. A sentence never
+contains the value of a secret.
 """
 
 import os

@@ -23,8 +23,8 @@ TIME_LIMIT_S = 30.0
 def run(command: Sequence[str], key: str, unavailable: type[RetryableError], time_limit_s: float = TIME_LIMIT_S) -> str:
     """Return the first line that ``command`` prints, which is the secret of the setting ``key``. This blocks.
 
-    No shell is involved. Raise ConfigError if the command cannot be started or prints no secret, and ``unavailable``
-    if it fails or takes too long, because it may succeed later.
+    No shell is involved. Raise ConfigError if the command cannot be started or prints no secret. If the command fails
+    or takes too long, raise ``unavailable``, because a later attempt may succeed.
     """
     program, deadline = command[0], time.monotonic() + time_limit_s
     try:

@@ -8,7 +8,7 @@ PASSWORD_BYTES_MAX = 64 * 1024
 """The maximum number of bytes to read. A cloud's token has a few KiB, but a file named by mistake may be large."""
 
 TOKEN_MIN_CHARACTERS = 16
-"""A shorter token of the HTTP server could be guessed."""
+"""The minimum length of the HTTP server's token. A shorter token could be guessed."""
 
 
 def read_token_file(name: str) -> str:

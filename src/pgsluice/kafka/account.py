@@ -35,7 +35,8 @@ class Account:
     topics: dict[str, TopicState] = field(default_factory=dict)
     ends: dict[Partition, int] = field(default_factory=dict)
     leader_epochs: dict[Partition, int] = field(default_factory=dict)
-    """How many leaders each partition has had, if brokers report it. The end that the newest leader reports counts."""
+    """How many leaders each partition has had, if brokers report it. An end that a newer leader reports is more
+    reliable."""
 
     def is_newer(self, other: "Account") -> bool:
         """Return whether this account comes from newer leaders than ``other``."""
@@ -44,7 +45,7 @@ class Account:
 
 
 class LastCuts:
-    """The account of topics according to the cut records from the last full cut on, which are added in order."""
+    """The account of topics, built from the records of the last full cut and of all later cuts, added in order."""
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable

@@ -34,8 +34,8 @@ STALE_S: Final = 5.0
 error only when it is polled, so the error may be older than the answer."""
 
 IDLE_REPORTS_MAX: Final = 5
-"""We ignore this many reports without a reason, because idle connections may have caused them. When a broker closes an
-idle connection, librdkafka reports the same as for a broker that went down. But closed idle
+"""We ignore this many reports that give no reason, because idle connections may have caused them. When a broker closes
+an idle connection, librdkafka reports the same as for a broker that went down. But closed idle
 connections cause only one such report for each client, and a pipeline has at most this many clients. So if there are
 more reports, they have another cause."""
 
@@ -209,8 +209,8 @@ class ClientErrors:
     is_away: bool = False
     """Whether the log has said that Kafka cannot be reached, and has not yet said that Kafka answers again."""
     _advice: str = ""
-    """The advice that was logged last. If there is other advice later, the warning is logged again with it, for example
-    if a broker comes back with another certificate."""
+    """The advice that was logged last. If the advice changes, the warning is logged again with the new advice, for
+    example if a broker comes back with another certificate."""
     _reports: int = 0
     """The number of reports since Kafka's last answer."""
     _all_down: bool = False

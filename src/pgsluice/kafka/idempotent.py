@@ -43,7 +43,7 @@ class IdempotentProducer(CutProducer):
         return {
             "enable.idempotence": True,
             # If a record is dropped or refused, it is sent again later. The records after it must not be written now,
-            # because they would then come before it.
+            # because they would come before the record that is sent again.
             "enable.gapless.guarantee": True,
             "message.timeout.ms": 0,
         }

@@ -1,4 +1,4 @@
-"""Chooses the partition of a key as Kafka's Java clients do, so our topics are co-partitioned with topics of theirs.
+"""Chooses the partition of a key as Kafka's Java clients do, so that their topics and ours can be co-partitioned.
 
 The partition is the murmur2 hash of the serialised key, with Kafka's seed and without the sign bit, modulo the number
 of partitions. See ``BuiltInPartitioner`` and ``Utils.murmur2`` of org.apache.kafka (KIP-480).

@@ -27,7 +27,8 @@ REFUSALS_MAX: Final = 1000
 
 _BATCH_OVERHEAD_BYTES: Final = 61
 _FIXED_FIELDS_BYTES: Final = 4
-"""The size of four fields of a record that is alone in its batch: attributes, time and offset delta, header count."""
+"""The size of four fields of a record that is alone in its batch: attributes, timestamp delta, offset delta,
+and the number of headers."""
 
 _WAY_OUT: Final = 'exclude the table, or set delivery.poison = "dead_letter"'
 

@@ -1,4 +1,4 @@
-"""Delivers the changes of one session. It writes each cut with its cut record and the checkpoint.
+"""Delivers the changes of one session: writes each cut together with its cut record and the checkpoint.
 
 ``KafkaSink`` implements the protocol ``pipeline.ends.Sink``. Only the records in Kafka outlive the session. State in
 memory does not.

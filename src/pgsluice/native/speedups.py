@@ -26,7 +26,7 @@ def _choose(choice: str) -> tuple[bool, str]:
         for module in _MODULES:
             import_module(module)
     except ImportError as error:
-        return False, f"they were not built, or do not fit this Python: {error}"
+        return False, f"not built, or not built for this Python: {error}"
     return True, ""
 
 

@@ -155,7 +155,7 @@ def _is_known(pg_type: PgType) -> bool:
 
 
 def unknown_arrays(relation: Relation) -> list[int]:
-    """Return those unknown types that may be arrays. PostgreSQL gives array types a name with a leading underscore."""
+    """Return the OIDs of unknown types that may be arrays. PostgreSQL names array types with a leading underscore."""
     unknown = set(unknown_types(relation))
     return sorted(
         {column.type.oid for column in relation.columns if column.type.name[:1] == "_" and column.type.oid in unknown}

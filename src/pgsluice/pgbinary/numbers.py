@@ -54,7 +54,8 @@ _FLOAT4: Final = fixed("f")
 _SINGLE: Final = struct.Struct(">f")
 _SINGLE_BITS: Final = struct.Struct(">i")
 
-# A number is written with an exponent if the exponent is below this limit, or if it reaches the limit of the type.
+# A float is written with an exponent in two cases: the exponent is below _LOWEST_EXPONENT, or it is at least the limit
+# for the type of the float (_FLOAT8_EXPONENTS or _FLOAT4_EXPONENTS).
 _LOWEST_EXPONENT: Final = -4
 _FLOAT8_EXPONENTS: Final = 15
 _FLOAT4_EXPONENTS: Final = 6
@@ -64,10 +65,11 @@ _PLAIN: Final = (1e-4, 1e15)
 # an odd number of 54 bits, multiplied by a power of two. Python writes it only if it has at most 17 digits. Below
 # 2 ** 52, every middle has at least two digits after the point, and at least 18 digits in all. From 1e40 on, the odd
 # number would have to be a multiple of 5 ** 24, which has more than 54 bits.
+# Only middles between these two limits can therefore be written.
 _MIDDLES: Final = (2.0**52, 1e40)
 
 _EXACT: Final = Context(prec=1200)
-"""A context for exact sums of two neighbouring floats. No such sum has more digits."""
+"""A context for exact sums of two neighbouring floats. No such sum has more digits than this precision."""
 _HALF: Final = Decimal("0.5")
 _INFINITE_SINGLE: Final = 0x7F800000
 _ROUNDINGS: Final = ("ROUND_HALF_EVEN", "ROUND_FLOOR", "ROUND_CEILING")

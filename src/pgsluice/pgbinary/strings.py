@@ -109,7 +109,7 @@ def _ipv6(address: bytes) -> bytes:
 
 
 def _longest_zeros(words: tuple[int, ...]) -> tuple[int, int]:
-    """Return start and length of the longest sequence of at least two zeros. Of equally long ones, the first counts."""
+    """Return start and length of the longest sequence of at least two zeros. If several are longest, take the first."""
     best, start = (0, 0), 0
     for index, word in enumerate((*words, 1)):
         if word:

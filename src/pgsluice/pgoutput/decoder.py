@@ -1,8 +1,8 @@
 """Decodes pgoutput: turns the bytes of one message into one object of :mod:`pgsluice.pgoutput.messages`.
 
-The pipeline uses one decoder per connection. The decoder knows all messages of protocol versions 1 to 4, even those
-that were not requested. A server sends two-phase messages whenever the slot has the option two_phase, and some servers
-send a stray Stream Abort.
+The pipeline uses one decoder per connection. The decoder knows all messages of protocol versions 1 to 4, because
+servers send some messages that the session has not requested. A server sends two-phase messages whenever the slot has
+the option two_phase, and some servers send a stray Stream Abort.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """
@@ -87,7 +87,7 @@ class Decoder:
         self.in_stream = False
 
     def decode(self, payload: bytes) -> Message:
-        """Return the message. Raise ProtocolError with its name, the offset and what was expected there."""
+        """Return the message. Raise ProtocolError with the message's name, the offset and what was expected there."""
         if not payload:
             raise ProtocolError("pgoutput message at offset 0: expected a message type, found the end")
         kind = payload[0]

@@ -1,9 +1,9 @@
-"""The messages of pgoutput. Each has a class with the name that PostgreSQL's manual uses.
+"""The classes of pgoutput's messages, with the names that PostgreSQL's manual uses (but LogicalMessage for Message).
 
-:mod:`pgsluice.pgoutput.decoder` creates them. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are unsigned
-32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. The ``xid`` of a change is the id of
-the (sub)transaction that made it. It is None for changes outside of stream segments, because their messages do not
-contain it.
+:mod:`pgsluice.pgoutput.decoder` creates the messages. LSNs are unsigned 64-bit numbers, transaction ids and OIDs are
+unsigned 32-bit numbers, and timestamps are signed microseconds since 2000-01-01 00:00 UTC. The ``xid`` of a change is
+the id of the (sub)transaction that made the change. The ``xid`` is None for changes outside of stream segments, because
+their messages do not contain it.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """

@@ -28,7 +28,7 @@ class Ahead:
         self._frames, self._at = frames, at
 
     def described(self) -> Iterator[Relation]:
-        """Yield the tables that the frames describe and whose rows are committed.
+        """Yield the tables that the frames describe, except in transactions that may still be rolled back.
 
         If this was already called for the same read, yield nothing.
 

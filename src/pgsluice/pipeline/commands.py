@@ -61,7 +61,7 @@ class Commands:
             await self._reader.close()
 
     async def _go_on(self, topic_id: str, offset: int, *answers: Answer) -> None:
-        """Record in the open cut that all commands before this offset are processed. Also record their answers."""
+        """Record in the open cut that all commands before this offset are processed. Also record ``answers``."""
         async with self._pause():
             state = replace(self._requests.state, topic_id=topic_id, offset=offset)
             if answers or state != self._requests.state:
@@ -146,7 +146,7 @@ class Commands:
         found: dict[tuple[str, str], PublishedName] = {}
         left_out: dict[tuple[str, str], PublishedName] = {}
         for pattern in patterns:
-            await asyncio.sleep(0)  # there may be thousands of tables
+            await asyncio.sleep(0)  # lets other tasks run, because there may be thousands of tables
             matching = {name: names[name] for name in _matching(pattern, names) if self._is_published(names[name])}
             if not matching:
                 raise _Refusal(

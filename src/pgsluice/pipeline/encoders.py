@@ -109,7 +109,7 @@ async def refusals(
 
 
 def differing_identities(table: str) -> TableRefused:
-    """Return the error for partitions whose identities do not fit the identity of their root."""
+    """Return the error for a partitioned table if no single replica identity fits the table and its partitions."""
     return TableRefused(
         f"Table {table} and its partitions do not all have the same replica identity, so PostgreSQL does not send "
         "the old values of the same columns for each row. Give the table and all partitions the same replica "

@@ -336,10 +336,10 @@ class Registry(Protocol):
         """Return every subject."""
 
     def record_name(self, subject: str) -> str | None:
-        """Return the name of the record that was registered last for ``subject``, or None if it is not a record."""
+        """Return the record name of the last schema of ``subject``, or None if that schema is not a record."""
 
     def record_namespace(self, subject: str) -> str | None:
-        """Return the namespace of the record that was registered last for ``subject``, or None if it has none."""
+        """Return the namespace of the last schema of ``subject``, or None if that schema has no namespace."""
 
     async def fields(self, subject: str, namespace: str) -> FieldHistory:
         """Return all fields of the schemas that ``subject`` has had with this namespace.

@@ -7,7 +7,7 @@ from pgsluice.config.problems import is_secret
 
 def test_properties_that_delivery_depends_on_are_refused_with_the_reason() -> None:
     assert librdkafka.refusal("acks") == (
-        "cannot be set: nothing is confirmed to PostgreSQL before all in-sync replicas have it"
+        "cannot be set: changes are confirmed to PostgreSQL only after all in-sync replicas have them"
     )
     assert librdkafka.refusal("error_cb") == "cannot be set: it takes a function, which settings cannot hold"
     assert librdkafka.refusal("on_delivery") == librdkafka.refusal("logger") == librdkafka.refusal("error_cb")

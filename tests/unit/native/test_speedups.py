@@ -42,7 +42,7 @@ def test_the_choice_off_uses_python() -> None:
 def test_without_built_modules_python_runs_and_the_log_says_so() -> None:
     name, module, said = python(WITHOUT + SHOW, "auto").split("|")
     assert (name, module) == ("python", "pgsluice.rows")
-    assert said.startswith("pure Python (they were not built, or do not fit this Python: ")
+    assert said.startswith("pure Python (not built, or not built for this Python: ")
 
 
 CHECK = """
@@ -57,7 +57,7 @@ except ConfigError as error:
 
 def test_require_refuses_to_start_without_built_modules() -> None:
     said = python(WITHOUT + CHECK, "require")
-    assert said.startswith("PGSLUICE_SPEEDUPS=require, but the compiled modules cannot be used: they were not built")
+    assert said.startswith("PGSLUICE_SPEEDUPS=require, but the compiled modules cannot be used: not built")
     assert "Install a wheel" in said
 
 
