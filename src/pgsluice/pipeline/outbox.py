@@ -304,7 +304,10 @@ class Outbox:
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     async def _wait(self, call: Awaitable[None]) -> None:
-        """Wait for the sink while the session does nothing else. See :meth:`Vitals.waiting`."""
+        """Wait for the sink while the session does nothing else.
+
+        This wait does not count as silence (see :meth:`Vitals.waiting`).
+        """
         with self._vitals.waiting():
             await self._busy(call)
 

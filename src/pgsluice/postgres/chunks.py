@@ -72,8 +72,7 @@ _SESSION_SETTINGS: Final = {
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""The size limit when rows are read again by their keys. It is never reached, because there are only a few such rows.
-"""
+"""The size limit when rows are read again by their keys. Such rows are few, so they need no real limit."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
