@@ -35,8 +35,8 @@ CLOSING_S = 0.001
 """``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""While the position does not change, a cut without changes is written at this interval. Its purpose is the comparison
-of pgsluice's topics with the cluster, which happens at each cut."""
+"""While the position does not change, a cut without changes is written at this interval. The purpose of this cut is the
+comparison of pgsluice's topics with the cluster, which happens at each cut."""
 
 
 @dataclass(frozen=True, slots=True)

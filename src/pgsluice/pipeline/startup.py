@@ -104,7 +104,7 @@ class Startup:
             await self._vitals.wait(self._create_slot(source, sink, server))
         self._vitals.beat()
         stream = await source.start()
-        # Vitals.wait() does not count this step as silence. The requests of the step to PostgreSQL have time-outs.
+        # Do not count this step as silence (see Vitals.wait): its requests to PostgreSQL have their own time-outs.
         finding = self._vitals.wait(self._find_start(source, sink, server, switches))
         return stream, await while_served(source, stream, finding)
 

@@ -430,7 +430,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as SQL. A root includes its partitions. Other tables do not include tables that inherit."""
+    """Return the table as SQL: a root with its partitions, any other table without the tables that inherit from it."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 

@@ -245,8 +245,8 @@ _IDENTITY = """ARRAY(
 # would therefore use the operators of another type, which sort differently. The queries that read rows write the values
 # of keys as string literals. PostgreSQL cannot compare such a literal with a composite type (category C), or with a
 # domain over an enum or a range. A domain has the category of its base type, so these domains have category E or R. If
-# there is a replica identity, it has to include the columns of the key, because of an old row the stream sends only the
-# columns of the replica identity.
+# there is a replica identity, it has to include the columns of the key, because for an old row, the stream sends only
+# the columns of the replica identity.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i

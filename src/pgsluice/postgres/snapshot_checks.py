@@ -1,4 +1,4 @@
-"""Checks for ``pgsluice check`` whether the rows of the tables to load can be read, and how long reading takes.
+"""The part of ``pgsluice check`` that finds out which tables can be loaded, and estimates how long loading takes.
 
 A table that cannot be read does not stop ``run``, so no finding of these checks has the verdict FAIL. There may be
 thousands of tables. So there is one finding for each kind of problem, not for each table, and one summary.
