@@ -178,9 +178,9 @@ class Progress:
     def undelivered(self) -> bool:
         """Whether this session has received positions or ends of prepared transactions that no checkpoint contains.
 
-        While ``received`` is before ``delivered``, this is false, because the checkpoint contains all positions that
-        were received. The ends of prepared transactions are compared with the checkpoint only when ``delivered`` is
-        reached, because the server may still send some of these ends again before that position.
+        While ``received`` is before ``delivered``, the result is False, because the checkpoint contains all positions
+        that were received. The ends of prepared transactions are compared with the checkpoint only when ``received``
+        has reached ``delivered``, because until then the server may send some of these ends again.
         """
         if self.received != self.delivered:
             return self.received > self.delivered

@@ -138,7 +138,7 @@ def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str
     """Return whether the server sends the same columns of old rows for all partitions of a root.
 
     ``root`` is the set of columns in the root's replica identity. ``partitions`` contains such a set for each
-    partition. A partition has no set there if the server sends all columns of its old rows, or none.
+    partition. If the server sends all columns of a partition's old rows, or none, ``partitions`` has no set for it.
     """
     keys = set(partitions)
     return keys <= {root} or (len(keys) == 1 and not root)

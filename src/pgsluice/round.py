@@ -18,7 +18,7 @@ class Round:
         self.is_complete = False
         """Whether the stream has reached ``end_lsn``, so that no visible transaction can follow."""
         self.is_void = False
-        """Whether a visible transaction came after one that waits. Then no position fits the rows."""
+        """Whether a visible transaction came after one that waits. In this case, no position fits the rows."""
         self._snapshot = snapshot
         self._end_lsn = end_lsn
         self._waiting_lsn: int | None = None

@@ -1,4 +1,4 @@
-"""Runs of rows, from CopyData to records: the path of nearly every change.
+"""Turns runs of rows into Kafka records. Nearly every change takes this path from CopyData to a record.
 
 This module and the modules that it uses are the specification of this path. Read them in this order:
 
@@ -15,9 +15,9 @@ This module and the modules that it uses are the specification of this path. Rea
 All decisions about a table are made before its first row: its columns, schema, key and topic, and the function that
 writes each column. For each row, only these functions are called.
 
-The session passes the frames that it has read, and the index at which a run begins. The run continues as long as rows
-of one transaction follow, their tables have encoders, and there is room. The session handles the frame that ended the
-run, and then starts a new run.
+The session calls :func:`add_run` with the frames that it has read, and with the index at which a run begins. The run
+continues as long as rows of one transaction follow, their tables have encoders, and there is room for their records.
+The session handles the frame that ended the run, and then starts a new run.
 
 ``native.rows`` is the compiled twin of this module. It writes the common forms of rows itself, and leaves all others to
 this module. ``native.speedups`` chooses between the two. Both twins produce the same records, byte for byte.

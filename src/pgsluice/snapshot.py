@@ -1,7 +1,7 @@
 """A database snapshot: the transactions that a query sees, and the matching position in the WAL.
 
-``round`` uses it to insert rows that were read at a snapshot into the stream. As in PostgreSQL (XidInMVCCSnapshot), the
-ids of top-level transactions alone decide which transactions are visible.
+``round`` uses the snapshot to find the position in the stream for the rows that were read at this snapshot. As in
+PostgreSQL (XidInMVCCSnapshot), the ids of top-level transactions alone decide which transactions are visible.
 
 https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT
 """

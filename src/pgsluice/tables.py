@@ -1,7 +1,7 @@
-"""Applies the ``[tables]`` section to one table: whether the table is published, how, and to which topic.
+"""Decides by the ``[tables]`` section whether and how a table is published, and to which topic.
 
-The pipeline decides this once per relation. Two tables never get the same topic, unless a topic's template leaves out
-the placeholder that would distinguish them.
+The pipeline asks for this decision once per relation. Two tables never get the same topic, unless a topic's template
+leaves out the placeholder that would distinguish them.
 """
 
 import hashlib
@@ -225,14 +225,17 @@ class Tables:
         return [(table, self._rule(*table)) for table in named if self._includes(*table)]
 
     def collisions(self, names: Iterable[tuple[str, str]]) -> list[TableRefused]:
-        """Return an error for each of these tables, ``(schema, table)``, whose topic collides with another table's."""
+        """Return an error for each table in ``names`` whose topic collides with the topic of an earlier table.
+
+        ``names`` has the schema and the name of each table.
+        """
         taken: dict[str, tuple[str, tuple[str, str]]] = {}
         found = []
         for schema, table in names:
             try:
                 policy = self.policy(schema, table)
             except TableRefused:
-                continue  # this table is refused in any case
+                continue  # policy() refuses this table, so it takes no topic from another table
             if policy is None:
                 continue
             topic, holder = taken.setdefault(_as_kafka_compares(policy.topic), (policy.topic, (schema, table)))
@@ -310,7 +313,7 @@ class Tables:
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
 
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
-        """Return whether another rule gives ``topic`` to one table, which the rule names, or to several tables.
+        """Return whether another rule gives ``topic`` to the only table that the rule names, or to several tables.
 
         No other table may use such a topic. Otherwise, somebody who may create tables could create one whose usual
         topic has this name, and so write to the topic.

@@ -31,9 +31,9 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    If ``replaces`` is set, consumers may remove all older rows that the load has not read, as soon as the load ends,
-    because the table does not have these rows any more. ``layout`` is the table's layout when the table was opened, or
-    None if the layout is not known.
+    If ``replaces`` is set, consumers may remove older rows at the end of the load. They may remove all rows that the
+    load has not read, because the table does not have these rows any more. ``layout`` is the table's layout when the
+    table was opened, or None if the layout is not known.
     """
 
     shape: Shape
@@ -79,7 +79,7 @@ class Inserter:
         """Add the rows of the chunk to the open cut, at ``lsn``.
 
         If the chunk has rows that were read again because an UPDATE had changed their keys, ``moved`` has their new
-        keys. These are the first keys in ``Load.moved``, and are removed from it.
+        keys. They are the first keys in ``Load.moved``. This method removes them from ``Load.moved``.
         """
         self._position = self._position.at(lsn)
         load = self._begun.of(table.oid)
@@ -99,7 +99,7 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
-        """Add the table's record to the open cut. If ``topic`` is given, also add a mark that the table is stale."""
+        """Add the table's record to the open cut. If ``topic`` is given, also add a mark with the state "stale"."""
         marks = []
         if topic is not None:
             self._position = self._position.at(max(lsn, self._position.lsn))

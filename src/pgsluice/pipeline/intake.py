@@ -1,8 +1,8 @@
-"""The reads of one session, one after the other. A pause of the pipeline takes effect here.
+"""Reads the stream of one session, one batch after the other. While the pipeline is paused, no new read begins.
 
 While the pipeline is paused, the session gets no frames. A read that was in progress may still end, and its frames wait
-for the end of the pause. No new read begins, so the server has to wait, and memory holds at most one batch. The stream
-still reports positions by itself, so the server does not end the connection.
+for the end of the pause. Because no new read begins, the server has to wait, and memory holds at most one batch. The
+stream still reports positions by itself, so the server does not end the connection.
 """
 
 import asyncio
@@ -70,5 +70,5 @@ class Intake:
             await asyncio.Future()
 
     async def close(self) -> None:
-        """Cancel the read in progress. The server sends its frames again in the next session."""
+        """Cancel the read in progress. In the next session, the server sends the frames of this read again."""
         await cancel(self._reading)

@@ -1,6 +1,7 @@
 """The lag of a pipeline behind the server. It is known even while no session streams.
 
-Once a second, the daemon passes the time, and the positions from the session or from the slot watch.
+Once a second, the daemon calls the methods of :class:`Lag` with the current time, and with the positions that the
+session or the slot watch has reported.
 """
 
 from collections import deque

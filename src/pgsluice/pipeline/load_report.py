@@ -1,6 +1,6 @@
 """The progress of a session's loads, for the status, the metrics and the log.
 
-The module logs, but reads no clock. The caller passes the time.
+The module writes to the log. It does not read the clock: its callers give it the current time as an argument.
 """
 
 from collections import Counter

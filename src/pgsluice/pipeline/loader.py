@@ -47,7 +47,7 @@ AGAIN_MAX_S: Final = 60.0
 
 SHOWN_S: Final = 0.02
 """The interval at which the loader checks whether the server has proved that it has the same history as in earlier
-sessions. Until then, no table is read."""
+sessions. Before the server has proved this, no table is read."""
 
 STANDBY: Final = (
     "Tables cannot be loaded from a standby. Set snapshot.primary to the primary, or connect pgsluice to it."
@@ -235,8 +235,8 @@ class Loader:
         self._wake.clear()
 
     async def _until_shown(self) -> None:
-        """Wait until it is certain that the server has the same history as before."""
-        while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - there is no event for it
+        """Wait until the server has proved that it has the same history as in earlier sessions."""
+        while self._seams.progress.awaits_resent:  # noqa: ASYNC110 - no event reports the proof
             await asyncio.sleep(SHOWN_S)
 
     async def _look_unless_paused(self) -> bool:

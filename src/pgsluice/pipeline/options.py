@@ -14,8 +14,8 @@ from pgsluice.tables import Tables
 class PipelineOptions:
     """The options of a pipeline, with times in seconds and sizes in bytes.
 
-    ``selection`` has all settings that decide which changes are delivered, as text. A start compares it with the last
-    checkpoint.
+    ``selection`` is a text with all settings that decide which changes are delivered. Each start compares this text
+    with the one in the last checkpoint.
     """
 
     name: str

@@ -35,8 +35,8 @@ CLOSING_S = 0.001
 """``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""While the position does not change, a cut without changes is written at this interval. At each cut, pgsluice compares
-its topics with the cluster."""
+"""While the position does not change, a cut without changes is written at this interval. The purpose of this cut is the
+comparison of pgsluice's topics with the cluster, which happens at each cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,10 @@ class Outbox:
         self._delivered(cut, checkpoint, time.monotonic() - started)
 
     async def _wait(self, call: Awaitable[None]) -> None:
-        """Wait for the sink while the session does nothing else. This wait does not count as silence."""
+        """Wait for the sink while the session does nothing else.
+
+        This wait does not count as silence (see :meth:`Vitals.waiting`).
+        """
         with self._vitals.waiting():
             await self._busy(call)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LISTED_MAX = 100
-"""The status names only this many tables: those that were refused last. The metric does not count more tables."""
+"""The status and the metric cover at most this many tables: those that were refused last."""
 
 _OPS = {b"I": "c", b"U": "u", b"D": "d", b"T": "t"}
 
@@ -44,7 +44,7 @@ async def open_dead_letters(registry: "Registry", prefix: str, say: "Callable[[D
 
 
 class Quarantine:
-    """The tables in quarantine, with the reasons. All sessions of a pipeline share it."""
+    """The tables in quarantine, with the reasons. All sessions of a pipeline share this object."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -305,8 +305,8 @@ class TableReading:
     ) -> None:
         """Put the chunk into the open cut. ``load`` is the state of the load when the chunk was read."""
         async with self._seams.pause():
-            # Since the chunk was read, a command may have cancelled the load. Or the load has to begin again, because
-            # too many rows got new keys.
+            # Since the chunk was read, a command may have cancelled the load. Or too many rows may have got new keys,
+            # so that the load has to begin again.
             if self._is_current(opened) and (load is None) == (self._begun.of(opened.oid) is None):
                 self._seams.progress.on_received(lsn)
                 await self._inserter.insert(opened, chunk, lsn, timestamp, moved)

@@ -1,4 +1,4 @@
-"""The effects of commands in this session: the tables to load, and whether loads are paused."""
+"""The effects of commands on one session: the tables to load, and whether loads are paused."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Rounds. Each takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
+"""A round takes a database snapshot between two transactions, and waits until the stream has reached the snapshot.
 
 From the snapshot on, :class:`pgsluice.round.Round` decides which transactions pass. The session immediately
 processes transactions that pass. All others wait for the end of the round. The rows that were read at the snapshot can
@@ -36,7 +36,7 @@ PAUSE_S: Final = 5.0
 meanwhile."""
 
 ASK_S: Final = 0.02
-"""The interval at which a round asks the server for its position, until the answer ends the round's wait."""
+"""The interval at which a round asks the server for its position while the round waits for the stream."""
 
 FLUSH_S: Final = 0.05
 """If a round waits longer than this, it writes a message to the WAL. The message makes the server flush its WAL, so

@@ -105,7 +105,7 @@ class Session:
         found: Checkpoint | None = None,
         loaded: Mapping[tuple[str, str], Loaded] | None = None,
     ) -> None:
-        """Continue from ``checkpoint``. ``found`` is the last checkpoint in Kafka, if that is a different one.
+        """Continue from ``checkpoint``. ``found`` is the last checkpoint in Kafka, or None if Kafka has none.
 
         ``loaded`` are the tables that need not be loaded any more.
         """
@@ -131,7 +131,7 @@ class Session:
         """How many changes have arrived outside of runs of rows."""
         self._stop = asyncio.Event()
         self._turn = asyncio.Lock()
-        """Held by the task that processes what was received, or that has paused this work."""
+        """Held by the task that processes what was received, or by a task that has paused this work."""
         self._nudge = asyncio.Event()
         self._loader: Loader | None = None
         self._commands: Commands | None = None

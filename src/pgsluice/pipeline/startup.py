@@ -63,9 +63,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The records of earlier sessions in Kafka, as far as they can be read without fencing.
+    """The records of earlier sessions in Kafka, as far as they can be read without fencing other processes.
 
-    ``is_atomic`` says that the records and the checkpoint of a cut are committed together (exactly once).
+    ``is_atomic`` says whether the records and the checkpoint of a cut are committed together (exactly once).
     """
 
     checkpoints: Sequence[Checkpoint]
@@ -104,7 +104,7 @@ class Startup:
             await self._vitals.wait(self._create_slot(source, sink, server))
         self._vitals.beat()
         stream = await source.start()
-        # This step does not count as silence, because its requests to PostgreSQL have their own time-outs.
+        # Do not count this step as silence (see Vitals.wait): its requests to PostgreSQL have their own time-outs.
         finding = self._vitals.wait(self._find_start(source, sink, server, switches))
         return stream, await while_served(source, stream, finding)
 
@@ -113,7 +113,7 @@ class Startup:
     ) -> Start:
         """Keep other processes from writing to the topics, and return where the session begins."""
         await sink.fence()
-        # Read the schemas only now, because until the fence another owner may have registered some.
+        # Read the schemas only after the fence, because another owner could register schemas before it.
         await self._registry.start()
         await self._open_dead_letters()
         facts = await self._gather(source, sink, server, switches)
@@ -213,8 +213,8 @@ class Startup:
 async def examine(options: PipelineOptions, source: Source, past: Past) -> Checkpoint | None:
     """Return the checkpoint from which a start would continue, or None if it would create the slot.
 
-    If a start would stop or wait because of the history, raise the same error. This changes nothing, and does not
-    disturb a running owner.
+    If a start would stop or wait because of the history, raise the error that the start would raise. This function
+    changes nothing, and does not disturb a running owner.
     """
     server = await source.identify()
     switches = await source.timeline_history(server.timeline) if server.timeline > 1 else ()

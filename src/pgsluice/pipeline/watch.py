@@ -1,6 +1,6 @@
 """Watches a session: asks for the end of the server's WAL, and warns if the session makes no progress.
 
-``tests/unit/pipeline/test_session.py`` covers this module, with whole sessions.
+``tests/unit/pipeline/test_session.py`` covers this module by running whole sessions.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class SessionWatch:
         self._warned_at = float("-inf")
 
     def on_listening(self) -> None:
-        """Record that the session is reading the stream now. A reading session notices the end of the stream itself."""
+        """Record that the session is reading the stream now, so the session itself notices the end of the stream."""
         self._listened_at = time.monotonic()
 
     async def run(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Queries the system catalog for facts that the protocol does not send, about the slot, publications and tables.
+"""Queries the system catalog for what the protocol does not send: facts about the slot, publications and tables.
 
 Sessions and checks use this module. It has its own ordinary connection, besides the replication connection. It only
 reads pg_catalog, which every role may read, so LOGIN and REPLICATION are enough for the role.
@@ -293,7 +293,7 @@ class Catalog:
         return await self._rows(queries.MAY_REPLICATE) == [(True,)]
 
     async def named_tables(self, names: Sequence[tuple[str, str]]) -> list[NamedTable]:
-        """Return the tables of these schemas and names that exist, each with all its partitions."""
+        """Return the tables with these schemas and names, each with all its partitions. Leave out missing tables."""
         schemas, tables = [schema for schema, _ in names], [table for _, table in names]
         rows = await self._rows(published_queries.NAMED_TABLES, [schemas, tables])
         return [NamedTable((schema, table), *found) for schema, table, *found in rows]

@@ -237,7 +237,7 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
 
 
 async def _partitions(around: _Surroundings) -> list[Finding]:
-    """Return a finding if the replica identity of a partition has other columns than that of its root."""
+    """Return a finding if a partition and its root have replica identities with different columns."""
     found = await around.catalog.partition_identities(around.publications)
     differing = [(root, one) for root, one in found if not one.is_like(root)]
     if not differing:

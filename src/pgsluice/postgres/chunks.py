@@ -72,7 +72,7 @@ _SESSION_SETTINGS: Final = {
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""The size limit when rows are read again by their keys: in effect none, because there are only a few such rows."""
+"""The size limit when rows are read again by their keys. Such rows are few, so they need no real limit."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
@@ -337,10 +337,10 @@ class _Connection:
             pgconn.consume_input()
 
     async def run_one(self, sql: str, about: Relation) -> None:
-        """Run ``sql``, up to its end or to the COPY that it opens. It may contain a user's condition.
+        """Run ``sql``, up to its end or to the COPY that it opens. Raise TableUnreadable if the server refuses ``sql``.
 
-        Use the extended protocol, because only this protocol refuses a second command in ``sql``. Raise TableUnreadable
-        if the server refuses ``sql``.
+        Use the extended protocol, because ``sql`` may contain a condition that a user has written, and only this
+        protocol refuses a second command in ``sql``.
         """
         pgconn = self._wire.pgconn
         try:
@@ -430,7 +430,7 @@ def _literals(values: Sequence[str]) -> str:
 
 
 def _table(shape: Shape) -> str:
-    """Return the table as SQL: a root with its partitions, but any other table without those that inherit from it."""
+    """Return the table as SQL: a root with its partitions, any other table without the tables that inherit from it."""
     name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
     return name if shape.is_root else f"ONLY {name}"
 

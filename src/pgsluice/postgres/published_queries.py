@@ -244,9 +244,9 @@ _IDENTITY = """ARRAY(
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
 # would therefore use the operators of another type, which sort differently. The queries that read rows write the values
 # of keys as string literals. PostgreSQL cannot compare such a literal with a composite type (category C), or with a
-# domain over an enum or a range. A domain has the category of its base type, so these domains have category E or R.  If
-# there is a replica identity, it has to include the columns of the key, because the stream sends only the identity's
-# columns of an old row.
+# domain over an enum or a range. A domain has the category of its base type, so these domains have category E or R. If
+# there is a replica identity, it has to include the columns of the key, because for an old row, the stream sends only
+# the columns of the replica identity.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i
@@ -407,7 +407,7 @@ def _sent(server_version: int, only: str = "") -> str:
 
 
 def shape(server_version: int, oid: int, publications: str) -> str:
-    """Return the query for the shape of a published table. ``publications``: the array of publication names, in SQL."""
+    """Return the query for the shape of a published table. ``publications`` is an SQL array of publication names."""
     carried = _carried(server_version, _ANCESTRY.format(oid=oid)).replace("%s::text[]", publications)
     described = _sent(server_version, f"AND c.oid = {oid}") + _DESCRIBED
     has_filters = server_version >= ROW_FILTERS_SINCE

@@ -1,4 +1,4 @@
-"""The checks of ``pgsluice check`` for the tables to load: whether their rows can be read, and how long this takes.
+"""The part of ``pgsluice check`` that finds out which tables can be loaded, and estimates how long loading takes.
 
 A table that cannot be read does not stop ``run``, so no finding of these checks has the verdict FAIL. There may be
 thousands of tables. So there is one finding for each kind of problem, not for each table, and one summary.
@@ -37,7 +37,7 @@ _NAME: Final = "snapshot"
 async def check_primary(stream: ConnectionOptions, primary: ConnectionOptions) -> list[Finding]:
     """Return the problems with the primary from which rows are read if pgsluice streams from a standby.
 
-    The two servers are compared in the same way as in a session.
+    The primary is compared with the server of the stream in the same way as in a session.
     """
     replication = await ReplicationConnection.open(stream)
     try:

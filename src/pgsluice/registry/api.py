@@ -46,8 +46,8 @@ _DEFAULT_CONTEXT: Final = ":.:"
 class Answer:
     """The answer to a request. ``body`` is sent as JSON. ``allow`` are the methods that the path allows.
 
-    ``early``: the schema may exist although we have not read it yet. A client that asks for an id has usually seen a
-    message with this id.
+    ``early`` is set if the schema was not found, but may exist, because we may not have read it from Kafka yet. A
+    client that asks for an id has usually seen a message with this id, so the id is usually correct.
     """
 
     status: int

@@ -54,7 +54,7 @@ def _shape(part: Any) -> Any:  # noqa: ANN401 - any part of a schema
 def canonical(schema: Schema) -> str:
     """Return a text that is equal for all ways of writing ``schema``.
 
-    Raise ValueError if it is not a schema, or too large.
+    Raise ValueError if ``schema`` is not an Avro schema, or is too large.
     """
     try:
         return normalise(_Names().schema(schema, ""))

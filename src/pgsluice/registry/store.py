@@ -54,9 +54,9 @@ class SchemaStore:
     ) -> tuple[Registered, bool]:
         """Return ``schema`` as it is or would be registered, and whether it still has to be recorded.
 
-        This changes nothing. A known schema keeps its version and id. It has to be recorded again if ``postgres`` has
-        changed, or if another schema had already taken its version. ``identifier`` is the id that a registry server
-        gave to the schema.
+        This method changes nothing. A known schema keeps its version and id. It has to be recorded again if
+        ``postgres`` has changed, or if another schema had already taken its version. ``identifier`` is the id that a
+        registry server gave to the schema.
         """
         text = normalise(schema)
         known = self._subjects.get(subject, _Subject())
@@ -75,7 +75,7 @@ class SchemaStore:
     def add(self, record: Registered, topic: str = "") -> None:
         """Add the next record of ``topic``. A record that was read before changes nothing.
 
-        Raise ValueError if its id already stands for another schema of the topic or of the subject.
+        Raise ValueError if the id of ``record`` already stands for another schema of the topic or of the subject.
         """
         subject = self._subjects.setdefault(record.subject, _Subject())
         old = subject.versions.get(subject.by_id.get(record.id, 0))

@@ -176,6 +176,6 @@ class TopicAdmin:
             answer = await result
         finally:
             result.cancel()
-        self.serve()  # errors that the client has not reported yet are older than this answer
+        self.serve()  # the client now reports its older errors, so that recovered() also clears them
         self._errors.recovered()
         return answer

@@ -45,7 +45,7 @@ class Disk:
     """Runs jobs one after the other, in the order in which they were submitted.
 
     The thread is a daemon thread, and does not belong to an executor. When the interpreter exits, it waits for the
-    threads of executors, so a disk that hangs would keep the process from ending.
+    threads of executors. So a thread of an executor would keep the process from ending while the disk hangs.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Keeps rows whose transaction has not committed yet. They are in memory up to a limit, and beyond it in files.
+"""Keeps rows whose transaction has not committed yet: in memory up to a limit, and all further rows in files.
 
-Each transaction has a buffer. When memory is short, a buffer is moved to a file of its transaction, to which data is
-only appended. The files are a cache, because PostgreSQL sends everything again to the next session. So nothing is
-synced, and all files are removed at the end. Checksums make sure that the rows are read back as they were written.
+Each transaction has a buffer. When memory is short, a buffer is moved to the end of its transaction's file. The files
+are a cache, because PostgreSQL sends everything again to the next session. So nothing is synced, and all files are
+removed at the end of the session. Checksums make sure that the rows are read back as they were written.
 
 All file access happens in the thread of a :class:`pgsluice.spool.disk.Disk`, so a disk that hangs does not block the
 event loop.
