@@ -24,7 +24,7 @@ PLATFORM = "tests/platform/"
 class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
     """Distributes tests like ``--dist loadfile``, except that one process runs all of tests/platform.
 
-    So the image is built only once.
+    So pgsluice's container image is built only once.
     """
 
     def _split_scope(self, nodeid: str) -> str:

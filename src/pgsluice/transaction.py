@@ -1,4 +1,4 @@
-"""Transactions and what happens to them: the events that :class:`pgsluice.transactions.Transactions` returns.
+"""Transactions, and the events about them that :class:`pgsluice.transactions.Transactions` returns.
 
 ``tests/unit/test_transactions.py`` covers this module.
 """
@@ -91,8 +91,9 @@ class MessageResent:
 class Unexpected:
     """A change or a message came at a position where the server had nothing to send in an earlier session.
 
-    Everything up to some position is delivered, and the last delivered transaction ended before this position. Between
-    the two, an earlier session received nothing. If the server sends something there now, it has another history.
+    Changes are delivered up to a position P, but the last delivered transaction ended at an earlier position E. Between
+    E and P, an earlier session received nothing. If the server now sends something between E and P, its history is not
+    that of the server from which the earlier session received its changes.
     """
 
     change: Change | Emitted
@@ -136,7 +137,7 @@ class Paused:
     """The next change is not ready. Await the spool's ``load`` before taking the next event.
 
     Either rows have to be read from disk first, or many rows were skipped because their subtransactions were rolled
-    back. In the second case, the await gives other tasks a turn.
+    back. If rows were skipped, awaiting ``load`` gives other tasks a turn.
     """
 
 

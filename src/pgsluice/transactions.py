@@ -39,7 +39,8 @@ from pgsluice.waiting import NO_RELATION, Spool, Waiting, changes
 class Gate(Protocol):
     """Decides, while rows of tables are read, which transactions pass and which have to wait.
 
-    A transaction that passes is delivered before the rows, and one that waits is delivered after them.
+    A transaction that passes is delivered before the rows that are read. A transaction that waits is delivered after
+    these rows.
     """
 
     def admits(self, transaction: Transaction) -> bool:
@@ -75,8 +76,8 @@ class Transactions:
         self.current: Transaction | None = None
         """The ordinary transaction that is being received."""
         self.passing: Transaction | None = None
-        """The current transaction, if its rows become events as they arrive. This is the case if they need not wait and
-        were not delivered before."""
+        """The current transaction, if its rows become events as they arrive: the rows need not wait, and were not
+        delivered before. Otherwise None."""
         self.prepared: dict[int, Prepared] = {}
         """The transactions that are prepared, by xid. A gid cannot be the key, because as soon as a transaction ends,
         another one may use the same gid."""
@@ -178,7 +179,7 @@ class Transactions:
         return [Unexpected(Change(transaction, relation, payload)) for relation in relations]
 
     def _is_unexpected(self, transaction: Transaction) -> bool:
-        """Return whether ``transaction`` came where the server had nothing to send before (:class:`Unexpected`)."""
+        """Return whether ``transaction`` is at a position where nothing was sent before (see :class:`Unexpected`)."""
         return transaction.commit_lsn >= self._delivered.transaction_lsn
 
     def _relation_oids(self, payload: bytes, *, is_streamed: bool) -> Sequence[int]:
@@ -280,7 +281,7 @@ class Transactions:
             for oid in self._relation_oids(payload, is_streamed=waiting.is_streamed):
                 waiting.rows.append(waiting.number(self.relations[oid]), payload)
         else:
-            self._decoder.decode(payload)  # so that an error is found now, and not only at the commit
+            self._decoder.decode(payload)  # finds an invalid message now, and not only at the commit
             waiting.rows.append(NO_RELATION, payload)
         waiting.has_rows = True
 
@@ -312,8 +313,8 @@ class Transactions:
         self._expect_between(message)
         known = self._streams.get(message.xid)
         if message.first_segment != (known is None):
-            which = "second first" if message.first_segment else "later"
-            raise ProtocolError(f"Stream Start with a {which} segment of transaction {message.xid}: {_DEFECT}")
+            problem = "comes twice" if message.first_segment else "is missing"
+            raise ProtocolError(f"Stream Start: the first segment of transaction {message.xid} {problem}: {_DEFECT}")
         if known is None:
             known = self._streams[message.xid] = self._open(message.xid, is_streamed=True)
         self._receiving = known

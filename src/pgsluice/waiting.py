@@ -79,8 +79,8 @@ class Waiting:
     numbers: dict[Relation, int] = field(default_factory=dict)
     """The index of each version in ``relations``, plus one."""
     last: dict[int, tuple[Relation, int]] = field(default_factory=dict)
-    """The version of each table's last row, and its number, by the table's OID. A version that is not in ``relations``
-    is left out."""
+    """The version of each table's last row, and the version's number, by the table's OID. A version that is not in
+    ``relations`` is left out."""
     written: Relation | None = None
     """The last version that was written between the rows."""
     aborted: _Xids = field(default_factory=_Xids)

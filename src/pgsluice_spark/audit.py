@@ -7,10 +7,10 @@ same state for these reasons:
 
 *S sees every transaction up to C.* PostgreSQL sends a transaction as soon as its commit record is in the WAL. Snapshots
 see the transaction only later, when it has left the list of running transactions. If the commit has to wait for a
-synchronous standby, this can take long. So the audit reads C first. At that time, every transaction up to C has written
-its commit record. Such a transaction either is visible to all snapshots that are taken from then on, or still holds the
-lock on its own id. The audit reads these locks (``pg_locks``), and takes S when every transaction that held such a lock
-has released it. The audit does not wait for two kinds of transactions, because these cannot be in the middle of their
+synchronous standby, the snapshots may see it much later. So the audit reads C first. At that time, every transaction up
+to C has written its commit record. Such a transaction either is visible to all later snapshots, or still holds the lock
+on its own id. The audit reads these locks (``pg_locks``), and takes S when every transaction that held such a lock has
+released it. The audit does not wait for two kinds of transactions, because these cannot be in the middle of their
 commit: transactions of sessions whose state is ``idle in transaction``, and prepared transactions while no session runs
 a COMMIT PREPARED. Neither kind has written its commit record yet, so C does not contain these transactions.
 

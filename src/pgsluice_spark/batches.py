@@ -1,6 +1,6 @@
 """Divides a batch into pieces of whole cuts with a limited number of events, and finds the records of each piece.
 
-Used by :mod:`.query`. This module does no I/O.
+Used by :mod:`.query` and :mod:`.job`. This module does no I/O.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -45,8 +45,8 @@ def places(cuts: Iterable[Cut], chosen: Collection[str]) -> set[tuple[str, int]]
 def ranges(cuts: Sequence[Cut], topic: str) -> Ranges:
     """Return the offsets of the records that these cuts have in a topic, as ranges. Adjacent ranges are merged.
 
-    A range has exactly the offsets that its cut record lists. The offsets between two ranges are left out, because the
-    records at these offsets may belong to no cut.
+    The ranges have exactly the offsets that the cut records list. The offsets between two ranges are left out, because
+    the records at these offsets may belong to no cut.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for cut in cuts:

@@ -1,6 +1,6 @@
 """Asks Kafka for the ids, offsets and settings of topics, with the client that is part of Spark's Kafka source.
 
-Used by :mod:`.query`, :mod:`.audit` and :mod:`.doctor`.
+Used by :mod:`.query`, :mod:`.job`, :mod:`.origin`, :mod:`.pipeline` and :mod:`.doctor`.
 
 ``tests/spark/test_audit.py`` covers this module.
 
@@ -55,7 +55,7 @@ class Brokers:
         return {topic: TopicNow(identifier, begins[topic]) for topic, identifier in ids.items()}
 
     def end(self, topic: str) -> int:
-        """Return the offset after the last record of a topic with one partition."""
+        """Return the offset after the last record of ``topic``, which has only one partition."""
         self.topic_ids([topic])
         return self._offsets({(topic, 0)}, is_end=True)[topic, 0]
 

@@ -1,6 +1,6 @@
 """Keeps all changes of a table in a change log. Each piece of a batch (some whole cuts) is appended in one commit.
 
-Used by :mod:`.query`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once. So
+Used by :mod:`.pipeline`. The rows of a log are the changes that :func:`.read_changes` returns, each of them once. So
 :func:`.latest` can compute the table from its log.
 
 ``tests/spark/test_query.py`` covers this module.

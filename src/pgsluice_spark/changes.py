@@ -28,7 +28,7 @@ def read_changes(  # noqa: PLR0913 - all but the first two are passed by name
 
     The columns are those of the change event, then ``key`` (if the table has one), ``fields``, and Kafka's ``topic``,
     ``partition``, ``offset`` and ``timestamp``. ``fields`` has the names of the row's fields in the schema with which
-    the record was written. All other fields are null, because that schema does not have them.
+    the record was written. The row's other fields are null, because this schema does not have them.
 
     The function uses the schemas that ``registry`` has when it is called. A record with a later schema ends the query
     with an error that names this schema. To continue, call the function again and start from the same checkpoint.

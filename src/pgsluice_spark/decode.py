@@ -1,9 +1,10 @@
 """Spark expressions that decode a framed key or value with the schema with which it was written.
 
-Used by :mod:`.reading`. If the records have several schemas, all of these schemas become the branches of one Avro
-union. The expressions replace the schema id of a record by the number of a branch, so that Avro itself chooses the
-writer's schema. One ``from_avro`` then decodes the records of all versions, and the query plan does not grow with the
-number of versions. An unknown id raises an error, so no record is decoded with a guessed schema.
+Used by :mod:`.reading`, :mod:`.cuts` and :mod:`.origin`. If the records have several schemas, all of these schemas
+become the branches of one Avro union. The expressions replace the schema id of a record by the number of a branch, so
+that Avro itself chooses the writer's schema. One ``from_avro`` then decodes the records of all versions, and the query
+plan does not grow with the number of versions. An unknown id raises an error, so no record is decoded with a guessed
+schema.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 https://avro.apache.org/docs/1.12.0/specification/#unions-1

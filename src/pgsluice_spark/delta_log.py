@@ -54,7 +54,7 @@ class DeltaLog:
     path: str
 
     def last(self, since: int | None) -> Committed | None:
-        """Return our last commit, or None if there is none. ``since`` is the number of a commit of ours, if known.
+        """Return our last commit, or None if there is none. ``since`` is the number of one of our commits, or None.
 
         Raise ForeignWrite if another program has changed rows after our last commit, or after the commit ``since``.
         """
@@ -84,7 +84,7 @@ class DeltaLog:
         return self.files.exists(self._file(version))
 
     def _info(self, version: int) -> Info | None:
-        """Return the ``commitInfo`` of a commit, which is empty if the commit has none.
+        """Return the ``commitInfo`` of a commit, or an empty mapping if the commit has none.
 
         Return None if the commit's file was deleted.
         """

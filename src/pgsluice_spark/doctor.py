@@ -46,7 +46,7 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """The parts of a mirror to check. If ``target`` or ``postgres`` is None, it is not checked."""
+    """The parts of a mirror that are checked. If ``target`` or ``postgres`` is None, this part is not checked."""
 
     origin: Origin
     target: Target | None

@@ -1,6 +1,6 @@
 """Reads and writes small files in the file systems that Hadoop supports, such as HDFS, S3 or a local disk.
 
-Used by :mod:`.delta` and :mod:`.parquet`.
+Used by :mod:`.delta`, :mod:`.delta_log` and :mod:`.parquet`.
 
 ``tests/spark/test_parquet.py`` covers this module.
 

@@ -1,8 +1,8 @@
 """Reduces the changes of one table in a batch to their net effect, with one record for each key.
 
-Used by :mod:`.mirror` and :mod:`.latest`. For most keys, the last change is enough. If this change did not send the
-value of a column, the record has the last value that was sent since the row was inserted or loaded. If the row is older
-than the batch, the target may have the value.
+Used by :mod:`.mirror`, :mod:`.changelog`, :mod:`.latest` and :mod:`.tail`. For most keys, the last change is enough. If
+this change did not send the value of a column, the record has the last value that was sent since the row was inserted
+or loaded. If the row is older than the batch, the target may have the value.
 
 A row moves to another key if an update changes its key. If this update does not send all values, the missing ones are
 the values that the row had under its former key. So :func:`moved` handles the keys from and to which rows moved, and

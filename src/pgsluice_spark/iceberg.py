@@ -291,7 +291,7 @@ class IcebergTable:
         )
 
     def _publish(self, branch: str) -> None:
-        """Move ``main`` to the end of a branch. Raise ForeignWrite if another program has written to it meanwhile."""
+        """Move ``main`` to the end of a branch. Raise ForeignWrite if another program has written to the table."""
         table = self._loaded()
         try:
             table.manageSnapshots().fastForwardBranch("main", branch).removeBranch(branch).commit()

@@ -88,8 +88,8 @@ class TopicJob:
     ) -> None:
         """Skip all cuts up to the last one in ``lost``, and apply the cuts after it.
 
-        This is allowed only if a load of each table begins after the skipped cuts, because the load makes their records
-        unnecessary. Otherwise raise ``error``.
+        This is allowed only if a load of each table begins after the skipped cuts, because such a load makes the
+        records of these cuts unnecessary. Otherwise raise ``error``.
         """
         if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
             raise error

@@ -19,8 +19,9 @@ class Lag:
     """The distance between a target's last cut and the end of the topics.
 
     ``events`` is the number of changes that the target lacks. ``wal_bytes`` is the distance in PostgreSQL's WAL between
-    the end of the target's last cut and the end of the newest cut. ``seconds`` is the age of the oldest transaction
-    that the target lacks, by this machine's clock. It is 0 if the target lacks no transaction.
+    the end of the target's last cut and the end of the newest cut. ``seconds`` is the age of the oldest cut that
+    the target lacks: the time since the commit of this cut's last transaction, by this machine's clock. ``seconds`` is
+    0 if the target lacks no transaction.
     """
 
     cut: int

@@ -1,7 +1,7 @@
 """Tracks the progress of a table's copy: which cuts it contains, and how far the loads of the table have read.
 
-Used by :mod:`.mirror`. This module does no I/O. A load of a table has marks in the cut records. The ``r`` events of a
-load are between its marks ``begin`` and ``end``.
+Used by :mod:`.mirror`, :mod:`.changelog` and :mod:`.copies`. This module does no I/O. A load of a table has marks in
+the cut records. The ``r`` events of a load are between its marks ``begin`` and ``end``.
 """
 
 import json
@@ -44,7 +44,7 @@ class TableState:
     status: str = UNLOADED
     load: Load | None = None
     key: tuple[str, ...] = ()
-    """The columns of the table's key. It is empty if there is no key, or if it is not known yet."""
+    """The columns of the table's key. It is empty if the table has no key, or if the key is not known yet."""
 
     def to_json(self) -> str:
         """Return the state as text."""

@@ -1,7 +1,7 @@
 """Keeps a copy of a table up to date: applies the net effect of the changes in a piece of a batch, in one commit.
 
-Used by :mod:`.query`. :func:`prepare` reads and counts the changes. Nothing is written before the caller has compared
-the counts with those that the cut records declare.
+Used by :mod:`.pipeline` and :mod:`.tail`. :func:`prepare` reads and counts the changes. Nothing is written before the
+caller has compared the counts with those that the cut records declare.
 """
 
 from collections.abc import Mapping, Sequence
@@ -216,7 +216,7 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     if piece.truncated is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)
     sweeps = _has_before(piece.table, gone)
-    if not (state.key or sweeps):  # so the rows that are in the target stay as they are
+    if not (state.key or sweeps):  # no row of the target is updated or deleted
         return state, piece.table.append(remaining(net, gone), commit)
     effect = Effect(net, work.row_type.fieldNames(), state.key, piece.kept, piece.bounds)
     return state, piece.table.merge(merge_of(effect, gone, sweeps=sweeps), commit)

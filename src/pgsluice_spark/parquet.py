@@ -21,7 +21,7 @@ MANIFEST: Final = "_pgsluice.json"
 """The file whose presence in a directory says that the directory's content is committed."""
 
 _PREFIX: Final = "upto="
-"""The beginning of a directory's name. The offset of its last cut record follows, in twenty digits."""
+"""The beginning of a directory's name. The rest is the offset of the piece's last cut record, in twenty digits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Applier:
         return joined(parts)
 
     def _versions(self, cuts: Sequence[Cut]) -> Mapping[str, tuple[SchemaVersion, ...]]:
-        """Return the schemas of each topic that the cuts wrote to, including the schemas of all changes in the cuts."""
+        """Return all schemas of each topic that the cuts wrote to. The changes in the cuts have these schemas."""
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         subjects = [f"{topic}-{part}" for topic in used for part in ("value", "key")]
         found = self._origin.registry.versions(subjects) if subjects else []

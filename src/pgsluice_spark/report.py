@@ -39,10 +39,11 @@ class Difference:
 class TableReport:
     """The result for one table.
 
-    ``status`` is ``equal``, ``different`` or ``refused``. If the mirror's table is not ``loaded``, it is the status
-    that the table has in a view. ``rows`` is the number of rows in PostgreSQL. ``mirror_rows`` is the number of rows in
-    the mirror, after applying the later changes that PostgreSQL's snapshot sees. ``differences`` has some of the rows
-    that differ. ``exceptions`` has the columns that were not compared, each with the reason.
+    ``status`` is ``equal``, ``different`` or ``refused``. For a table that is not compared because it is not
+    ``loaded``, ``status`` is the table's own status, such as ``stale``. ``rows`` is the number of rows in PostgreSQL.
+    ``mirror_rows`` is the number of rows in the mirror, after applying the later changes that PostgreSQL's snapshot
+    sees. ``differences`` has some of the rows that differ. ``exceptions`` has the columns that were not compared, each
+    with the reason.
     """
 
     table: str

@@ -1,6 +1,6 @@
 """The rows of a mirror: their columns, and the statement that applies a batch to them.
 
-Used by :mod:`.mirror`.
+Used by :mod:`.mirror`, :mod:`.audit` and :mod:`.tail`.
 
 ``tests/spark/test_mirror.py`` covers this module.
 """

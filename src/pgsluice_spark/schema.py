@@ -88,7 +88,7 @@ def _table(text: str) -> str:
 
 
 def field_names(version: SchemaVersion) -> tuple[str, ...]:
-    """Return the fields of a record, such as the columns of a key."""
+    """Return the names of a record's fields, such as the columns of a key."""
     return tuple(field["name"] for field in _record(version)["fields"])
 
 
@@ -225,7 +225,7 @@ def _merged(records: Sequence[Record]) -> Record:
 
 
 def _merged_field(name: str, found: Sequence[dict[str, Any]], records: int) -> dict[str, Any]:
-    """Return the field that can read all of ``found``. ``records`` also counts the records without this field."""
+    """Return the field that can read all of ``found``. ``records`` counts all records, even those without the field."""
     schema = reduce(lambda one, other: _widest(name, one, other), (field["type"] for field in found))
     everywhere = len(found) == records
     if _split(schema)[0] or not (everywhere or "default" in found[0]):

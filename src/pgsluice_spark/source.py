@@ -1,6 +1,6 @@
 """Reads the records of one Kafka topic with Spark's Kafka source.
 
-Used by :mod:`.changes`, :mod:`.marks` and :mod:`.query`. Only records of committed cuts are read.
+Used by :mod:`.changes`, :mod:`.marks`, :mod:`.origin` and :mod:`.pipeline`. Only records of committed cuts are read.
 
 ``tests/spark/test_changes.py`` covers this module.
 

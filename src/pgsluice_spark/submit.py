@@ -35,7 +35,7 @@ def spark_home() -> Path:
 
 
 def jar_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting that names the packages. It is left out if ``settings`` or the installation has the jars."""
+    """Return the setting that names the packages, or nothing if ``settings`` or the installation has the jars."""
     if {"spark.jars", "spark.jars.packages"} & settings.keys() or any((spark_home() / "jars").glob(_KAFKA_JAR)):
         return {}
     return {"spark.jars.packages": ",".join(packages(pyspark.__version__))}

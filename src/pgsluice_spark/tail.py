@@ -1,7 +1,7 @@
 """Brings the rows of a mirror to the state that a snapshot of PostgreSQL sees.
 
-The module applies those changes after the mirror's last cut that the snapshot sees. Used by :mod:`.audit`, which
-explains why the result equals the table at the snapshot.
+Of the changes after the mirror's last cut, this module applies those that the snapshot sees. Used by :mod:`.audit`,
+which explains why the result equals the table at the snapshot.
 
 ``tests/spark/test_audit.py`` covers this module.
 """

@@ -143,7 +143,7 @@ class Target(Protocol):
 
     @property
     def is_mutable(self) -> bool:
-        """Whether rows and files can be replaced, which mirrors and maintenance need."""
+        """Whether rows and files can be replaced. Mirrors and maintenance need this."""
 
     @property
     def requires(self) -> Requirements:
@@ -160,7 +160,7 @@ class Target(Protocol):
 
 
 def refusal(place: str) -> str:
-    """Return the message for a target that cannot replace rows or files, although this is necessary."""
+    """Return the message for an operation that replaces rows or files, which this target cannot do."""
     return (
         f"{place} has files that are never replaced, so it takes change logs only, without maintenance. Nothing was "
         "written. Use Delta or Iceberg for mirrors, and for change logs with maintenance"

@@ -1,6 +1,6 @@
 """``python -m tests.contract`` writes the files of ``contract/`` again.
 
-If the contract has changed, it also prints the entry that CHANGELOG.md needs.
+If the contract has changed, the command also prints the entry that CHANGELOG.md needs.
 """
 
 from tests.contract.golden import CONTRACT, digest, files, recorded

@@ -11,7 +11,7 @@ from tests.faults.run import VERSIONS, StormError, Subject, run
 
 
 def main() -> int:
-    """Run the storms and print the counts. Return 1 if something was wrong."""
+    """Run the storms (see ``storm``), and print the counts. Return 1 if a storm fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", default=str(random.randrange(10**6)))

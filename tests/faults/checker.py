@@ -1,9 +1,9 @@
 """Compares what a read_committed consumer saw with what PostgreSQL committed, without any code of pgsluice.
 
 The replay of ``tests.support.replay`` applies each cut to copies of the tables, and checks the cut itself. This module
-checks whole transactions against their lines in the ledger, and the sum of all balances after each cut. It compares
-rows that were read, and complete copies, with the content of the tables at the same position. This content comes from
-the module ``witness``.
+compares each whole transaction with its line in the ledger: the row that the transaction wrote to the table ``ledger``.
+It checks the sum of all balances after each cut. It compares rows that loads have read, and complete copies, with the
+content of the tables at the same position. This content comes from the module ``witness``.
 """
 
 from collections import Counter, deque
@@ -143,7 +143,7 @@ class Checker:
         self._delivered: list[list[Event]] = []
         """The transactions of this epoch, and messages outside of transactions, in the order of delivery."""
         self._due: deque[list[Event]] = deque()
-        """The transactions of the last epoch that have to come again at the beginning of this epoch."""
+        """The transactions of the previous epoch that have to come again at the beginning of this epoch."""
         self._replay = replay
         self._options = options
         self._seen: set[int] = set()
@@ -262,9 +262,9 @@ class Checker:
         self._due = deque(found for found in former if position is not None and found[0]["lsn"] >= position)
 
     def _take_repeated(self, cut: Cut) -> Iterator[list[Event]]:
-        """Yield the transactions of this cut that were also delivered in the last epoch.
+        """Yield the transactions of this cut that were also delivered in the previous epoch.
 
-        They must equal the transactions of the last epoch, and come before all new transactions.
+        These transactions must be unchanged, and come before all new transactions.
         """
         for _, group in groupby(sorted(_changes(cut), key=_order), _beginning):
             found = list(group)
@@ -282,7 +282,7 @@ class Checker:
     def _check_same(self, found: list[Event], former: list[Event]) -> None:
         self.tally.repeated += len(found)
         if [_content(event) for event in found] != [_content(event) for event in former]:
-            self.tally.complain("other", f"{found} was {former} in the last epoch")
+            self.tally.complain("other", f"{found} was {former} in the previous epoch")
 
     def _cannot_come_again(self, found: list[Event]) -> bool:
         """Return whether a transaction was prepared before the slot's position and committed after it.

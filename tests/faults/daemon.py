@@ -2,10 +2,10 @@
 
     python daemon.py STEP N RULE run -c config.toml
 
-The product has no failpoints. This script wraps the methods before or after which a crash could do harm. It first
-brings about the state that the name of the step describes, and then sends SIGKILL to its process. If RULE is given, the
-script disables this rule of the product. The test run (a storm, see ``storm``) then has to fail. STEP and RULE may be
-empty. ``victim`` starts this script.
+The product has no failpoints. This script wraps the methods before or after which a crash could do harm. When the
+process passes STEP for the n-th time, the script first brings about the state that the name of the step describes, and
+then sends SIGKILL to the process. If RULE is given, the script disables this rule of the product. The test run (a
+storm, see ``storm``) then has to fail. STEP and RULE may be empty. ``victim`` starts this script.
 """
 
 import asyncio
@@ -139,15 +139,15 @@ def _nobody_is_waited_for() -> None:
 
 
 RULES: Mapping[str, Callable[[], None]] = {
-    "nothing is confirmed that was not received": _received_does_not_matter,
+    "nothing is confirmed before it is received": _received_does_not_matter,
     "a prepare is outstanding until its commit is delivered": _released_at_once,
-    "nothing is confirmed that is not in Kafka": _delivered_does_not_matter,
+    "nothing is confirmed before it is in Kafka": _delivered_does_not_matter,
     "delivered transactions are dropped": _nothing_is_dropped,
     "predicted offsets are compared before the commit": _prediction_is_true,
     "nothing is streamed if messages are on": _messages_are_streamed,
     "a refusal is recorded": _refusals_are_forgotten,
     "new transactions are not mistaken for repetitions": _the_server_never_went_back,
-    "transactions that a snapshot does not see wait": _all_go_on,
+    "a transaction waits if the snapshot does not see it": _all_go_on,
     "the rows of a void round are read again": _void_rounds_count,
     "rows are placed at the insert LSN of their snapshot": _snapshots_end_where_the_wal_is_flushed,
     "rows that have moved are read again": _moved_rows_are_forgotten,

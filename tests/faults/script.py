@@ -1,4 +1,7 @@
-"""The parts of a round: the options of each daemon, its deaths, and the faults around it. A seed decides them all."""
+"""The script of a round of storms (see ``run``): each daemon's options and deaths, and the faults around it.
+
+A seed decides the whole script.
+"""
 
 import random
 from collections.abc import Sequence
@@ -274,7 +277,7 @@ ISOLATION_S = (8.0, 24.0)
 
 
 def steps(options: Options, mode: Mode) -> list[str]:
-    """Return the steps that every daemon with these options passes."""
+    """Return the steps that a daemon with these options can pass, except those of a pipeline's first start."""
     never = [*FIRST_STEPS]
     if not options.two_phase:
         never += TWO_PHASE_STEPS

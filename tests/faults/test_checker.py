@@ -89,7 +89,7 @@ def stamp(lsn: int, seq: int, origin: str | None) -> dict[str, Any]:
 def transaction(number: int) -> list[Event]:
     """Return a message outside of transactions, and a transaction.
 
-    Every third transaction has an origin, like those of the visitor in ``workload``, and moves no money.
+    Every third transaction has an origin and moves no money, like the transactions of the visitor in ``workload``.
     """
     lsn, moved = number * 100, 7 * number
     origin = ORIGIN if number % 3 == 0 else None

@@ -21,7 +21,7 @@ from tests.faults.workload import PUBLICATION
 STANDSTILL_S = 1.0
 ROUNDS = 10
 PAUSE_S = 0.2
-"""The pause before each of ten deliveries. Together, they take longer than ``STANDSTILL_S``."""
+"""The pause before each delivery. The pauses of all ``ROUNDS`` together are longer than ``STANDSTILL_S``."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The daemon of a storm. It is started again and again, and dies as the storm's script says."""
+"""The daemon of a storm (see ``storm``). It is started again and again, and dies as the storm's script says."""
 
 import json
 import time
@@ -53,7 +53,7 @@ class Victim:
         self.daemon.start(*arguments, wait=False)
 
     def die(self, death: Death, *arguments: str, or_with: int = KILLED) -> None:
-        """Start the daemon, and return when it is dead. It may also end by itself with exit code ``or_with``."""
+        """Start the daemon, and return when it is dead. The daemon may also exit by itself, with code ``or_with``."""
         self.start(death, *arguments)
         deadline = time.monotonic() + (death.seconds if death.step == AT_A_MOMENT else PATIENCE_S)
         while self.daemon.alive and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """The content of each table at every position, read from a second slot without any code of pgsluice.
 
-PostgreSQL decodes the WAL for this slot with a function of its SQL interface. The fault tests compare this content with
-the rows that loads delivered, and with copies of tables.
+The slot is read with a function of PostgreSQL's SQL interface, which decodes the WAL. The fault tests compare this
+content with the rows that loads delivered, and with copies of tables.
 
 https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 """

@@ -36,7 +36,8 @@ SKIPPED = (*VISITED, "debit", "credit")
 """The tables that only commands load. Prepared transactions lock them for a long time, so they often cannot be read."""
 
 TABLES = (*VISITED, "debit", "credit", "document", "shape", *FILLED)
-"""The tables that are published from the beginning. At the end, the content of these and later tables is compared."""
+"""The tables that are published from the beginning. At the end, their content is compared, and so is the content of the
+tables that have joined the publication later."""
 
 WORKERS = 4
 VISITOR = WORKERS + 1
@@ -48,7 +49,7 @@ it."""
 
 ACCOUNTS = 40
 HELD = 6
-"""The number of accounts that only prepared transactions change, which hold locks for a long time."""
+"""The number of accounts that only prepared transactions change, because these hold locks for a long time."""
 
 BALANCE = 1000
 
@@ -538,8 +539,8 @@ class Preparer:
             connection.execute("INSERT INTO scratch VALUES (1)")
         else:
             _move(connection, account, account, self.rng.randint(-50, 50))
-            # A large transaction arrives late in the next session. A small one can be received so quickly that a status
-            # update is sent before its delivery.
+            # After a crash, a large transaction takes long to arrive again. A small one can arrive so quickly that a
+            # status update is sent before its delivery.
             is_large = kind < (6 if GIDS[share - 1] in LONG else 4)
             changes = 2 + (fill_batch(connection, self.rng) if is_large else 0)
             changes += sum(tentatively(connection, self.rng, work) for work in (remark, say_aside))

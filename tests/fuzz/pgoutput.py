@@ -25,14 +25,15 @@ from tests.support.pgoutput_encoder import encode, xlog_data
 CORPUS_COUNT = 4_000
 MUTATIONS_MAX = 3
 ADDRESS_SPACE_BYTES = 1 << 30
-"""The limit of the process's memory. The fuzzer needs far less, and a length field can demand far more."""
+"""The limit of the process's memory. The fuzzer needs far less, and a damaged length field can demand far more."""
 PEAK_SHARE = 50
 """Peak memory is measured only for ``count / PEAK_SHARE`` additional inputs, because the measurement is slow."""
 PEAK_BASE_BYTES = 16_384
 PEAK_FACTOR = 64
 """How many bytes of memory a call may use for each byte of its input.
 
-A column of a Relation takes 10 bytes on the wire, and about 250 bytes as objects. Lists grow in steps.
+A column of a Relation takes 10 bytes on the wire, and about 250 bytes as objects. Python's lists also reserve room for
+further items.
 """
 RESIDENT_GROWTH_KIB = 2_048
 

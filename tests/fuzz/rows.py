@@ -1,7 +1,7 @@
-"""Compares both twins of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
+"""Compares the Python and the compiled twin of ``rows``: ``python -m tests.fuzz.rows --count N --seed S``.
 
 The tables have every type that has its own encoding. Rows contain values as servers write them, and invalid values.
-Messages are intact or damaged. Each twin returns records or an error, which have to be the same, byte for byte.
+Messages are intact or damaged. Both twins have to return the same records, byte for byte, or the same error.
 """
 
 import argparse

@@ -29,7 +29,7 @@ from tests.support import hostile_records as hostile
 INPUT_S: Final = 1.0
 """How long one input may take on a busy machine. Most inputs take less than a millisecond."""
 HANG_S: Final = 60.0
-"""After this time, the stack is printed, to show where the processing of an input hangs."""
+"""If ``BATCH`` inputs take longer than this, the stack is printed, to show where an input hangs, and the run ends."""
 BATCH: Final = 1_000
 CORPUS_COUNT: Final = 500
 

@@ -1,4 +1,8 @@
-"""The command ``python -m tests.gameday [--seed n] [--only name ...]``, for ``make game-day``."""
+"""The command ``python -m tests.gameday [--seed n] [--only name ...]``, for ``make game-day``.
+
+The game day breaks a running pipeline on purpose in many ways, one after the other, and repairs it each time as the
+runbook says. The tool measures how long it takes until an alert fires and until the pipeline is repaired.
+"""
 
 import argparse
 import random

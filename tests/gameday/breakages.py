@@ -1,4 +1,4 @@
-"""The breakages of the game day, each with the repair that the runbook describes."""
+"""The ways in which the game day breaks the pipeline, each with the repair that the runbook describes."""
 
 import json
 import signal

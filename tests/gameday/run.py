@@ -15,7 +15,7 @@ from tests.support.weather import wait_until
 
 PATIENCE_S = 90.0
 SETTLED_S = 40.0
-"""How long to wait for alerts to end. It is longer than the time windows of the rules, which are 20 s here."""
+"""How long to wait for alerts to end. It is longer than the time windows of the alerting rules, which are 20 s here."""
 POLL_S = 0.1
 
 
@@ -27,10 +27,10 @@ class GameDayError(Exception):
 class Result:
     """The measurements of one breakage, in seconds.
 
-    ``alert_s`` and ``reason_s`` are the times from the breakage until the alert fires and the reason is reported. They
-    are None if no alert or no reason is expected. ``repair_s`` is the time from the beginning of the repair until a
-    row that was written after the repair is delivered. ``where`` says where the reason was found: in the status or in
-    the log.
+    ``alert_s`` is the time from the breakage until the first alert fires, or None if no alert was noticed. ``reason_s``
+    is the time until the reason is reported, or None if no reason is expected. ``repair_s`` is the time from the
+    beginning of the repair until a row that was written after the repair is delivered. ``where`` says where the reason
+    was found: in the status or in the log.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The pipeline of the game day: PostgreSQL with TLS and a password, a broker, one daemon, and Prometheus with alerts.
 
 The daemon reaches PostgreSQL through a proxy, whose address stays the same when a standby takes over. A writer inserts
-numbers all the time. If the server is down, the writer retries until the server accepts the numbers.
+numbers all the time. If the server does not accept a number, the writer continues with the next number.
 """
 
 import re

@@ -378,8 +378,8 @@ class TestStreamedTransactions:
     @pytest.mark.parametrize(
         ("received", "expected"),
         [
-            ([start(700, first=False)], "Stream Start with a later segment of transaction 700"),
-            ([*segment(700), start(700)], "Stream Start with a second first segment of transaction 700"),
+            ([start(700, first=False)], "Stream Start: the first segment of transaction 700 is missing"),
+            ([*segment(700), start(700)], "Stream Start: the first segment of transaction 700 comes twice"),
             ([BEGIN, start(700)], "Stream Start inside another transaction"),
             ([start(700), BEGIN], "Begin inside another transaction"),
             ([start(700), stream_commit(700)], "Stream Commit inside another transaction"),
