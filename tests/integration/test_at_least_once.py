@@ -101,7 +101,7 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 
 @contextmanager
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
-    """Write small and large transactions in the background. Yield a list, which has the last number after the block.
+    """Write small and large transactions in the background. Yield a list with one element, the last written number.
 
     The pauses between transactions limit the number of rows even if the daemon starts slowly, because the test decodes
     all rows at the end.
