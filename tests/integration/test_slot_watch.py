@@ -1,4 +1,4 @@
-"""Tests the watching of the slot: on every version, on a standby, and when the server hangs or has lost the slot."""
+"""Tests ``SlotWatch`` on every version, on a standby, and when the server hangs or has lost the slot."""
 
 import asyncio
 import time
