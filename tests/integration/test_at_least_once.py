@@ -1,7 +1,8 @@
 """Tests the guarantees that readers have with ``delivery.mode = "at_least_once"`` during kills and outages.
 
-Numbers are written in order, and all of them go to one partition. So the records of a session have no gap between their
-numbers. The next session begins at the last checkpoint, with a number that was already delivered or with the next one.
+Numbers are written in order, and all of them go to one partition. So the numbers that one session delivers have no
+gaps. The next session begins at the last checkpoint. Its first number was already delivered, or follows the last
+delivered number.
 """
 
 import itertools
@@ -101,7 +102,7 @@ def assert_at_least_once(pipeline: Pipeline, last: int) -> int:
 
 @contextmanager
 def writing(pipeline: Pipeline) -> Iterator[list[int]]:
-    """Write small and large transactions in the background. Yield a list, which has the last number after the block.
+    """Write small and large transactions in the background. Yield a list with one element, the last written number.
 
     The pauses between transactions limit the number of rows even if the daemon starts slowly, because the test decodes
     all rows at the end.

@@ -36,7 +36,7 @@ INFINITE = ("key of keys, lower ends", "key of keys, upper ends")
 
 @pytest.fixture
 async def registry() -> AsyncIterator[str]:
-    """Serve the schemas of contract/ as the daemon would, each in its own subject."""
+    """Serve the schemas of contract/ as the daemon would, each in a subject of keys and in a subject of values."""
     store = SchemaStore()
     for name, schema in SCHEMAS.items():
         for kind in ("key", "value"):

@@ -110,7 +110,7 @@ def _described(cuts: Sequence[Cut], schemas: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _streamed(connection: psycopg.Connection) -> int:
-    """Wait until the server's statistics show at least one streamed transaction. Return their number."""
+    """Wait until the server's statistics show a streamed transaction. Return the number of streamed transactions."""
     query = "SELECT sum(stream_txns) FROM pg_stat_replication_slots"
 
     def count() -> int:

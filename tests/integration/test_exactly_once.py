@@ -112,7 +112,7 @@ class Late:
 
 
 class TestACommitOfUnknownOutcome:
-    """Only Kafka knows the outcome. The next session fences the producer, and reads the outcome."""
+    """Only Kafka knows the outcome. The next session fences the former session's producer, and reads the outcome."""
 
     @pytest.mark.parametrize("fate", [Request.lose_answer, Request.cut], ids=["done", "not done"])
     def test_a_commit_whose_answer_is_lost_loses_and_repeats_nothing(

@@ -77,7 +77,7 @@ ALL = st.builds(Names, names(), names(), names(), names(), names(), names(190), 
 
 @pytest.fixture(scope="module")
 def pipeline(postgres_server: Callable[..., Postgres], kafka: Kafka) -> Iterator[Pipeline]:
-    """Provide a pipeline with prepared transactions, whose publication also has a hostile name."""
+    """Provide a pipeline with prepared transactions. Its publication also has a hostile name."""
     publication = "\x1b[31m\u202e'\"\n.{prefix}%s"
     with postgres_server(DEFAULT_VERSION).database() as database:
         prepare(database)

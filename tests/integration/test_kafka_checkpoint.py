@@ -89,7 +89,7 @@ class TestWhatIsThere:
         assert read(client_options(kafka), topic, is_atomic=False) == new_epoch
 
     def test_a_late_record_of_a_former_owner_does_not_hide_a_refusal(self, kafka: Kafka, topic: str) -> None:
-        """The late record can have a later position than the record with the refusal."""
+        """The refusal is a checkpoint with a text in ``refused``. The late record can have a later position."""
         refused = replace(checkpoint(3), refused="The server was restored.")
         commit(kafka, topic, record(2), record(3), refused.to_json(), record(4))
         assert read(client_options(kafka), topic, is_atomic=False) == refused

@@ -505,7 +505,7 @@ class TestLedger:
     ) -> None:
         """The outdated broker reports end offset 2, which is the end after the marker of the previous cut.
 
-        The ledger must not mistake it for the end after the record of the current cut, which is 3.
+        The ledger must not mistake offset 2 for the end of the current cut, whose record ends at offset 3.
         """
         topics, place = Stopped(kafka), (orders.topic, 0)
         known = Ledger(topics, Event(), accept=False)

@@ -1,6 +1,6 @@
 """Tests that our partitioner and that of Kafka's Java client choose the same partition for each key.
 
-So topics that are written with either of them are co-partitioned.
+So topics that pgsluice writes and topics that Java programs write are co-partitioned.
 """
 
 import random

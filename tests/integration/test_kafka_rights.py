@@ -1,4 +1,4 @@
-"""Tests that other users can neither write to the service topics nor fence pgsluice if only pgsluice has the rights."""
+"""Tests that users without the rights of pgsluice can neither write to the service topics nor fence pgsluice."""
 
 from collections.abc import Callable
 

@@ -71,7 +71,7 @@ class TestTheNumberOfTopics:
         async with Session(kafka, prefix, topics_max=2) as session:  # the limit includes topics of earlier sessions
             with pytest.raises(ConfigError, match="t2 was not created"):
                 await session.sink.open_topic(policy(tables[2]), keyed=True)
-            create_topic(kafka, tables[3].topic)  # as another user would
+            create_topic(kafka, tables[3].topic)  # another user may create any topic
             await session.sink.open_topic(policy(tables[3]), keyed=True)
             await session.deliver(insert(tables[3], 3))
             assert tables[2].topic not in session.sink._topics.describe([table.topic for table in tables])

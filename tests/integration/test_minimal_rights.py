@@ -393,7 +393,7 @@ class TestNeeded:
 
 
 def withdrawals() -> dict[str, tuple[str, str]]:
-    """Return the statements that revoke and grant each right of the role in SECURITY.md, by right."""
+    """Map each right of the role in SECURITY.md to the statement that revokes it and the statement that grants it."""
     role, attributes = re.findall(r"CREATE ROLE (\w+) (.*) PASSWORD", ROLE)[0]
     found = {one: (f"ALTER ROLE {role} NO{one}", f"ALTER ROLE {role} {one}") for one in attributes.split()}
     for right, role in re.findall(r"GRANT (.*) TO (\w+)", ROLE):

@@ -34,7 +34,7 @@ CREATE PUBLICATION pgsluice FOR TABLE parts WITH (publish_via_partition_root);
 """
 
 LAST = 199
-"""The key of the last row that is read."""
+"""The key of a row that :func:`events` writes, so that the pipeline delivers everything before this row."""
 
 Follow = Callable[[int, str], Any]
 """Starts a daemon. The arguments are the server's version, and statements that run before the start."""

@@ -40,7 +40,7 @@ def give(daemon: Daemon, *command: str) -> tuple[int, str]:
 
 
 def end(pipeline: Pipeline) -> int:
-    """Return the end offset of the topic."""
+    """Return the end offset of the topic of ``numbers``."""
     return end_of(pipeline.kafka, f"{pipeline.daemon.name}.public.numbers")
 
 

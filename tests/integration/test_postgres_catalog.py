@@ -180,8 +180,8 @@ async def test_published_relations_equal_the_servers_view(
 ) -> None:
     """The view is ``pg_publication_tables``. Its columns are compared only from PostgreSQL 16 on.
 
-    In PostgreSQL 15, the view includes generated columns, and in earlier versions, it has no columns. Unlike the view,
-    the query of pgsluice must not wait for tables that somebody has locked.
+    In PostgreSQL 15, the view includes generated columns. In earlier versions, it does not list columns. Unlike the
+    view, the query of pgsluice must not wait for tables that somebody has locked.
     """
     database, options = poor_role(version)
     columns = "t.attnames::text[]" if version >= 16 else "NULL::text[]"

@@ -80,7 +80,7 @@ def test_a_server_can_stop_while_kafka_accepts_nothing_and_changes_are_unread(
 
 @pytest.mark.parametrize("server", [14, 18], indirect=True)
 def test_a_crash_in_the_middle_of_large_transactions_loses_nothing(server: Postgres, start: Start) -> None:
-    """The server may lose confirmed positions since its last checkpoint, and send transactions again."""
+    """The server may lose positions that were confirmed after its last checkpoint, and send transactions again."""
     pipeline = start(TIGHT, server=server)
     pipeline.write()
     pipeline.wait_until_confirmed()

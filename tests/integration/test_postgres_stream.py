@@ -79,7 +79,7 @@ def walsender(admin: psycopg.Connection) -> int:
 
 
 async def until_confirmed(admin: psycopg.Connection, lsn: int) -> None:
-    while confirmed(admin) != lsn:  # noqa: ASYNC110 - the server has no event for it
+    while confirmed(admin) != lsn:  # noqa: ASYNC110 - the server offers no event to wait for
         await asyncio.sleep(0.02)
 
 

@@ -22,7 +22,7 @@ host all postgres 127.0.0.1/32 trust
 
 
 class Scene:
-    """A server with a certificate for ``localhost``, which requests certificates from its clients."""
+    """A server that has a certificate for ``localhost`` and requests certificates from its clients."""
 
     def __init__(self, server: Postgres, authority: Authority, other: Authority) -> None:
         self.database = Database(server, "postgres")

@@ -26,7 +26,7 @@ def insert_large(scene: Scene) -> None:
 
 
 def start_with(scene: Scene, **settings: Mapping[str, object]) -> None:
-    """Start the daemon with changed settings. None removes a setting."""
+    """Start the daemon with changed settings."""
     for section, keys in settings.items():
         scene.daemon.settings[section] = {**scene.daemon.settings.get(section, {}), **keys}
     scene.daemon.start()

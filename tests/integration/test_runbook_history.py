@@ -66,7 +66,10 @@ def write_former_checkpoint(scene: Scene) -> None:
 
 
 def write_enormous_numbers(scene: Scene) -> None:
-    """Delete all cut records. Then write a checkpoint with a very large cut number, which they would contradict."""
+    """Write a checkpoint with a very large cut number.
+
+    First delete all cut records, because they would contradict this checkpoint.
+    """
     with scene.stopped():
         delete_records(scene.pipeline.kafka, scene.topic("transactions"))
         write_checkpoint(scene, json.dumps({**last_checkpoint(scene), "cut": CUT_MAX}).encode())

@@ -1,4 +1,4 @@
-"""Tests the watching of the slot: on every version, on a standby, and when the server hangs or has lost the slot."""
+"""Tests ``SlotWatch`` on every version, on a standby, and when the server hangs or has lost the slot."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ async def watching(options: ConnectionOptions, server: Postgres | Proxy) -> Asyn
     task = asyncio.create_task(watch.run(lambda: True, lambda: True))
     try:
         yield watch
-        assert not task.done(), "the watch continues, whatever happens"
+        assert not task.done(), "the watch has ended"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

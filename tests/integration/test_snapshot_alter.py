@@ -419,6 +419,6 @@ def command(daemon: Daemon, action: str, *arguments: str) -> str:
 
 
 def snapshots(daemon: Daemon, kafka: Kafka) -> str:
-    """Return the table's last record in ``<prefix>.snapshots``."""
+    """Return the last record in ``<prefix>.snapshots``, or an empty text if there is none."""
     values = [one.value() or b"" for one in read_committed(kafka, f"{daemon.name}.snapshots")]
     return values[-1].decode() if values else ""

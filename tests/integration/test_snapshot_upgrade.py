@@ -53,7 +53,7 @@ def former(filled: Pipeline) -> Pipeline:
 
 
 def choose(pipeline: Pipeline, mode: str | None, delivery: str = "exactly_once") -> None:
-    """Set snapshot.mode for all later starts. None removes the setting."""
+    """Set snapshot.mode for all later starts. If ``mode`` is None, remove the setting."""
     pipeline.daemon.settings |= {**configured({"snapshot": {"mode": mode}, "delivery": {"mode": delivery}})}
 
 

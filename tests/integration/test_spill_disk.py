@@ -29,7 +29,7 @@ TOOLS = ("losetup", "mkfs.ext4", "mount", "umount", "fsfreeze")
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or any(shutil.which(tool) is None for tool in TOOLS),
-    reason=f"freezing a file system takes root and {', '.join(TOOLS)}",
+    reason=f"freezing a file system needs the user root and {', '.join(TOOLS)}",
 )
 
 

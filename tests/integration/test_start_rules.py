@@ -41,7 +41,7 @@ class TestStartRules:
         write_and_stop(pipeline)
         backup.restore()
         for _ in range(50):
-            pipeline.write_at_once(7)  # the size keeps commit records from having the LSNs of former commit records
+            pipeline.write_at_once(7)  # with 7 rows, no new commit record has the LSN of a lost one
         code, log = fails(pipeline)
         assert (code, "restored from a backup" in log) == (65, True), log
 

@@ -387,7 +387,7 @@ def test_without_its_own_secrets_for_kafka_the_registry_shares_those_of_the_pipe
 
 
 def test_underscores_in_the_name_of_a_property_are_dots() -> None:
-    """In both spellings, the password must be given as a file, which pgsluice can read again after a change."""
+    """In both spellings, a password must become a file, because pgsluice can read a file again after a change."""
     setting = {"setting": "kafka.client.sasl_password", "secretName": "shop-kafka", "key": "password"}
     level = {"setting": "kafka.client.log_level", "secretName": "shop-kafka", "key": "level"}
     options = [*values_of("standby"), "--set-json", f"secretSettings={json.dumps([setting, level])}"]

@@ -53,7 +53,7 @@ class Watched:
         chosen = {"namespace": namespace, "job": job, "pipeline": self._pipeline.daemon.name, "instance": ".*"}
         for name, value in {**chosen, "__rate_interval": WINDOW}.items():
             expression = expression.replace(f"${name}", value)
-        assert "$" not in expression, "a variable that the dashboard does not have"
+        assert "$" not in expression, "the query has a variable that this test does not know"
         return self._prometheus.query(expression)
 
     def values(self, name: str, **labels: str) -> set[str]:

@@ -18,7 +18,7 @@ class ScriptedDisk(Disk):
         self._waiting: deque[_Job] = deque()
         self._is_frozen = False
         self._is_held = False
-        """Whether a job is in progress that waits for ``thaw``."""
+        """Whether a job has begun and waits for ``thaw``."""
 
     def freeze(self) -> None:
         """Make the disk hang, so that no job ends."""

@@ -124,7 +124,7 @@ class Mirror:
         self._complete[f"{self._prefix}.{ended['schema']}.{ended['table']}"] = ended["oid"]
 
     def check_all(self, truths: Iterable[Truth]) -> None:
-        """Compare the result of all events with each table that was loaded, unless it was recreated."""
+        """Compare the result of all events with each table that was loaded. Leave out recreated tables."""
         self._tables.clear()
         for truth in truths:
             self._apply(truth)

@@ -1,4 +1,4 @@
-"""Compares the records that each Kafka transaction makes visible with those that a read_committed reader must see.
+"""Checks that each Kafka transaction makes exactly those records visible that a read_committed reader must see.
 
 The model is independent of the product. It decodes records with fastavro and the registered schemas, and derives the
 expected records from the WAL alone.
@@ -504,10 +504,10 @@ class Model:
         if topic == f"{PREFIX}.checkpoint":
             self._on_checkpoint(json.loads(value))
         elif topic == COMMANDS_TOPIC:
-            assert self.orders is not None, "no commands are given"
+            assert self.orders is not None, "an answer was written in a world without commands"
             self.orders.on_answer(value)
         elif topic == SNAPSHOTS_TOPIC:
-            assert self.mirror is not None, "no tables are loaded"
+            assert self.mirror is not None, "a load was recorded in a world without loads"
             self.mirror.on_ended(json.loads(value))
         elif topic == f"{PREFIX}.transactions":
             number = json.loads(value)["cut"]

@@ -1,4 +1,4 @@
-"""Reads the rows of the scripted tables. The class implements :class:`pgsluice.pipeline.ends.Reader`.
+"""Reads the rows of the scripted tables. :class:`Reader` implements :class:`pgsluice.pipeline.ends.Reader`.
 
 A reader returns the rows that a real query with the same snapshot would return, and holds the same locks.
 """

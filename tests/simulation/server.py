@@ -1,7 +1,8 @@
 """The scripted PostgreSQL: one slot, its walsender, the connections of daemons, crashes and shutdowns.
 
-It implements ``pipeline.ends.Source`` and ``Stream``. Like a real server, it accepts every acknowledgement. Unlike a
-real server, it reports an acknowledgement that is too high.
+:class:`Connection` implements ``pipeline.ends.Source``, and :class:`Stream` implements ``pipeline.ends.Stream``. Like a
+real server, the scripted server accepts every acknowledgement. Unlike a real server, it reports an acknowledgement that
+is too high.
 """
 
 import asyncio

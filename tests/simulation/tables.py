@@ -60,7 +60,7 @@ class Visible:
     xmax: int
     running: frozenset[int]
     hidden: frozenset[int]
-    """The 32-bit ids of the same transactions, as the WAL contains them."""
+    """The 32-bit ids of the transactions in ``running``, as the WAL contains them."""
 
 
 def attnum(column: str) -> int:

@@ -58,7 +58,7 @@ from tests.simulation.virtual import PROCESS
 from tests.simulation.world import KEY, run
 
 WORLDS = 1000
-"""The number of worlds that are run without a rule. At least one of them has to go wrong."""
+"""The maximum number of worlds that run while one rule is disabled. At least one of them has to go wrong."""
 
 NOTICED: Mapping[str, int] = {
     "a_cancelled_load_does_not_continue": 14,
@@ -435,7 +435,7 @@ def a_read_that_makes_no_progress_asks_another_broker(patch: pytest.MonkeyPatch)
 
 
 def other_brokers_are_asked_before_a_topic_counts_as_changed(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise, a single outdated broker would stop the daemon."""
+    """If only one broker were asked, an outdated broker could stop the daemon."""
 
     class Same:
         def __init__(self, topics: Topics) -> None:
@@ -502,7 +502,7 @@ def new_transactions_are_not_mistaken_for_repetitions(patch: pytest.MonkeyPatch)
 
 
 def a_refusal_is_recorded(patch: pytest.MonkeyPatch) -> None:
-    """When a restored server's WAL has grown, its positions look right again. Then only the refusal stops a start."""
+    """When a restored server's WAL has grown, its positions look right. Then only a recorded refusal stops a start."""
     patch.setattr(KafkaSink, "_refuse", lambda _self, _checkpoint: None)
 
 
@@ -627,7 +627,7 @@ def a_table_is_locked_before_the_snapshot_is_taken(patch: pytest.MonkeyPatch) ->
 
 
 def rows_are_placed_at_the_insert_lsn_of_their_snapshot(patch: pytest.MonkeyPatch) -> None:
-    """An asynchronous commit is visible before it is flushed, so a snapshot can see more than the flush LSN says."""
+    """An asynchronous commit is visible before it is flushed, so a snapshot can see commits beyond the flush LSN."""
     take = Reader.take
 
     async def flushed(self: Reader) -> Taken:
@@ -692,7 +692,7 @@ def rows_at_one_position_are_counted_across_sessions(patch: pytest.MonkeyPatch) 
 
 
 def a_load_does_not_continue_with_another_shape(patch: pytest.MonkeyPatch) -> None:
-    """If a column was added, rows that were read before may have a value in it."""
+    """If a column was added during the load, the rows that were already read may lack its value."""
     patch.setattr(readers, "_digest", lambda _relation: "")
 
 
@@ -745,7 +745,7 @@ def a_pause_of_the_pipeline_outlives_a_session(patch: pytest.MonkeyPatch) -> Non
 
 
 def a_pause_of_the_pipeline_waits_for_the_end_of_a_round(patch: pytest.MonkeyPatch) -> None:
-    """Otherwise the round would wait for the paused stream, or the end of the round would deliver transactions."""
+    """If a pause began in a round, the round would wait for the stream, or the round's end would deliver changes."""
     init = Loader.__init__
 
     def hasty(self: Loader, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as the original

@@ -361,7 +361,7 @@ class Retyping:
     fields: tuple[str, str]
     values: tuple[str, str]
     using: str = ""
-    """An expression that converts the column ``{}``, if PostgreSQL needs it. ``back`` is the reverse conversion."""
+    """An expression that converts the column ``{}``, or nothing if PostgreSQL needs none. ``back`` is its reverse."""
     back: str = ""
 
     @property

@@ -54,7 +54,7 @@ def storm(seed: int) -> Callable[[Place], None]:
 
 
 def _round(chance: Random, sessions: list[psycopg.Connection], numbers: Iterator[int]) -> None:
-    """Run one transaction in each session, with their statements in random order."""
+    """Run one transaction in each session. Which session runs its next statement is random."""
     scripts = [_transaction(chance, owner, numbers) for owner in range(len(sessions))]
     while any(scripts):
         owner = chance.choice([owner for owner, script in enumerate(scripts) if script])
@@ -97,7 +97,7 @@ def _statement(chance: Random, owner: int, numbers: Iterator[int]) -> str:
 
 
 def _between(chance: Random) -> str:
-    """Return statements that need exclusive access to a table."""
+    """Return a statement that needs exclusive access to a table."""
     table = chance.choice(TABLES)
     keyed = chance.choice(TABLES[:3])
     return chance.choice(

@@ -190,7 +190,7 @@ KEYS = {
 
 
 NAMED_SCENARIO = "types whose text is a name of the catalog"
-"""The scenario of types whose values are numbers in binary format."""
+"""The scenario of types whose values are names in text format, but numbers in binary format."""
 
 
 def _scenario(name: str, types: Values, *, make: str = "", since: int = 10) -> Scenario:
