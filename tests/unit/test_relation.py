@@ -196,7 +196,7 @@ def test_packed_tables_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
 def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter: str) -> None:
-    """Compare the estimate with the traced size, which must be less than 3/2 of it and more than half of it."""
+    """Compare the estimate with the traced size. It must be more than two thirds and less than twice that size."""
     cache = RelationCache()
     wide = [messages.RelationColumn(NO, f"{number}{letter * 14}", 25, number) for number in range(1600)]
     names = sum(sys.getsizeof(column.name) for column in wide)  # they were allocated before tracemalloc starts
