@@ -1,4 +1,4 @@
-"""Runs five hundred simulated worlds (see ``world``), each with its seed. `make simulate` runs any number of them."""
+"""Runs five hundred simulated worlds (see ``world``), each with its own seed. `make simulate` runs any number."""
 
 import re
 import subprocess

@@ -1,8 +1,9 @@
 """Virtual time: an event loop that never waits, simulated threads that run one at a time, and a virtual clock.
 
 The seed alone decides the order of all events in a simulation. The loop advances the clock to the next timer. Blocking
-calls run in greenlets instead of threads. A greenlet runs only while the loop does not, and yields when it sleeps.
-``patched`` replaces the clocks, threads and random generators in every module of pgsluice that uses the real ones.
+calls run in greenlets instead of threads. A greenlet runs only while the loop waits for it. When a greenlet sleeps, the
+loop continues. ``patched`` replaces the clocks, threads and random generators in every module of pgsluice that uses
+the real ones.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class Killed(BaseException):
 
 
 class Stuck(Exception):
-    """Raised when no timer is left. Then nothing can happen any more."""
+    """Raised when no timer is left, so that nothing can happen any more."""
 
 
 class Process:

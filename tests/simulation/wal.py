@@ -1,7 +1,7 @@
 """A WAL of random transactions: the changes that clients make, and the changes that a consumer has to see.
 
-The scripted walsender (:mod:`tests.simulation.walsender`) decodes the WAL. Locks are as in PostgreSQL: a
-(sub)transaction that changes a table's columns locks the table until it ends.
+The scripted walsender (:mod:`tests.simulation.walsender`) decodes the WAL. Locks are as in PostgreSQL: a transaction or
+subtransaction that changes a table's columns locks the table until the (sub)transaction ends.
 """
 
 import random

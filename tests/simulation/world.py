@@ -262,7 +262,8 @@ class Simulation:
     def _check_fence(self, process: Process) -> None:
         """Check that a standby does not fence the owner.
 
-        A process that has streamed, or that found no slot, may not know yet that it has become a standby.
+        A process that has streamed or that found no slot may fence the owner, because it may not know yet that it has
+        become a standby.
         """
         active = self.server.active
         if self.mode == "exactly_once" and active is not None and active.process is not process:
@@ -428,7 +429,7 @@ class Daemon:
                 self._simulation.model.on_refusal(str(error))
             return
         # A daemon may stop if Kafka was down or a disk hung for too long. The supervisor starts the daemon again. But
-        # it must not stop because of another pipeline, because these worlds have only one.
+        # a daemon must not stop because of another pipeline, because these worlds have only one pipeline.
         excused = isinstance(error, UnavailableError) and "another pipeline" not in str(error)
         if error is None or isinstance(error, DrainTimeout) or excused:
             return
@@ -667,7 +668,7 @@ async def _lose_checkpoints(simulation: Simulation) -> None:
 
 
 def _forge(simulation: Simulation, partition: Partition) -> bool:
-    """Write a checkpoint with the pipeline's key that contradicts the cut records, and return True.
+    """Under the pipeline's key, write a checkpoint that contradicts the cut records, and return True.
 
     Return False if the last checkpoint does not belong to the last cut. In this case, a checkpoint was already lost or
     forged, and pgsluice does not have to survive two of these faults.
@@ -744,7 +745,8 @@ async def _outdated_broker(simulation: Simulation) -> None:
     if broker.leader_epoch:
         return  # this fault happens only once in a world
     # If other programs write, or markers are written twice, an outdated end offset may equal the predicted one by
-    # chance. pgsluice does not have to survive both faults together, so leave the topics of changes alone.
+    # chance. pgsluice does not have to survive an outdated broker together with one of these two faults. In such a
+    # world, the broker is therefore outdated only for the service topics, and not for the topics of changes.
     disturbed = {_foreign_rows, _kafka_weather}.intersection(simulation.troubles)
     led = OWN_TOPICS if disturbed else list(broker.topics)
     broker.lose_touch(led, dice.choice((0.3, 0.7)))

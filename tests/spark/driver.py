@@ -1,6 +1,6 @@
 """A driver that mirrors a pipeline and is killed at a step: ``python -m tests.spark.driver <a Life as JSON>``.
 
-The product has no failpoints. So this script wraps the commits of Delta tables in its own process.
+pgsluice_spark has no failpoints. So this script wraps the commits of Delta tables in its own process.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Wraps a target, so that the driver dies when it commits to one of the tables. The product has no failpoints."""
+"""Wraps a target, so that the driver dies when it commits to one of the tables. pgsluice_spark has no failpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Killed(Exception):
 
 @dataclass(frozen=True)
 class DyingTable:
-    """A table that ends the driver at the next commit: after it if ``made`` is true, and otherwise before it."""
+    """A table that ends the driver at its next commit: after the commit if ``made`` is true, otherwise before it."""
 
     table: TargetTable
     made: bool

@@ -116,7 +116,7 @@ class Handmade:
         assert self._producer.flush(30) == 0
 
     def letter(self, table: str, op: str) -> Json:
-        """Write a dead letter. Return the topic entry that its cut record has to contain."""
+        """Write a dead letter. Return the topic entry that the cut record has to contain for this dead letter."""
         fields = {"schema": "public", "table": table, "op": op, "topic": self.topics[table], "reason": "refused"}
         datum = {**fields, "epoch": 1, "lsn": 1, "seq": 0, "xid": 1, "ts": COMMITTED, "detail": "", "key": None}
         self._producer.produce(self.dead_letters, frame(LETTER_ID, LETTER, datum))

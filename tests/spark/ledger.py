@@ -154,7 +154,8 @@ def run(shop: Shop, directory: Path, kills: int, rng: random.Random, say: Callab
 def _meanwhile(shop: Shop, ledger: Ledger, number: int, tally: Tally) -> Iterator[None]:
     """Alter a table or begin an epoch before driver ``number`` runs, and load the tables while the driver runs.
 
-    Each of these steps happens only for some drivers. A new epoch loses changes, so the tables are always loaded then.
+    Each of these steps happens only for some drivers. A new epoch loses changes, so the tables are loaded after each
+    new epoch.
     """
     later = number - len(SCHEMA_CHANGES)
     if later < 0:

@@ -132,8 +132,10 @@ def opened(
 
 
 def ordered(rows: list[Row]) -> list[Row]:
-    """Return rows in a fixed order. Columns that are null are removed. A row may lack such a column, and must still
-    equal a row in which it is null."""
+    """Return rows in a fixed order, without their null columns.
+
+    A row that lacks a column has to equal a row in which this column is null.
+    """
     plain = [{name: _plain(value) for name, value in row.items() if value is not None} for row in rows]
     return sorted(plain, key=lambda row: repr(sorted(row.items())))
 

@@ -259,7 +259,10 @@ def test_a_key_is_needed(spark: SparkSession) -> None:
 
 
 def test_a_column_that_was_dropped_and_added_again(spark: SparkSession) -> None:
-    """The column has the same field as before. Only the mark says that an unchanged value is not the former value."""
+    """The new column has the same name as the dropped one.
+
+    Only the "stale" mark shows that an unchanged value is not the value of the dropped column.
+    """
     told = [
         record(change("c", 1, after={"id": 1, "note": "old", "photo": "p"}), 1),
         record(change("c", 2, after={"id": 2, "note": "old", "photo": "p"}), 2),

@@ -82,7 +82,7 @@ def lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) ->
     return made
 
 
-def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - it may be Dying
+def mirrored(shop: Shop, target: Any, directory: Path, max_events: int = 1000) -> None:  # noqa: ANN401 - a Target or a Dying
     """Run a mirror up to the current end of the topics."""
     query = shop.pipeline.mirror(
         target,
@@ -136,8 +136,8 @@ def test_tables_equal_the_source_at_every_entry(shop: Shop, tmp_path: Path) -> N
 def test_a_driver_that_dies(shop: Shop, tmp_path: Path) -> None:
     """Let drivers die between the commits of two tables, and before the commit of the control table.
 
-    After each of them, another driver continues. The drivers in ``test_ledger.py`` write to Delta, so the drivers of
-    this test write to Iceberg if it is installed.
+    After each of these drivers, another driver continues. The drivers in ``test_ledger.py`` write to Delta, so the
+    drivers of this test write to Iceberg if it is installed.
     """
     lake = LAKES[-1](shop.spark, tmp_path / "lake")
     mirrored(shop, lake.target, tmp_path)

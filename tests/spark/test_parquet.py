@@ -36,7 +36,7 @@ def changes(made: Handmade, target: Target, at: int | None = None) -> list[tuple
 
 
 def test_each_change_once(made: Handmade, tmp_path: Path) -> None:
-    """Leave a batch incomplete, as a killed driver does. Then continue without the checkpoint, with other batches."""
+    """Leave a batch incomplete, as a killed driver does. Continue without the checkpoint, and with smaller batches."""
     target = Parquet(str(tmp_path / "log"))
     for number in range(1, 5):
         made.cut(made.event("orders", "c", number, 0, {"id": number}, after={"count": number}))

@@ -438,7 +438,10 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
 def test_a_foreign_write_during_a_batch(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Write as another program before a batch is merged. RESTORE undoes both commits, so the batch is applied again."""
+    """Write as another program before a batch is merged.
+
+    RESTORE undoes the commit of the other program and the commit of the batch, so the batch is applied again.
+    """
     made = make("orders")
     spark = made.pipeline.spark
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))

@@ -33,7 +33,7 @@ def numeric(precision: int, scale: int) -> Kind:
 
 
 def table(*kinds: Kind) -> Relation:
-    """Return a relation with the columns ``c0``, ``c1``, ..., one of each type. The first column is the key."""
+    """Return a relation with a column for each of ``kinds``: ``c0``, ``c1``, ... The first column is the key."""
     cache = RelationCache()
     for name, oid in EXTENSIONS.items():
         cache.on_type(messages.Type(None, oid, "public", name))

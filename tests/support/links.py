@@ -1,4 +1,4 @@
-"""Simulates the network between brokers. It can isolate one broker from the others while clients still reach it.
+"""Simulates the network between brokers, and can isolate one broker from the others while clients still reach it.
 
     links = Links()
     with Kafka(brokers=3, forward=links.forward) as kafka: links.isolate(1)

@@ -1,7 +1,8 @@
 """A consumer that implements the wire contract without any code of pgsluice. It uses Confluent's client.
 
-It reads committed records only. For each cut record in ``<prefix>.transactions``, it reads every listed partition up to
-``next``. It decodes records with Confluent's deserializer and the registry that the daemon serves.
+The consumer reads committed records only. For each cut record in ``<prefix>.transactions``, it reads every partition
+that the cut record lists, up to the listed offset ``next``. It decodes records with Confluent's deserializer and the
+registry that the daemon serves.
 """
 
 import json

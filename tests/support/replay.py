@@ -80,8 +80,8 @@ class Replay:
 
         ``tombstones`` returns whether a table (``schema.table``) has tombstones. ``partitions`` returns the number of a
         topic's partitions. ``partial`` has the tables that had rows before the first event. ``completes`` gets a mark,
-        and returns whether the mark's load reads all rows of the table. ``forgets`` gets the id of such a load, and
-        returns whether the consumer discards its copy of the table when the load begins.
+        and returns whether the mark's load reads all rows of the table. ``forgets`` gets the id of a load that reads
+        all rows, and returns whether the consumer discards its copy of the table when the load begins.
         """
         self.loads = Loads(self._complain_of_load)
         self._completes = completes
@@ -321,8 +321,8 @@ class Replay:
         assert op != "r" or not (event["xid"] or event["unchanged"] or before), (
             "a loaded row has no xid, no unchanged values and no old row"
         )
-        assert (after is None) == (op == "d"), "exactly the deletes have no new row"
-        assert (before is None) == (image == "none"), "before_image is none exactly if there is no old row"
+        assert (after is None) == (op == "d"), "a delete has no new row, and every other change has one"
+        assert (before is None) == (image == "none"), "before_image is none if, and only if, there is no old row"
         assert image in ("key", "full") or (op != "d" and not moves), "deletes and changes of a key have an old row"
         assert op != "c" or moves == (before is not None), "only an insert with key_change has an old row"
         assert not (image == "full" and event["unchanged"]), "a full old row includes the unchanged values"

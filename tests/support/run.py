@@ -52,8 +52,11 @@ DECODING: Mapping[int, Sequence[str]] = {
     16: ("debug_logical_replication_streaming = immediate",),
     18: ("debug_logical_replication_streaming = immediate",),
 }
-"""Settings of the database by server version. They make the server stream large transactions, or all transactions.
-Version 17 runs with its defaults."""
+"""Settings of the database by server version.
+
+They make servers 14 and 15 stream large transactions, and servers 16 and 18 all transactions. Version 17 runs with its
+defaults.
+"""
 
 END = Scenario("the end", "The row of this scenario is the last one written.", "CREATE TABLE t (id serial PRIMARY KEY)")
 

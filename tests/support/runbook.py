@@ -187,8 +187,9 @@ class Scene:
 class Scenario:
     """The cause of the message in a row of the runbook, and the row's advice as a function.
 
-    ``cause`` is called when the pipeline streams. It makes the daemon stop with the exit code ``code``, or log the
-    message and continue if ``code`` is None. ``advice`` is called after that, and must make the pipeline stream again.
+    ``cause`` is called when the pipeline streams. It makes the daemon log the message, and stop with the exit code
+    ``code``. If ``code`` is None, the daemon continues. ``advice`` is called after that, and must make the pipeline
+    stream again.
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""The minimal settings of a pipeline with a test's additions, and the problems of such settings."""
+"""The minimal settings of a pipeline with a test's additions, and the problems that validation finds in them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A server with TLS, and a certificate for ``localhost``."""
+"""A PostgreSQL server with TLS, and a certificate for ``localhost``."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``python -m tests.types --count 5000 [--version 14] [--seed n]``: values of every type, through real servers."""
+"""``python -m tests.types --count 5000 [--version 14] [--seed n]`` sends values of every type through real servers."""
 
 import argparse
 import asyncio
@@ -36,7 +36,10 @@ def _run(version: int, seed: int, count: int) -> Outcome:
 
 
 def table(outcomes: dict[int, Outcome]) -> str:
-    """Return a table of the numbers of values, by type and version. The numbers of marked values are in brackets."""
+    """Return a table of the numbers of values, by type and version.
+
+    The numbers in brackets count the marked values, which their Avro types cannot hold.
+    """
     names = sorted({name for outcome in outcomes.values() for name in outcome.tallies})
     lines = [f"{'type':<18}" + "".join(f"{f'PostgreSQL {version}':>22}" for version in outcomes)]
     for name in names:

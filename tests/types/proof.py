@@ -2,8 +2,9 @@
 
 Each type is tried as itself, as a domain over it, as an array of it, as an array of the domain, and as a domain over
 the array. The formats are text and, if the server supports it, binary. Both formats must give the same bytes, with
-both twins of ``rows``. A value must be marked if, and only if, its column's Avro type cannot hold it. This module
-derives from the documentation, independently of pgsluice's code, which values are marked, and how keys represent them.
+both twins of ``rows``. A value must be marked (sent as null, with its text in ``raw``) if, and only if, its column's
+Avro type cannot hold it. This module derives from the documentation, independently of pgsluice's code, which values are
+marked, and how keys represent them.
 """
 
 import re

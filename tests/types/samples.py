@@ -454,7 +454,7 @@ SAMPLES: Sequence[Sample] = (
     Sample("regcollation", None, ['"C"'], since=13),
     Sample("aclitem", None, ["postgres=r/postgres", "=arwdDxt/postgres", "postgres=r*w*/postgres"]),
 )
-"""Samples of built-in types. If a type is listed again, it is for newer versions or without random values."""
+"""Samples of built-in types. Some types have further samples, for newer versions or without random values."""
 
 USERS: Sequence[Sample] = (
     Sample("public.mood", _mood),

@@ -1,6 +1,6 @@
 """Tests that our encoders write exactly the bytes in contract/, and that fastavro decodes them to the JSON beside them.
 
-If these files change, the wire contract changes. ``python -m tests.contract`` writes new files.
+If the files in contract/ change, the wire contract changes. ``python -m tests.contract`` writes them anew.
 """
 
 import json

@@ -228,8 +228,8 @@ def test_both_records_of_a_changed_key_have_the_whole_old_row() -> None:
 def test_an_old_row_of_a_partition_that_is_marked_as_complete_is_a_key() -> None:
     """Treat the old row as a key.
 
-    The server marks it as complete because of the root's replica identity, but the partition's replica identity
-    decides which columns it has.
+    The server marks the old row as complete because of the root's replica identity, but the partition's replica
+    identity decides which columns the row has.
     """
     found = Table("d")
     old: TupleData = [b"1", None, None]

@@ -128,7 +128,7 @@ class TestALoadPosition:
 
     def test_rows_are_numbered_before_every_change_that_commits_there(self) -> None:
         assert (LoadPosition(1000).seq, LoadPosition(1000, 5).seq) == (FIRST_SEQ, FIRST_SEQ + 5)
-        assert FIRST_SEQ < -1, "the number of a message outside transactions"
+        assert FIRST_SEQ < -1, "-1 is the number of a message outside transactions"
 
     def test_a_load_position_is_read_from_a_checkpoint_as_it_was_written(self) -> None:
         assert read_load_position(as_json(asdict(LoadPosition(1000, 5)))) == LoadPosition(1000, 5)

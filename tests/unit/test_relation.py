@@ -147,7 +147,7 @@ def test_a_connection_does_not_describe_tables_without_limit(monkeypatch: pytest
 
 
 def test_tables_that_were_described_long_ago_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack old descriptions, and do not drop them, because the server does not describe a table again."""
+    """Pack old descriptions instead of dropping them, because the server does not describe a table again."""
     cache = RelationCache()
     cache.on_type(messages.Type(None, 16400, "public", "mood"))
     wide = [messages.RelationColumn(NO, f"é{number}", 16400, number) for number in range(1600)]
@@ -196,7 +196,7 @@ def test_packed_tables_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
 def test_the_size_of_a_table_is_estimated_by_its_columns_and_their_names(letter: str) -> None:
-    """Compare the estimate with tracemalloc. It may be up to a third below the real size, or up to twice this size."""
+    """Compare the estimate with the traced size. It must be more than two thirds and less than twice that size."""
     cache = RelationCache()
     wide = [messages.RelationColumn(NO, f"{number}{letter * 14}", 25, number) for number in range(1600)]
     names = sum(sys.getsizeof(column.name) for column in wide)  # they were allocated before tracemalloc starts

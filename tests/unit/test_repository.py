@@ -97,8 +97,8 @@ def is_covered(module: Path) -> bool:
 def test_every_module_has_a_test_file() -> None:
     """Look for a test file of each module.
 
-    If a module has none, write it, or add this sentence to the module's docstring: ``tests/.../test_x.py`` covers
-    this module.
+    If a module has no test file, write one, or add this sentence to the module's docstring: ``tests/.../test_x.py``
+    covers this module.
     """
     modules = [path for path in files("*.py") if path.is_relative_to(ROOT / "src") and "__" not in path.name]
     assert [relative(path) for path in modules if not is_covered(path)] == []

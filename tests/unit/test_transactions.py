@@ -487,8 +487,7 @@ class TestMessages:
 
 
 class Below:
-    """A gate that admits a transaction if its id is below ``xid``, and a message outside of transactions if the
-    message's LSN is below ``lsn``.
+    """A gate that admits transactions with an id below ``xid``, and messages outside of them with an LSN below ``lsn``.
 
     It keeps the ids of the transactions that it was asked about, and of those that wait.
     """

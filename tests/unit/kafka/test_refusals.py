@@ -44,7 +44,7 @@ def verdict(*reports: tuple[KafkaError, Message], limits: Mapping[str, int | Non
 
 
 def letters(error: PgsluiceError) -> dict[int, DeadLetter]:
-    """Return the dead letters of a refusal by seq."""
+    """Return the dead letters in an error of refused records. The keys are the seqs of the changes."""
     assert isinstance(error, Refused)
     return {letter.origin.seq: letter for letter in error.letters}
 

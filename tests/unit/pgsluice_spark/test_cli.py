@@ -90,7 +90,7 @@ def test_the_packages_fit_this_spark(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def without_packages(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with the product, but without installed packages such as PySpark."""
+    """Run Python with pgsluice_spark, but without installed packages such as PySpark."""
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     line = [sys.executable, "-S", *words]  # -S leaves out site-packages
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)

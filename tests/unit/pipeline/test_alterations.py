@@ -1,5 +1,4 @@
-"""Tables that were altered after their load: the marks that tell consumers so, the recorded states of their loads, and
-the warnings.
+"""Tables that were altered after their load: the "stale" marks, the recorded states of the loads, and the warnings.
 
 Source and sink are scripted. The open cut is real.
 """

@@ -1,4 +1,4 @@
-"""The loads in progress, and the rows that are read again before their end."""
+"""The loads in progress, and the rows that a load has to read again before it ends."""
 
 from dataclasses import replace
 

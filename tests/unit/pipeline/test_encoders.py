@@ -214,10 +214,7 @@ async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pyt
 
 
 async def test_encoders_of_wide_tables_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the encoders of excluded tables and of tables in quarantine as well.
-
-    They also hold a table's description.
-    """
+    """Also count the encoders of excluded tables and of tables in quarantine, because they hold descriptions, too."""
     world = World()
     rules = [TableRule("public.refused", keys=("none",))]
     tables = Tables("shop", exclude=["public.out"], rules=rules)

@@ -546,7 +546,10 @@ WITHOUT_KEY = replace(SHAPE, key=())
 
 
 async def test_a_table_without_key_is_read_in_one_round() -> None:
-    """Load a table without a key in several cuts. Transactions that the snapshot does not see wait for all rows."""
+    """Load a table without a key in several cuts.
+
+    If the snapshot does not see a transaction, the transaction waits for all rows.
+    """
     world = world_of(*range(30))
     world.shapes = {7: WITHOUT_KEY}
     world.server = replace(world.server, xlogpos=10_500)
@@ -637,7 +640,7 @@ async def test_a_table_of_an_untrusted_owner_is_left_out_unless_the_settings_nam
 
 
 def is_distrusted(found: Running) -> bool:
-    """Return whether the status says that the table is not read because of its owner."""
+    """Return whether the table is left out because of its owner, according to the status."""
     report = found.session.load_report
     return report is not None and "public.numbers is left out until" in (report.named[0].reason or "")
 

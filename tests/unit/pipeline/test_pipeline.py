@@ -555,9 +555,9 @@ class TestWhenItMustNotGoOn:
         assert not outdated
 
     async def test_being_fenced_by_a_process_that_refuses_the_server_stops_the_process(self) -> None:
-        """Stop because of the refusal, which the next session reads from the checkpoint topic.
+        """Stop, because the next session reads in the checkpoint topic that the other process has refused the server.
 
-        The other process owned the slot when it began to write the refusal.
+        The other process owned the slot when it began to write this refusal.
         """
         world = World(position=8_000, checkpoint=CHECKPOINT)
 
@@ -571,7 +571,7 @@ class TestWhenItMustNotGoOn:
             await ended(pipeline(world, sink=Overtaken))
 
     async def test_being_fenced_in_the_first_session_after_a_promotion_is_retried(self) -> None:
-        """Start a new session, although Kafka has another checkpoint than the session.
+        """Start a new session, although the session's checkpoint differs from the one in Kafka.
 
         The session's checkpoint is on the new timeline. Kafka still has the checkpoint that the session found.
         """

@@ -859,8 +859,10 @@ async def test_changes_before_the_fatal_error_are_delivered_first() -> None:
 
 
 class TestAServerWithAnotherHistory:
-    """The server sends transactions that the original server did not have. Everything before 10,000 was already
-    delivered, as the checkpoint says."""
+    """The server sends transactions that the original server did not have.
+
+    The checkpoint says that everything before 10,000 was already delivered.
+    """
 
     LAST = replace(CHECKPOINT, last_end_lsn=5_000, last_xid=700, last_commit_ts=1)
 
@@ -909,8 +911,11 @@ class TestAServerWithAnotherHistory:
                 await found.task
 
     async def test_a_heartbeat_that_is_being_committed_comes_first(self) -> None:
-        """Wait until the heartbeat's checkpoint is committed. The pipeline then writes the last checkpoint again, with
-        the error message in ``refused``, so the last checkpoint has to be known first."""
+        """Wait until the heartbeat's checkpoint is committed, before the session ends with the error.
+
+        After the error, the pipeline writes the last checkpoint again, with the error message in ``refused``. So the
+        pipeline has to know which checkpoint is the last one.
+        """
         world = World(position=4_000, commit_gate=asyncio.Event(), server=ServerIdentity("7001", 1, 10_000))
         last = replace(self.LAST, held_lsn=6_000)
         async with running(world, checkpoint=last, heartbeat_s=0.01) as found:

@@ -1,4 +1,4 @@
-"""The time limit of a stop. ``test_pipeline.py`` tests a server that goes away during a start or a refusal."""
+"""The time limit of a stop. ``test_pipeline.py`` tests servers that go away while a session starts or refuses them."""
 
 import asyncio
 
