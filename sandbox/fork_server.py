@@ -4,8 +4,8 @@ The imports of a daemon take a second of CPU time. A forked daemon saves this se
 thousand daemons. In all other respects, a forked daemon behaves like a daemon that was started as a command.
 
 The fork server forks a supervisor, which forks the daemon, so all guarantees of ``supervisor.py`` hold. The process
-that starts the fork server is its owner. The fork server ends together with its owner. It has only one thread, and
-nothing that a fork must not copy, such as a connection, a Kafka client or an event loop.
+that starts the fork server is its owner. The fork server ends together with its owner. It has only one thread. It has
+no connection, Kafka client, event loop or anything else that a fork must not copy.
 """
 
 import atexit

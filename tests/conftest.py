@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -12,7 +12,9 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
-settings.register_profile("untimed", deadline=None)  # on a busy machine, a slow test is not a defect
+settings.register_profile(  # on a busy machine, a slow test is not a defect
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 
 # Forking saves the time to start Python. Tests in test_cli.py and tests/platform also start pgsluice as users do.

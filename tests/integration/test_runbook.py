@@ -166,7 +166,7 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "reading waits",
         "the types of the published columns were not checked",
         "the HTTP server keeps its former certificate or token",
-        "the slot cannot be read, so its metrics are unknown until a later attempt succeeds",
+        "the slot cannot be read: its metrics become unknown, until a later attempt succeeds",
         "a schema has got suspiciously many versions within an hour",
         "the schema registry has another id for a schema than earlier messages",
         "prefixes share ids: clients that do not name the subject are refused",

@@ -61,7 +61,7 @@ def policy(scene: Scene, name: str, value: str) -> None:
 
 
 def repair_service_topics(scene: Scene) -> None:
-    """Follow the messages one after another. Each topic has two faults."""
+    """Do what pgsluice's error messages say, one after another. Each topic has two faults."""
     for name in ("schemas", "checkpoint"):
         delete_topic(scene.pipeline.kafka, scene.topic(name))
         create_topic(scene.pipeline.kafka, scene.topic(name), cleanup_policy="delete")

@@ -90,7 +90,8 @@ class Table:
             self._put("c", new, self._values(), self._some(0.8), row, "key_change")
 
     def load(self, case: str) -> None:
-        """Load the table while it changes. ``case`` decides whether a reader may delete the rows that were not read."""
+        """Load the table while it changes. ``case`` decides whether a reader of the changes may delete the rows that
+        the load did not find in the table."""
         self.gone |= set(self.random.sample(sorted(self.rows), min(4, len(self.rows))))
         there, began = self.rows.keys() - self.gone, len(self.records)
         load: Json = {"id": f"{self.name} {began}", "replaces": case != "does not replace"}

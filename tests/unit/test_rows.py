@@ -522,7 +522,8 @@ def test_a_table_that_is_left_out_has_no_records(twin: ModuleType) -> None:
 
 
 class Run:
-    """The state for runs. The encoders of tables 7 and 8 are ready. Table 9 is not published, table 10 is not ready."""
+    """The arguments of ``add_run``, which adds the rows of successive frames (a run). The encoders of tables 7 and 8
+    are ready. Table 9 is not published, table 10 is not ready."""
 
     def __init__(self, twin: ModuleType, limit: int = 1_000_000) -> None:
         self.relations = {oid: table(oid=oid) for oid in (7, 8, 9, 10)}

@@ -115,7 +115,10 @@ def date(lowest: int, highest: int) -> Writer:
 
 
 def time(limit: int, unit_us: int = 1) -> Writer:
-    """Return the writer of times since midnight below ``limit``: one day, or 1 µs more if 24:00:00 is included."""
+    """Return the writer of times since midnight, which have to be below ``limit``.
+
+    The limit is one day, or one day and 1 µs if 24:00:00 is included.
+    """
     encode = in_units(unit_us)
 
     def write(text: bytes) -> bytes:

@@ -211,7 +211,7 @@ class Encoders:
         self._ready_bytes -= self._bytes.pop(oid, 0)
 
     async def of_loaded(self, relation: Relation) -> Rows:
-        """Return an encoder for rows that a load has read, in the form of Insert messages.
+        """Return an encoder for rows that a load has read. It gets these rows as Insert messages.
 
         Raise TableRefused or PoisonError if the table cannot be encoded.
 

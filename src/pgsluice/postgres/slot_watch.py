@@ -126,7 +126,7 @@ class SlotWatch:
             if not self._has_failed:
                 reason = str(error) if isinstance(error, PgsluiceError) else repr(error)
                 log.warning(
-                    "the slot cannot be read, so its metrics are unknown until a later attempt succeeds", reason=reason
+                    "the slot cannot be read: its metrics become unknown, until a later attempt succeeds", reason=reason
                 )
             self._has_failed = True
 

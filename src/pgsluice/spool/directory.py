@@ -189,8 +189,8 @@ def _is_ours(descriptor: int) -> bool:
 
 
 _CLOSE = (
-    "Give the directory to the user of pgsluice. Then take the right to write from all other users (chmod o-w), or set "
-    "the sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be done."
+    "Give the directory to the user of pgsluice. Then either remove the write permission of all other users "
+    "(chmod o-w), or set the sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be done."
 )
 
 
@@ -207,7 +207,7 @@ async def check(parent: str, disk: Disk) -> Finding:
 def _look_at(parent: str) -> Finding:
     found = next(path for path in (Path(parent), *Path(parent).absolute().parents) if path.exists())
     if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
-        remedy = "Make the directory, or choose another."
+        remedy = f"Make {parent} a directory that pgsluice may write to, or choose another one."
         return Finding(_SETTING, Verdict.FAIL, f"{found} is not a directory that may be written to", remedy)
     if _is_open_to_others(found):
         detail = (

@@ -292,7 +292,8 @@ TYPES = (
         "ALTER DOMAIN amount ADD CHECK (value < 1000)",
         "ALTER DOMAIN amount SET DEFAULT 5",
         SAME,
-        "A domain has the field of its base type, which no ALTER can change. Checks and defaults are not sent.",
+        "A domain has the field of its base type, and no ALTER can give it another base type. Checks and "
+        "defaults are not sent.",
         (f"{ID} v:int4:int",),
         setup="CREATE DOMAIN amount AS int CHECK (value > 0); CREATE TABLE t (id int PRIMARY KEY, v amount)",
         rows="INSERT INTO t VALUES (1, 1), (2, NULL);",

@@ -20,7 +20,8 @@ LOAD = Load("x", "public", "notes", 7, "shape", ("n",), ("5",), 5)
 
 
 class Watched(Encoders):
-    """Encoders that keep the functions to call for rows with missing values."""
+    """Encoders that only record, for each watched table, the function to call when a row arrives without all its
+    values."""
 
     def __init__(self) -> None:
         self.told: dict[int, OnIncomplete] = {}

@@ -38,7 +38,8 @@ def test_each_reason_is_logged_once(quarantine: Quarantine) -> None:
 
 
 def test_names_are_written_as_patterns_so_that_no_two_tables_have_the_same(quarantine: Quarantine) -> None:
-    """Keep names with dots apart. Otherwise, a published table could release another table from quarantine."""
+    """Names that contain dots must not be confused with each other. Otherwise, a published table could release another
+    table from quarantine."""
     quarantine.add(table("b.c", schema="t"), "no topic")
     quarantine.remove(table("c", schema="t.b"))
     quarantine.add(table('"', schema="t"), "no topic")
