@@ -190,7 +190,8 @@ def _is_ours(descriptor: int) -> bool:
 
 _CLOSE = (
     "Give the directory to the user of pgsluice. Then either remove the write permission of all other users "
-    "(chmod o-w), or set the sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be done."
+    "(chmod o-w), or set the sticky bit (chmod +t). If there are no other users, as in a container, nothing has to be "
+    "done."
 )
 
 
