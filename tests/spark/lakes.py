@@ -48,7 +48,7 @@ class Lake(ABC):
 class DeltaLake(Lake):
     """A directory of Delta tables."""
 
-    foreign = r"version 2 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 1"
+    foreign = r"version 1 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 0"
 
     def __init__(self, spark: SparkSession, directory: Path) -> None:
         del spark

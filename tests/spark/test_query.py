@@ -456,8 +456,8 @@ def test_a_foreign_write_during_a_batch(
 
     with monkeypatch.context() as patch:
         patch.setattr(DeltaTable, "merge", merge_after_a_delete)
-        refused(made, tmp_path, ForeignWrite, r"version 2 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 1")
-    spark.sql(f"RESTORE TABLE {table.sql} TO VERSION AS OF 1")
+        refused(made, tmp_path, ForeignWrite, r"version 1 is a DELETE.*RESTORE TABLE delta.*VERSION AS OF 0")
+    spark.sql(f"RESTORE TABLE {table.sql} TO VERSION AS OF 0")
     mirrored(made, tmp_path)
     assert rows(made, tmp_path) == {1: ("a", None), 2: ("b", None)}
 
