@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import StructType
 
-from pgsluice_spark.delta_log import OURS, DeltaLog
-from pgsluice_spark.errors import PipelineError
+from pgsluice_spark.delta_log import HISTORY, OURS, DeltaLog, Info, last_in
+from pgsluice_spark.errors import ForeignWrite, PipelineError
 from pgsluice_spark.files import Files
 from pgsluice_spark.targets import (
     Commit,
@@ -33,6 +33,7 @@ from pgsluice_spark.targets import (
     property_of,
     quoted,
     set_properties,
+    vanished,
 )
 
 SETTINGS: Final[Mapping[str, str]] = {
@@ -209,7 +210,12 @@ class DeltaTable:
         """
         if not self.exists:
             return None
-        return self._log.last(self.since)
+        return self._log.last(self.since, self._history)
+
+    def _history(self) -> Mapping[int, Info]:
+        """Return the ``commitInfo`` of the last commits, by version."""
+        rows = self.spark.sql(f"DESCRIBE HISTORY {self.sql} LIMIT {HISTORY}").collect()
+        return {row["version"]: row.asDict() for row in rows}
 
     @property
     def _log(self) -> DeltaLog:
@@ -262,8 +268,12 @@ class DeltaTable:
         rows.write.format("delta").mode(mode).options(**options).save(self.path)
 
     def _commit(self, commit: Commit, action: Callable[[], object]) -> int:
+        if self.since is not None and not self.exists:
+            raise ForeignWrite(vanished(self.path))
         found = self._committed(commit, commit.app, action)
-        if found is None or found.commit.version < commit.version:
+        if _lacks(found, commit):
+            found = last_in(self.path, self._history(), self.since)  # the log's files may not show the commit yet
+        if _lacks(found, commit):
             # Delta has skipped the commit. This happens after a RESTORE, because Delta still knows the application ids
             # and versions of the commits that were undone. Make the commit again, with another application id.
             found = self._committed(commit, f"{commit.app}:{uuid4().hex}", action)
@@ -297,6 +307,11 @@ class DeltaTable:
         finally:
             for name in settings:
                 conf.unset(name)
+
+
+def _lacks(found: Committed | None, commit: Commit) -> bool:
+    """Return whether the last commit is older than ``commit``."""
+    return found is None or found.commit.version < commit.version
 
 
 def _interval_s(text: str | None) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pgsluice_spark.errors import ForeignWrite
 from pgsluice_spark.files import Files
-from pgsluice_spark.targets import Commit, Committed
+from pgsluice_spark.targets import Commit, Committed, vanished
 
 OURS: Final = "pgsluice"
 """The name in a commit's metadata that marks our own commits."""
@@ -26,8 +26,12 @@ _MAINTENANCE: Final = frozenset(
         "CHANGE COLUMN",
         "CHANGE COLUMNS",
         "CLUSTER BY",
+        "COMPUTE STATS",
+        "DOMAIN METADATA CLEANUP",
         "OPTIMIZE",
+        "OPTIMIZE CHECKPOINT",
         "REORG",
+        "ROW TRACKING BACKFILL",
         "SET TBLPROPERTIES",
         "UNSET TBLPROPERTIES",
         "UPGRADE PROTOCOL",
@@ -37,8 +41,11 @@ _MAINTENANCE: Final = frozenset(
 )
 """The operations of Delta that do not change rows."""
 
-_HISTORY: Final = 50
+HISTORY: Final = 50
 """The number of the newest commits among which we search for our last commit."""
+
+_UNSEEN: Final = -1
+"""The newest version of a log whose files cannot be found."""
 
 _INFO: Final = "commitInfo"
 """The entry in a commit's file that says who made the commit. Delta itself writes this entry first."""
@@ -53,13 +60,17 @@ class DeltaLog:
     files: Files
     path: str
 
-    def last(self, since: int | None) -> Committed | None:
+    def last(self, since: int | None, history: Callable[[], Mapping[int, Info]]) -> Committed | None:
         """Return our last commit, or None if there is none. ``since`` is the number of one of our commits, or None.
 
-        Raise ForeignWrite if another program has changed rows after our last commit, or after the commit ``since``.
+        ``history`` returns the table's last commits. It takes longer, so it is called only if the log's files do not
+        show the commit ``since``. Raise ForeignWrite if another program has changed rows after our last commit, or
+        after the commit ``since``.
         """
         newest = self._newest(since)
-        return last_of(self.path, range(newest, max(-1, newest - _HISTORY), -1), self._info, since)
+        if newest == _UNSEEN or (since is not None and newest < since):
+            return last_in(self.path, history(), since)
+        return last_of(self.path, range(newest, max(-1, newest - HISTORY), -1), self._info, since)
 
     def committed_at(self, version: int) -> float:
         """Return the time of a commit, in seconds since 1970."""
@@ -76,9 +87,15 @@ class DeltaLog:
         return version
 
     def _checkpoint(self) -> int:
-        """Return the version of the last checkpoint, or -1 if there is none. Delta may have deleted older commits."""
-        found = self.files.json(f"{self.path}/_delta_log/_last_checkpoint")
-        return -1 if found is None else int(found["version"])
+        """Return the version of the last checkpoint. Delta may have deleted older commits.
+
+        Return _UNSEEN if there is none, or if it cannot be read, because some file systems replace files in two steps.
+        """
+        try:
+            found = self.files.json(f"{self.path}/_delta_log/_last_checkpoint")
+            return _UNSEEN if found is None else int(found["version"])
+        except (ValueError, KeyError):
+            return _UNSEEN
 
     def _has(self, version: int) -> bool:
         return self.files.exists(self._file(version))
@@ -100,6 +117,16 @@ class DeltaLog:
         return f"{self.path}/_delta_log/{version:020}.json"
 
 
+def last_in(path: str, history: Mapping[int, Info], since: int | None) -> Committed | None:
+    """Return our last commit in the ``commitInfo`` of the table's last commits, by version.
+
+    Raise ForeignWrite as :meth:`DeltaLog.last` does, and also if the table has lost the commit ``since``.
+    """
+    if since is not None and max(history, default=_UNSEEN) < since:
+        raise ForeignWrite(vanished(path))
+    return last_of(path, sorted(history, reverse=True), history.get, since)
+
+
 def last_of(
     path: str, versions: Iterable[int], info_of: Callable[[int], Info | None], since: int | None
 ) -> Committed | None:
@@ -114,8 +141,9 @@ def last_of(
         if info is None:
             break
         ours, operation = metadata(info), info.get("operation")
-        if operation == "RESTORE" and info["operationParameters"].get("version") is not None:
-            restored = int(info["operationParameters"]["version"])
+        target = (info.get("operationParameters") or {}).get("version")
+        if operation == "RESTORE" and target is not None:
+            restored = int(target)
         elif ours is None and operation not in _MAINTENANCE:
             raise ForeignWrite(_foreign(path, version, operation))
         elif found is None and ours is not None and ours.app:

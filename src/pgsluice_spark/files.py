@@ -56,8 +56,9 @@ class Files:
 
     def json(self, path: str) -> dict[str, Any] | None:
         """Return the JSON object in a file, or None if the file does not exist."""
-        text = "\n".join(self.lines(path))
-        found: dict[str, Any] | None = json.loads(text) if text else None
+        if not self.exists(path):
+            return None
+        found: dict[str, Any] = json.loads("\n".join(self.lines(path)))
         return found
 
     def write(self, path: str, text: str) -> None:
@@ -70,6 +71,7 @@ class Files:
         finally:
             stream.close()
         if not system.rename(part, place):
+            system.delete(part, False)  # noqa: FBT003 - a parameter of a Java method
             raise PipelineError(
                 f"{path} cannot be written, because the file system refuses to rename {part}. Without this file, the "
                 "batch is not committed. Find out who else writes there, then start the query again"

@@ -30,6 +30,7 @@ from pgsluice_spark.targets import (
     property_of,
     quoted,
     set_properties,
+    vanished,
 )
 
 CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
@@ -140,6 +141,8 @@ class IcebergTable:
 
     def create(self, schema: StructType, rows: DataFrame, commit: Commit) -> int:
         """Create the table with this schema, and then add these rows. Return the id of the snapshot with the rows."""
+        if self.since is not None:
+            raise ForeignWrite(vanished(self.name))
         self._create(schema)
         return self._append(rows, commit)
 

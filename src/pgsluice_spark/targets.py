@@ -167,6 +167,14 @@ def refusal(place: str) -> str:
     )
 
 
+def vanished(place: str) -> str:
+    """Return the message for a table that no longer has a commit of ours."""
+    return (
+        f"{place}: the table, or its last commits, were removed. Nothing was added to it. Restore it from a copy, or "
+        "begin a new target and load its tables with `pgsluice snapshot start`"
+    )
+
+
 def property_of(table: TargetTable, name: str) -> str | None:
     """Return a property of a table, read with SQL, or None if it is not set."""
     rows = table.spark.sql(f"SHOW TBLPROPERTIES {table.sql}").collect()

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 
 from pgsluice_spark import Delta, Maintenance, NoSuchView, PipelineError, View, consistent_view
 from pgsluice_spark.delta import DeltaTable
-from pgsluice_spark.targets import Commit, Target, Upkeep
+from pgsluice_spark.targets import Commit, Committed, Target, Upkeep
 from sandbox.kafka import Kafka
 from tests.spark.handmade import Handmade
 from tests.spark.lakes import LAKES, DeltaLake, Lake
@@ -82,6 +82,26 @@ def test_states_that_are_older_than_keep(spark: SparkSession, made: Handmade, tm
     assert ids(consistent_view(spark, target), "lines") == [6]
     # The second run did no maintenance, because one day had not passed.
     assert target.table(spark, "_pgsluice_cuts").get_property("pgsluice.maintained") == maintained
+
+
+@pytest.mark.parametrize("hint", [None, "", "{"])
+def test_the_last_commit_is_found_if_the_log_is_incomplete(
+    spark: SparkSession, tmp_path: Path, hint: str | None
+) -> None:
+    """Delta may delete the oldest commits, and some file systems replace the pointer to the checkpoint in two steps."""
+    table = Delta(str(tmp_path)).table(spark, "orders")
+    table.append(spark.range(1), Commit("topic", 0, "{}"))
+    table.set_property("delta.checkpointInterval", "1")
+    number = table.append(spark.range(1), Commit("topic", 1, "{}"))
+    log = tmp_path / "orders" / "_delta_log"
+    for file in (log / f"{0:020}.json", log / "_last_checkpoint"):
+        file.unlink()
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    if hint is not None:
+        (log / "_last_checkpoint").write_text(hint)
+    assert table.last() == Committed(number, Commit("topic", 1, "{}"))
+    later = Delta(str(tmp_path)).table(spark, "orders", number)
+    assert later.last() == Committed(number, Commit("topic", 1, "{}"))
 
 
 @pytest.mark.long

@@ -434,6 +434,16 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
 
 
+def test_a_table_that_was_removed_is_not_created_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """The new table would have only the rows of the next batch, and would count as loaded."""
+    made = make("orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    shutil.rmtree(tmp_path / "lake" / "public.orders")
+    made.cut(made.event("orders", "c", 20, 0, {"id": 2}, after={"note": "b"}))
+    refused(made, tmp_path, ForeignWrite, r"public\.orders: the table, or its last commits, were removed")
+
+
 @pytest.mark.long
 def test_a_foreign_write_during_a_batch(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

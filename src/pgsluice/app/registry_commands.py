@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _RENEW_S: Final = 5.0
-"""The interval at which the served registry checks whether it needs new Kafka clients."""
+_RENEW_MAX_S: Final = 60.0
+"""The served registry checks at intervals of _RENEW_S whether it needs new Kafka clients. If it needs them again and
+again, the interval grows to _RENEW_MAX_S."""
 
 
 def serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
@@ -44,6 +46,7 @@ def export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, E
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
     options = registry_options(settings)
+    files = ClientFiles(options.client.properties)
     follower = SchemaFollower(options, [prefix + SCHEMAS for prefix in prefixes], store)
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
@@ -57,7 +60,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     log.info("listening", address=str(settings.http.listen), version=__version__)
     try:
         async with stop_on_signals(stop.set):
-            await first_of(_follow(follower, caught_up), _keep_current(follower, options.client), stop.wait())
+            await first_of(_follow(follower, caught_up), _keep_current(follower, options.client, files), stop.wait())
     finally:
         await follower.close()
         await http.stop()
@@ -93,20 +96,25 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
     await follower.follow()
 
 
-async def _keep_current(follower: SchemaFollower, client: ClientOptions) -> None:
-    """Replace the Kafka clients when certificates have changed, or when Kafka refuses a password that may be old.
+async def _keep_current(follower: SchemaFollower, client: ClientOptions, files: ClientFiles) -> None:
+    """Replace the Kafka clients when ``files`` have changed, or when Kafka refuses a password that may be old.
 
-    The new clients read the certificates from their files, and get the password from its file or its command.
+    The new clients read the files of certificates, and the file or the command of the password. While this fails, or
+    Kafka refuses the new clients as well, the pauses become longer.
     """
-    files = ClientFiles(client.properties)
+    pause_s, again = _RENEW_S, False
     while True:
-        await asyncio.sleep(_RENEW_S)
-        if files.changed or (client.errors.credentials_change and client.errors.refused):
-            files, client.errors.refused = ClientFiles(client.properties), False
-            try:
-                await follower.renew()
-                log.info("new Kafka clients have read the certificates and the password")
-            except SinkUnavailable as error:
-                client.errors.refused = True
-                log.warning("waiting for Kafka's password", reason=str(error))
-            client.errors.forget()
+        await asyncio.sleep(pause_s)
+        if not (again or files.changed or (client.errors.credentials_change and client.errors.refused)):
+            pause_s = _RENEW_S
+            continue
+        files, client.errors.refused = ClientFiles(client.properties), False
+        try:
+            await follower.renew()
+            again = False
+            log.info("Kafka clients were replaced, to read the certificates and the password again")
+        except (ConfigError, SinkUnavailable) as error:  # for example if only one of two files is new
+            again = True
+            log.warning("Kafka clients cannot be replaced now", reason=str(error))
+        client.errors.forget()
+        pause_s = min(2 * pause_s, _RENEW_MAX_S)
