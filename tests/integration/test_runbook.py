@@ -172,6 +172,7 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "prefixes share ids: clients that do not name the subject are refused",
         "waiting for Kafka",
         "reading a schema topic",
+        "Kafka clients cannot be replaced now",
         "waiting for schemas",
         "files could not be removed in time; the next process removes them",
         "PostgreSQL says",
