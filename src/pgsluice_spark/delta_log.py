@@ -105,13 +105,14 @@ class DeltaLog:
 
         Return None if the commit's file was deleted.
         """
-        is_empty = True
-        for line in self.files.lines(self._file(version)):
-            is_empty = False
+        lines = self.files.lines(self._file(version))
+        if lines is None:
+            return None
+        for line in lines:
             if _INFO in line and (found := json.loads(line).get(_INFO)) is not None:
                 info: Info = found
                 return info
-        return None if is_empty else {}
+        return {}
 
     def _file(self, version: int) -> str:
         return f"{self.path}/_delta_log/{version:020}.json"

@@ -41,12 +41,12 @@ class Files:
         place, system = self._at(path)
         return float(system.getFileStatus(place).getModificationTime()) / 1000
 
-    def lines(self, path: str) -> Iterator[str]:
-        """Yield the lines of a file, or nothing if the file does not exist. Read each line only when it is needed."""
+    def lines(self, path: str) -> Iterator[str] | None:
+        """Return the lines of a file, or None if the file does not exist. Each line is read only when it is needed."""
         place, system = self._at(path)
-        if not system.exists(place):
-            return
-        stream = system.open(place)
+        return self._lines(system.open(place)) if system.exists(place) else None
+
+    def _lines(self, stream: Any) -> Iterator[str]:  # noqa: ANN401 - an object of Java's
         try:
             lines = self._jvm.org.apache.commons.io.IOUtils.lineIterator(stream, "UTF-8")
             while lines.hasNext():
@@ -56,9 +56,8 @@ class Files:
 
     def json(self, path: str) -> dict[str, Any] | None:
         """Return the JSON object in a file, or None if the file does not exist."""
-        if not self.exists(path):
-            return None
-        found: dict[str, Any] = json.loads("\n".join(self.lines(path)))
+        lines = self.lines(path)
+        found: dict[str, Any] | None = None if lines is None else json.loads("\n".join(lines))
         return found
 
     def write(self, path: str, text: str) -> None:

@@ -178,9 +178,10 @@ class IcebergTable:
 
     def extend(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows, which may have columns, fields and wider types that the table lacks."""
-        if self.exists:
-            self.fit(rows.schema)
-        return self.append(rows, commit)
+        if not self.exists:
+            return self.create(rows.schema, rows, commit)
+        self.fit(rows.schema)
+        return self._append(rows, commit)
 
     def overwrite(self, rows: DataFrame, commit: Commit) -> int:
         """Replace all rows by ``rows``, and return the id of the snapshot."""

@@ -31,7 +31,11 @@ def lag_seconds(daemon: Program) -> float:
 
 
 def is_sampled(daemon: Program) -> bool:
-    return daemon.metric("pgsluice_slot_sampled_timestamp_seconds") is not None
+    return has(daemon, "pgsluice_slot_sampled_timestamp_seconds")
+
+
+def has(daemon: Program, name: str) -> bool:
+    return daemon.metric(name) is not None
 
 
 def assert_growing(daemon: Program) -> None:
@@ -141,7 +145,7 @@ def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
         wait_until(lambda: standby.metric("pgsluice_state", state="standby"), "the standby")
         wait_until(lambda: is_sampled(owner.daemon), "the slot to be sampled")
         for name in ("pgsluice_lag_seconds", "pgsluice_lag_bytes", "pgsluice_slot_active"):
-            wait_until(partial(_has, owner.daemon, name), f"{name} of the owner")
+            wait_until(partial(has, owner.daemon, name), f"{name} of the owner")
             assert standby.metric(name) is None
         status = standby.status()
         assert (status["lag_seconds"], status["lag_bytes"], status["slot_status"]) == (None, None, None)
@@ -149,10 +153,6 @@ def test_a_standby_leaves_lag_and_slot_to_the_owner(start: Start) -> None:
         standby.wait_until_ready("active")
         wait_until(lambda: is_sampled(standby), "the slot to be sampled by its new owner")
         wait_until(lambda: lag_seconds(standby) == 0, "no lag")
-
-
-def _has(daemon: Program, name: str) -> bool:
-    return daemon.metric(name) is not None
 
 
 def test_the_lag_of_older_changes_is_measured_from_their_commits(start: Start) -> None:

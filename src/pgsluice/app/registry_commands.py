@@ -16,8 +16,7 @@ from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.wiring import access_files, client_installed, registry_options, rest_options
 from pgsluice.config import Settings
 from pgsluice.errors import ConfigError, SinkUnavailable
-from pgsluice.kafka.client import ClientErrors, ClientOptions
-from pgsluice.kafka.files import ClientFiles
+from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import registry_metrics
 from pgsluice.registry.follower import SCHEMAS, SchemaFollower
 from pgsluice.registry.store import SchemaStore
@@ -46,7 +45,6 @@ def export_registry(settings: Settings, prefixes: Sequence[str]) -> "dict[str, E
 async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     store, stop, caught_up = SchemaStore(), asyncio.Event(), asyncio.Event()
     options = registry_options(settings)
-    files = ClientFiles(options.client.properties)
     follower = SchemaFollower(options, [prefix + SCHEMAS for prefix in prefixes], store)
     health = Health(
         lambda: {"version": __version__, "prefixes": list(prefixes), "subjects": len(store.subjects())},
@@ -60,7 +58,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
     log.info("listening", address=str(settings.http.listen), version=__version__)
     try:
         async with stop_on_signals(stop.set):
-            await first_of(_follow(follower, caught_up), _keep_current(follower, options.client, files), stop.wait())
+            await first_of(_follow(follower, caught_up), _keep_current(follower), stop.wait())
     finally:
         await follower.close()
         await http.stop()
@@ -96,25 +94,20 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
     await follower.follow()
 
 
-async def _keep_current(follower: SchemaFollower, client: ClientOptions, files: ClientFiles) -> None:
-    """Replace the Kafka clients when ``files`` have changed, or when Kafka refuses a password that may be old.
+async def _keep_current(follower: SchemaFollower) -> None:
+    """Replace the Kafka clients whenever they are outdated.
 
-    The new clients read the files of certificates, and the file or the command of the password. While this fails, or
-    Kafka refuses the new clients as well, the pauses become longer.
+    While this fails, or Kafka refuses the new clients as well, the pauses become longer.
     """
-    pause_s, again = _RENEW_S, False
+    pause_s = _RENEW_S
     while True:
         await asyncio.sleep(pause_s)
-        if not (again or files.changed or (client.errors.credentials_change and client.errors.refused)):
+        if not follower.is_outdated:
             pause_s = _RENEW_S
             continue
-        files, client.errors.refused = ClientFiles(client.properties), False
         try:
             await follower.renew()
-            again = False
             log.info("Kafka clients were replaced, to read the certificates and the password again")
         except (ConfigError, SinkUnavailable) as error:  # for example if only one of two files is new
-            again = True
             log.warning("Kafka clients cannot be replaced now", reason=str(error))
-        client.errors.forget()
         pause_s = min(2 * pause_s, _RENEW_MAX_S)

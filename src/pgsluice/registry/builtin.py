@@ -20,7 +20,6 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from pgsluice.avro.schema import FieldHistory, KeyHistory
 from pgsluice.avro.wire import Schema
 from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, connect, failure
-from pgsluice.kafka.files import ClientFiles
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions
 from pgsluice.registry.follower import SchemaFollower
 from pgsluice.registry.histories import Histories
@@ -47,7 +46,6 @@ class BuiltinRegistry:
         self._follower = SchemaFollower(options, [topic], self.store)
         self._retry = self._follower.retry
         self._registering = asyncio.Lock()
-        self._files = ClientFiles(options.client.properties)
         self._producer = self._new_producer()
         self._broken_by: KafkaException | None = None
         """The fatal error of the producer. librdkafka reports it once, and later calls do not repeat the reason."""
@@ -60,16 +58,13 @@ class BuiltinRegistry:
         clients, which use the present certificates and credentials. Raise ConfigError if the topic cannot keep schemas,
         and SinkUnavailable if Kafka does not answer in time.
         """
-        errors = self._options.client.errors
-        if self._files.changed or (errors.credentials_change and errors.refused):
+        if self._follower.is_outdated:
             await self._renew()
         async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._retry.persist(self._prepare_topic)
         await asyncio.gather(self._follower.start(), self._connect())
 
     async def _renew(self) -> None:
-        self._files = ClientFiles(self._options.client.properties)
-        self._options.client.errors.refused = False
         await self._follower.renew()
         await self._replace_producer()
         self._options.client.errors.forget()
@@ -190,7 +185,7 @@ class BuiltinRegistry:
             self._producer.produce(self._topic, record.value(), record.key(), partition=0, on_delivery=on_delivery)
             while not delivered.done():
                 self._producer.poll(0)
-                self._files.check()
+                self._follower.files.check()
                 await asyncio.wait({delivered}, timeout=_SERVE_S)
             offset = int((await delivered).offset())
         except KafkaException as error:

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.errors import HistoryError
 from pgsluice.kafka.client import PARTITION_EOF, connect, failure
+from pgsluice.kafka.files import ClientFiles
 from pgsluice.registry.client import CONNECT_S, RegistryOptions, Retry, pauses
 from pgsluice.registry.schema_record import Registered, parse
 from pgsluice.registry.store import SchemaStore
@@ -69,10 +70,14 @@ class SchemaFollower:
 
     def __init__(self, options: RegistryOptions, topics: Sequence[str], store: SchemaStore) -> None:
         self.retry = Retry(options.client.errors)
-        self.admin = TopicAdmin(options.client)
         self.store = store
         self._topics = topics
         self._options = options
+        self.files = ClientFiles(options.client.properties)
+        """The files that the clients have read."""
+        self.admin = TopicAdmin(options.client)
+        self._is_renewing = False
+        """Whether :meth:`renew` has begun and has not succeeded."""
         self._consumer = options.client.make(Consumer, _CONSUMER)
         self._thread = ThreadPoolExecutor(1, "schema-topics")
         self._served: list[Callable[[], object]] = [self.admin.serve]
@@ -128,10 +133,20 @@ class SchemaFollower:
         """Have the reading thread call ``client`` from time to time, so that the client can report errors and log."""
         self._served.append(client)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether new clients are needed: files of certificates changed, a password may be old, or a renewal failed."""
+        errors = self._options.client.errors
+        return self._is_renewing or self.files.changed or (errors.credentials_change and errors.refused)
+
     async def renew(self) -> None:
         """Replace the clients with new ones, which have read the certificate files again. Reading continues."""
+        client, self._is_renewing = self._options.client, True
+        self.files, client.errors.refused = ClientFiles(client.properties), False
         await self.admin.renew(self._thread)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
+        client.errors.forget()
+        self._is_renewing = False
 
     def _renew(self) -> None:
         """Replace the consumer. Call it in the reading thread."""
