@@ -325,7 +325,7 @@ class ChangeEncoder:
         return self._delete_records(self._try_key(old), self._gone(before, raw, stamp, END), stamp)
 
     def _old_row(self, message: messages.Update | messages.Delete) -> tuple[TupleData | None, TupleData | None]:
-        """Return the old row as a pair (key only, complete), of which at least one is None.
+        """Return the old row as a pair: the row with only its key, and the complete row. At least one of them is None.
 
         Both are None if the server did not send an old row.
         """

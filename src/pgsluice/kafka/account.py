@@ -35,8 +35,8 @@ class Account:
     topics: dict[str, TopicState] = field(default_factory=dict)
     ends: dict[Partition, int] = field(default_factory=dict)
     leader_epochs: dict[Partition, int] = field(default_factory=dict)
-    """How many leaders each partition has had, if brokers report it. An end that a newer leader reports is more
-    reliable."""
+    """How many leaders each partition has had, if brokers report it. An end is more reliable if a newer leader reports
+    it."""
 
     def is_newer(self, other: "Account") -> bool:
         """Return whether this account comes from newer leaders than ``other``."""
