@@ -63,6 +63,8 @@ class Course:
     pipeline: str | None = None
     """The name of the pipeline. All daemons share this name, so each daemon finds the topics of the previous one. If
     the name is None, each daemon gets a new name."""
+    partitions: int | None = None
+    """The number of partitions of each table's topic, or None for pgsluice's default."""
 
     def rows_at(self, lsn: int) -> float:
         """Return how many of the rows come before ``lsn``. This assumes that all rows have the same size."""
@@ -178,11 +180,12 @@ class Pgsluice:
         return run
 
     def _daemon(self, course: Course, name: str, slot: str) -> Daemon:
-        if not self.discard:
-            return daemon(name, course.database, course.kafka, self.mode, self.variables, slot)
-        variables = {**self.variables, "PYTHONPATH": str(ROOT)}
+        variables = {**self.variables, "PYTHONPATH": str(ROOT)} if self.discard else self.variables
         made = daemon(name, course.database, course.kafka, self.mode, variables, slot)
-        made.program = ("-m", "bench.discard")
+        if self.discard:
+            made.program = ("-m", "bench.discard")
+        if course.partitions is not None:
+            made.settings["kafka"] = {"topics": {"partitions": course.partitions}}
         return made
 
     def _measure(self, course: Course, process: Daemon, slot: str) -> Run:

@@ -51,9 +51,11 @@ class Load:
     updates: bool = False
     opened: bool = False
     loaded: bool = False
+    partitions: int | None = None
+    """The number of partitions of each table's topic, or None for pgsluice's default."""
     series: str = ""
-    """The name of the series to which the load belongs, or an empty text. The loads of the series ``tables`` differ in
-    the number of tables, and those of the series ``columns`` in the number of columns."""
+    """The name of the series to which the load belongs, or an empty text. The loads of a series differ in the number of
+    what the series is named after: ``tables``, ``partitions`` of each topic, or ``columns``."""
 
     def scaled(self, factor: float) -> "Load":
         """Return the load with ``factor`` times as many rows, rounded to whole transactions, but to at least one."""
@@ -158,6 +160,20 @@ def _loads() -> list[Load]:
         )
         for count in (1, 10, 100, 1_000)
     ]
+    partitions = [
+        Load(
+            f"partitions-{count}",
+            f"Orders in 1,000 tables, in turn, topics with {count} partition{'s' if count > 1 else ''}",
+            200_000,
+            20,
+            orders,
+            tables=1_000,
+            opened=True,
+            partitions=count,
+            series="partitions",
+        )
+        for count in (1, 3)
+    ]
     widths = [
         Load(
             f"columns-{count}",
@@ -181,7 +197,7 @@ def _loads() -> list[Load]:
             loaded=True,
         ),
     ]
-    return [*named, *tables, *widths, *loaded]
+    return [*named, *tables, *partitions, *widths, *loaded]
 
 
 LOADS = {load.key: load for load in _loads()}

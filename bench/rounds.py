@@ -63,6 +63,7 @@ def course(postgres: Postgres, kafka: Kafka, load: Load) -> Iterator[Course]:
             opened_lsn=opened,
             end_lsn=written + 1,
             pipeline=new_name() if load.opened else None,
+            partitions=load.partitions,
         )
         yield found
         if found.pipeline is not None:
