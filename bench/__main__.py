@@ -33,12 +33,13 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""The contenders for a load that is a single transaction, and for a load of a series whose flag ``opened`` is false."""
+"""The contenders for a load that is a single transaction, and for a load that belongs to a series and is not ``opened``
+(the series ``columns``)."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""The contenders for a load of a series whose flag ``opened`` is true, as in the series ``tables`` and ``partitions``.
-The contender ``discard`` shows which part of the cost is Kafka's."""
+"""The contenders for a load that belongs to a series and is ``opened`` (the series ``tables`` and ``partitions``). The
+contender ``discard`` shows which part of the cost is Kafka's."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
-"""The contenders for a load whose flag ``loaded`` is true. ``LOADING`` reads the rows from the tables, and the others
+"""The contenders for a load with ``loaded``. ``LOADING`` reads the rows from the tables, and the others
 stream them."""
 
 SHORT = ("orders-20", "orders-1")

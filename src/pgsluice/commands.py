@@ -128,7 +128,7 @@ class CommandState:
 
         ``is_pipeline_paused`` is left out while it is false, because earlier versions, which cannot pause, refuse
         fields that they do not know. So these versions continue from the checkpoint of a pipeline that is not paused.
-        They refuse the checkpoint of a paused pipeline, because they could not keep it paused.
+        They refuse the checkpoint of a paused pipeline. This is intended, because they could not keep it paused.
         """
         found = asdict(self)
         if not self.is_pipeline_paused:

@@ -1,7 +1,7 @@
 """``pgsluice snapshot``, ``pgsluice pause`` and ``pgsluice resume``, which send a command to a running pipeline.
 
-``cli`` sends the command. This module creates the command, and shows its results: the progress of loads, which is in
-the checkpoint, and the end of each load, which the pipeline's answers to the command report.
+``cli`` sends the command. This module creates the command, and shows its results. The progress of loads is in the
+checkpoint. The pipeline's answers to the command report the end of each load.
 """
 
 import time
