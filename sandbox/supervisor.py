@@ -31,7 +31,7 @@ from pathlib import Path
 DISMISS = b"d"
 
 LINE_BYTES = 16
-"""The pid and the exit status are padded to this length in the output, so that the owner can separate them."""
+"""In the output, the pid and the exit status are each padded to ``LINE_BYTES``, so that the owner can separate them."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

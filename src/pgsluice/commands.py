@@ -42,8 +42,8 @@ Outcome = Literal["refused", "done", "accepted", "waiting", "loaded", "ended"]
 """The outcome that an answer reports.
 
 ``refused``: nothing was done. ``done``: everything was done. ``accepted``: the tables will be loaded, and further
-answers follow for each table. These are ``waiting`` (the table cannot be read now), ``loaded``, and ``ended`` (the load
-ended before all rows were read).
+answers about each table follow. Their outcomes are ``waiting`` (the table cannot be read now), ``loaded``, and
+``ended`` (the load ended before all rows were read).
 """
 
 

@@ -15,7 +15,7 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""The age at which a command expires. A pipeline refuses an expired command, because its user may have given up."""
+"""The age at which a command expires. A pipeline refuses an expired command, because the user may have given up."""
 
 LATE_S: Final = 30.0
 """How long to wait for an answer after the command has expired. An answer is sent only with the next cut, so the answer
