@@ -1,4 +1,4 @@
-"""Measures how fast the daemon is, compared with a client that reads the same WAL and discards it.
+"""Measures how fast pgsluice's daemon is, compared with a client that reads the same changes and discards them.
 
 See ``python -m bench --help``.
 

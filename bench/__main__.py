@@ -33,10 +33,10 @@ SUBJECTS = (*LOADS, "latency", "snapshot-latency", "starts", "memory")
 
 KINDS = (DRAIN, PATIENT_DRAIN, RECV_LOGICAL, *(kind for kind, _, _ in DAEMONS), LOADING)
 FEW_KINDS = (DRAIN, "exactly once")
-"""The contenders for a load that is a single transaction, and for a load of a series whose flag ``opened`` is false."""
+"""The contenders for a load that is a single transaction, and for the loads of the series ``columns``."""
 TABLES_KINDS = (*FEW_KINDS, "discard")
-"""The contenders for a load of a series whose flag ``opened`` is true, as in the series ``tables`` and ``partitions``.
-The contender ``discard`` shows which part of the cost is Kafka's."""
+"""The contenders for the loads of the series ``tables`` and ``partitions``, whose flag ``opened`` is true. The
+contender ``discard`` shows which part of the cost is Kafka's."""
 LOADED_KINDS = (*FEW_KINDS, LOADING)
 """The contenders for a load whose flag ``loaded`` is true. ``LOADING`` reads the rows from the tables, and the others
 stream them."""

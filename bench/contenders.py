@@ -85,7 +85,10 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A libpq client that discards what it receives. When there is nothing to receive, it pauses for ``pause_s``."""
+    """A libpq client that discards what it receives.
+
+    When there is nothing to receive, the client waits for data, and then for another ``pause_s`` seconds.
+    """
 
     name: str = DRAIN
     pause_s: float = 0.0

@@ -1,6 +1,6 @@
 """The bare drain: a client that receives a slot's stream, and decodes only the ends of transactions.
 
-The drain does as little as a client of psycopg's C implementation of libpq can do. It runs in a separate process.
+The drain calls libpq through ``psycopg.pq``, and does no more than a client has to do. It runs in a separate process.
 """
 
 import time

@@ -24,7 +24,7 @@ SECONDS_AT = {100: 20, 1_000: 15, 5_000: 15}
 
 CONNECTIONS = 4
 WARM_UP_S = 2
-"""Rows of the first seconds are not measured, because connections are still being made, and caches filled."""
+"""Rows of the first seconds are not measured, because connections are being made, and caches are still filling."""
 
 ORDERS = Load("latency", "", 1, 1, columns(ORDERS_COLUMNS))
 

@@ -54,11 +54,12 @@ class Load:
     partitions: int | None = None
     """The number of partitions of each table's topic, or None for pgsluice's default."""
     series: str = ""
-    """The name of the series to which the load belongs, or an empty text. The loads of a series differ in the number of
-    what the series is named after: ``tables``, ``partitions`` of each topic, or ``columns``."""
+    """The name of the series to which the load belongs, or an empty text. The loads of the series ``tables`` differ in
+    the number of tables, those of ``partitions`` in the number of partitions of each topic, and those of ``columns`` in
+    the number of columns."""
 
     def scaled(self, factor: float) -> "Load":
-        """Return the load with ``factor`` times as many rows, rounded to whole transactions, but to at least one."""
+        """Return the load with ``factor`` times as many rows, rounded to whole transactions. At least one remains."""
         per = min(self.per_transaction, max(1, round(self.rows * factor)))
         return replace(self, per_transaction=per, rows=max(1, round(self.rows * factor / per)) * per)
 

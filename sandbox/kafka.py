@@ -142,7 +142,7 @@ class Kafka:
             broker.send(signal.SIGSTOP)
 
     def resume(self, *nodes: int) -> None:
-        """Continue these frozen brokers."""
+        """Let these frozen brokers continue."""
         for broker in self._chosen(nodes, running=True):
             broker.send(signal.SIGCONT)
 

@@ -78,8 +78,8 @@ class Postgres:
     ) -> None:
         """Prepare a server of the major version ``version``. ``settings`` add to ``SETTINGS`` or override them.
 
-        By default, the data directory is a copy, so all servers of a version have the same system identifier. If
-        ``own_identifier`` is true, the server gets a new identifier.
+        By default, the data directory is a copy of a template, so all servers of a version have the same system
+        identifier. If ``own_identifier`` is true, the server gets a new identifier.
         """
         self.version = version
         self.settings = {**SETTINGS, **(settings or {})}

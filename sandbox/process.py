@@ -55,7 +55,7 @@ class Server:
         variables: Mapping[str, str] | None = None,
         start: StartSupervisor = start_script,
     ) -> None:
-        """Start ``command`` in ``directory``. If this process ends without ``dismiss``, the directory is removed.
+        """Start ``command`` in ``directory``. The directory is removed if this process ends without ``dismiss()``.
 
         ``variables`` are added to those that :func:`sandbox.account.environment` returns.
         """

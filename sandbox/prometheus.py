@@ -73,7 +73,8 @@ class Prometheus:
     ) -> None:
         """Prepare a server that scrapes ``urls``, and evaluates the rules in the file ``rules``.
 
-        The server scrapes each URL once for each element of ``labels``, and adds these labels to all time series.
+        Each element of ``labels`` is a set of labels. For each set, the server scrapes all URLs once per interval, and
+        adds the set's labels to the time series.
         """
         self._job = job
         self._urls = urls

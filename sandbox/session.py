@@ -108,7 +108,7 @@ def _start_in_background(postgres_version: int, brokers: int) -> State:
 
 
 def _bound_socket() -> socket.socket:
-    """Return a socket that reserves the name, but does not accept connections yet."""
+    """Return a socket that reserves its address, but does not accept connections yet."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(_address())

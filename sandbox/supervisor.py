@@ -31,7 +31,7 @@ from pathlib import Path
 DISMISS = b"d"
 
 LINE_BYTES = 16
-"""The pid and the exit status are padded to this length in the output, so that the owner can separate them."""
+"""In the output, the pid and the exit status are each padded to ``LINE_BYTES``, so that the owner can separate them."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -107,8 +107,8 @@ def _execute(task: Task) -> int:
             group=task.gid if change_user else None,
             extra_groups=() if change_user else None,
             umask=0o077,
-            # This function runs after the change of user, which would clear the death signal. A ``preexec_fn`` is safe
-            # here, because this process has only one thread.
+            # A change of user clears the death signal. ``preexec_fn`` runs after this change, so it can set the signal.
+            # It is safe here, because this process has only one thread.
             preexec_fn=lambda: die_with(supervisor, task),  # noqa: PLW1509
         ).pid
 

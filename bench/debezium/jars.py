@@ -38,7 +38,8 @@ CONVERTER_JARS = (
     "re2j-",
     "swagger-annotations-",
 )
-"""Prefixes of the names of the jars that the converter needs. A Python wheel contains these jars and many others."""
+"""Prefixes of the names of the jars that the converter needs. The Python wheel in ``converter.txt`` contains these jars
+and many others."""
 
 
 def connector() -> Path:

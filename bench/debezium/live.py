@@ -16,7 +16,7 @@ from sandbox.postgres import Database, Postgres
 
 RATE = 1_000
 WARM_UP_S = 10
-"""Rows of the first seconds are not measured, because the JVM is still compiling."""
+"""Rows of the first seconds are not measured, because Debezium's JVM is still compiling."""
 SECONDS = 30
 
 PATIENCE_S = 300.0

@@ -1,4 +1,7 @@
-"""A backlog in the WAL, which all contenders drain in turn. Each must deliver exactly the rows of the tables."""
+"""A backlog in the WAL, which all contenders drain in turn.
+
+Each contender must deliver exactly the rows of the tables.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 

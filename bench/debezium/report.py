@@ -1,4 +1,4 @@
-"""Turns results into the generated part of docs/performance.md. No I/O."""
+"""Turns the results of the comparison with Debezium into its part of docs/performance.md. No I/O."""
 
 from collections.abc import Iterator, Sequence
 

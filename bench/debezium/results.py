@@ -1,4 +1,4 @@
-"""The results, in the form of bench/debezium/results.json."""
+"""The results of the comparison with Debezium, as bench/debezium/results.json stores them."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ class Drained:
 
 @dataclass(slots=True)
 class Backlog:
-    """All runs over one load, and the digest of each table, which is the same in PostgreSQL and in all topics."""
+    """All runs over one load, and the digest of each table. In each run, the topic of a table has the same digest."""
 
     title: str
     rows: int

@@ -15,7 +15,7 @@ ROWS = 1_000_000
 NAME = f"public.{TABLE}"
 PAUSE_S = 0.1
 WRITTEN = 10_000
-"""The writer uses the ids from 1 to this number. The damaged rows have ids outside this range."""
+"""The writer uses the ids from 1 to ``WRITTEN``. The damaged rows have ids outside this range."""
 
 CHANGED, MISSING, EXTRA = WRITTEN + 1, WRITTEN + 2, -1
 DAMAGE = (

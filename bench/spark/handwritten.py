@@ -1,4 +1,4 @@
-"""The code that a user would write: a job that decodes a topic with one schema, and a query that merges the events.
+"""The code that users would write: a job that decodes a topic with one schema, and a query that merges the events.
 
 The job decodes every record with the newest schema, and may apply only a part of a transaction. It does not handle
 other tables, columns that were not sent, or truncates. So the job does only what every handwritten job has to do.

@@ -29,7 +29,7 @@ def fill(rows: int) -> str:
 
 
 def update(rows: int, updates: int) -> str:
-    """Return the statement that updates rows, in transactions of PER_TRANSACTION."""
+    """Return the statement that updates rows, in transactions of ``PER_TRANSACTION`` rows."""
     change = (
         f"UPDATE {TABLE} SET amount = amount + 1, status = 'changed ' || i "
         f"WHERE id > i * {PER_TRANSACTION} % {rows} AND id <= i * {PER_TRANSACTION} % {rows} + {PER_TRANSACTION}"
@@ -39,8 +39,8 @@ def update(rows: int, updates: int) -> str:
 
 def decode(stage: Stage, rows: int, runs: int) -> Race:
     """Measure how fast all events of a topic are decoded. The topic has one event for each row of the table."""
-    ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - like theirs
-    theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - like ours
+    ours = lambda: stage.pipeline.changes(f"public.{TABLE}", streaming=False)  # noqa: E731 - the counterpart of ``theirs``
+    theirs = lambda: handwritten.events(stage, TABLE)  # noqa: E731 - the counterpart of ``ours``
     for warm_up in (ours, theirs):
         _seconds(warm_up)
     moment, race = machine.begin(), Race(rows, [], [], Moment("", (0, 0)))

@@ -1,4 +1,4 @@
-"""Turns results into the generated part of docs/performance.md. This module does no I/O."""
+"""Turns the results of Spark's bench into its part of docs/performance.md. This module does no I/O."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The results, in the form of bench/spark/results.json."""
+"""The results of Spark's bench, as bench/spark/results.json stores them."""
 
 from dataclasses import dataclass, field
 
@@ -44,7 +44,7 @@ class AuditResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The memory of the driver after it has applied this many cuts to this many tables.
+    """The memory of the driver after it has mirrored ``tables`` tables and ``cuts`` cuts.
 
     ``heap_mib`` is the used part of Java's heap after a garbage collection, ``python_mib`` the resident set of Python.
     """

@@ -77,7 +77,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A scene of the demo with several transactions. The last transaction must change rows and be committed."""
+    """A scene of the demo with its transactions. The last transaction must change rows and be committed."""
 
     title: str
     remark: str

@@ -38,7 +38,7 @@ class Watch:
         self._until(lambda cut: any(event.value["xid"] == xid for event in cut.events), lines)
 
     def until_loaded(self, tables: int, lines: int) -> None:
-        """Show everything until this number of tables has been loaded, in about ``lines`` lines."""
+        """Show everything until ``tables`` tables have been loaded, in about ``lines`` lines."""
         ids = set[str]()
 
         def is_last(cut: Cut) -> bool:

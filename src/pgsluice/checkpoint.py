@@ -44,8 +44,8 @@ class Checkpoint:
     last_message_lsn: int = INVALID_LSN
     last_message_crc: str = ""
     held_lsn: int = INVALID_LSN
-    """The LSN of the oldest PREPARE whose transaction had not ended at ``end_lsn``, or 0/0 if there was none. No later
-    position is confirmed to PostgreSQL."""
+    """The LSN of the oldest PREPARE whose transaction had not ended at ``end_lsn``. No position after this PREPARE is
+    confirmed to PostgreSQL. 0/0 if there was no such transaction."""
     selection: str = field(default="", compare=False)
     """A digest of the settings that decide which changes are delivered, such as the publications. If these settings
     change, the server may send other transactions than before. The field's name in the record is ``asked``."""

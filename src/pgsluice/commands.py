@@ -42,8 +42,8 @@ Outcome = Literal["refused", "done", "accepted", "waiting", "loaded", "ended"]
 """The outcome that an answer reports.
 
 ``refused``: nothing was done. ``done``: everything was done. ``accepted``: the tables will be loaded, and further
-answers follow for each table. These are ``waiting`` (the table cannot be read now), ``loaded``, and ``ended`` (the load
-ended before all rows were read).
+answers about each table follow. Their outcomes are ``waiting`` (the table cannot be read now), ``loaded``, and
+``ended`` (the load ended before all rows were read).
 """
 
 
@@ -128,7 +128,7 @@ class CommandState:
 
         ``is_pipeline_paused`` is left out while it is false, because earlier versions, which cannot pause, refuse
         fields that they do not know. So these versions continue from the checkpoint of a pipeline that is not paused.
-        They refuse the checkpoint of a paused pipeline, because they could not keep it paused.
+        They refuse the checkpoint of a paused pipeline. This is intended, because they could not keep it paused.
         """
         found = asdict(self)
         if not self.is_pipeline_paused:

@@ -48,8 +48,9 @@ class Gauges:
         while True:
             session = self._status.pipeline.session
             metrics.set_state(self._status.pipeline.state, State)
+            # Between two sessions, nobody knows whether the pipeline is paused, so the metric keeps its value.
             if (is_paused := self._status.is_paused()) is not None or self._status.pipeline.state is State.STANDBY:
-                metrics.paused.set(is_paused)  # between two sessions, the metric keeps its value
+                metrics.paused.set(is_paused)
             lag_seconds, lag_bytes = self._status.lag()
             metrics.lag_seconds.set(lag_seconds)
             metrics.lag_bytes.set(lag_bytes)

@@ -202,7 +202,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_slot_sampled_timestamp_seconds",
                 "When the slot was last read successfully, as Unix time in seconds.",
-                "PgsluiceSlotUnknown: PostgreSQL does not answer, so no other metric of this table can warn.",
+                "PgsluiceSlotUnknown: PostgreSQL does not answer, so the other metrics of the slot cannot warn.",
             ),
         ),
     ),

@@ -154,7 +154,7 @@ def _identities(present: _Present) -> list[str]:
     if not lacking:
         return []
     return [
-        "-- Without an identity, PostgreSQL refuses UPDATE and DELETE of a published table. A primary key is better.",
+        "-- For UPDATE and DELETE, a published table needs a replica identity. A primary key is better than FULL.",
         *(f"ALTER TABLE {sql_identifier(*name)} REPLICA IDENTITY FULL;" for name in lacking),
     ]
 

@@ -1,7 +1,7 @@
 """``pgsluice snapshot``, ``pgsluice pause`` and ``pgsluice resume``, which send a command to a running pipeline.
 
-``cli`` sends the command. This module creates the command, and shows its results: the progress of loads, which is in
-the checkpoint, and the end of each load, which the pipeline's answers to the command report.
+``cli`` sends the command. This module creates the command, and shows its results. The progress of loads is in the
+checkpoint. The pipeline's answers to the command report the end of each load.
 """
 
 import time
@@ -15,7 +15,7 @@ from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
 EXPIRES_S: Final = 600.0
-"""The age at which a command expires. A pipeline refuses an expired command, because its user may have given up."""
+"""The age at which a command expires. A pipeline refuses an expired command, because the user may have given up."""
 
 LATE_S: Final = 30.0
 """How long to wait for an answer after the command has expired. An answer is sent only with the next cut, so the answer

@@ -24,8 +24,9 @@ PREPARED_SHOWN: Final = 10
 """The maximum number of prepared transactions that the status shows. It shows the oldest first."""
 
 LIVE_S: Final = 120.0
-"""The process is not live if the pipeline has given no sign of life for this time. No single step takes that long:
-PostgreSQL has 10 s to accept a connection and at most 30 s to answer. A disk that hangs ends the process after 30 s."""
+"""The process is not live if the pipeline has given no sign of life for ``LIVE_S`` seconds. Every single step is
+shorter: PostgreSQL has 10 s to accept a connection and at most 30 s to answer. A disk that hangs ends the process after
+30 s."""
 
 
 class Status:

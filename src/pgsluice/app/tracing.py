@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 CLOSE_S: Final = 2.0
-"""The maximum time for which the process waits at its end until the last spans are sent."""
+"""The longest time that the process, when it ends, waits for the last spans to be sent."""
 
 _ASK_FOR_SPANS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
 

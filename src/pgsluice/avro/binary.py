@@ -29,7 +29,7 @@ END: Final = b"\x00"
 """The end of the blocks of an array or a map. Alone, it is an empty array or map."""
 
 _MORE: Final = 0x80
-"""The bit in a byte of a varint that says that another byte follows."""
+"""The highest bit of a byte. In a varint, it is set if another byte follows."""
 
 _ONE_BYTE: Final = tuple(bytes((z,)) for z in range(_MORE))
 """The varints of one byte. Most varints have one byte."""

@@ -179,7 +179,7 @@ class TableFields:
     def _field_of_known(self, column: Column) -> Field:
         own = column_type(column, self._options)
         known = self._known(column)
-        # Prefer a field of exactly this type. Otherwise take the oldest field that can hold both types.
+        # Prefer a field of exactly this type. Otherwise take the oldest field whose type is wider or narrower.
         for name, schema in sorted(known.items(), key=lambda item: item[1] != own.schema):
             widest = wider(schema, own.schema)
             if widest is not None:

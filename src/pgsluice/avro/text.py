@@ -163,8 +163,8 @@ def float4_as_double(text: bytes) -> bytes:
 
 
 _ALWAYS_EXACT: Final = 15
-"""A text of at most this length needs no check. A double preserves every number of up to 15 digits. Without an
-exponent, such a short text cannot express a number that is too small for a double."""
+"""A text of at most ``_ALWAYS_EXACT`` bytes needs no check. A double preserves every number of up to 15 digits. Without
+an exponent, such a short text cannot express a number that is too small for a double."""
 
 
 def numeric_as_double(text: bytes) -> bytes:

@@ -242,7 +242,7 @@ def _element(pg_type: PgType, options: TypeOptions) -> Element | None:
 
 
 def is_gone(column: Column, options: TypeOptions) -> bool:
-    """Return whether the values may be arrays that cannot be parsed, because the catalog no longer has their type."""
+    """Return whether ``column`` may have arrays that cannot be parsed, because the catalog no longer has their type."""
     chosen = next((choice.choice.name for choice in options.choices if choice.matches(column.name)), None)
     return chosen != CHECKED_STRING.schema and options.elements.get(column.type.oid, column) is None
 

@@ -1,7 +1,7 @@
 """Confluent's wire format: the text and the id of a schema, and the header with the id in front of a message.
 
-The registries use this module for ids. The envelope uses it to put the header in front of keys and
-values. Code that reads keys and values uses it to remove the header.
+The registries use this module for ids. The envelope uses it to put the header in front of keys and values. Code that
+reads keys and values uses it to remove the header.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """

@@ -90,7 +90,7 @@ class Access:
             self.look()
 
     def look(self) -> None:
-        """Read those files again that have changed since the last time."""
+        """Check which files have changed since the last check, and read these files again."""
         for index, (names, load) in enumerate(self._watched):
             signature = _signature(names)
             if signature == self._loaded[index]:

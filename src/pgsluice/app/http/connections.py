@@ -1,8 +1,8 @@
 """The connections of the HTTP server, with limits for their number and for the time that each may be silent.
 
 :mod:`.server` uses this module. aiohttp itself waits without limit for requests, and for clients that do not read their
-answers. So anybody who can reach the port could use up all file descriptors, and none would be left for health checks
-or for the connections to PostgreSQL and Kafka.
+answers. So without our limits, anybody who can reach the port could use up all file descriptors. None would be left for
+health checks, or for the connections to PostgreSQL and Kafka.
 """
 
 import asyncio

@@ -227,7 +227,7 @@ class HttpServer:
         return encoded
 
     async def _registry_answer(self, request: web.Request) -> api.Answer:
-        assert self._registry is not None, "routed only with a registry"
+        assert self._registry is not None, "called only if there is a registry"
         method, path, query = request.method, request.rel_url.raw_path, request.query
         if request.can_read_body:
             async with self._bodies:
