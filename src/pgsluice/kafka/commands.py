@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""One read waits this long for a record. So ``close`` may have to wait just as long for the reading thread."""
+"""One read waits at most this long for a record. So ``close`` may have to wait equally long for the thread."""
 
 BATCH: Final = 16
 """The most records that one read returns."""

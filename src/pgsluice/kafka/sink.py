@@ -49,9 +49,9 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 
 
 class KafkaSink:
-    """Delivers changes in one session. Call its coroutines one at a time. Each blocks a worker thread, never the loop.
+    """Delivers changes in one session. Call its coroutines one at a time. They block only a worker thread.
 
-    Any PgsluiceError that a coroutine raises ends the session. Then close the sink, and create a new one.
+    Any PgsluiceError that a coroutine raises ends the session. After the error, close the sink, and create a new one.
     """
 
     def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
