@@ -1,4 +1,4 @@
-"""Decides how a session starts: compares what earlier sessions have recorded in Kafka with the slot and the server.
+"""Decides how a session starts, by comparing what earlier sessions recorded in Kafka with the slot and the server.
 
 Every check is a pure function. :func:`resume` makes the whole decision. The pipeline gathers the facts, calls
 :func:`resume`, and acts on its result.
@@ -394,7 +394,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
     """Raise HistoryError if the slot has skipped changes, or Diverged if the checkpoint is ahead of the server.
 
     The slot has skipped changes if it is ahead of the checkpoint. It has also skipped changes if it is ahead of a
-    PREPARE whose transaction had not ended, because then PostgreSQL sends only that transaction's commit, and no rows.
+    PREPARE whose transaction had not ended: PostgreSQL will send only the commit of that transaction, and no rows.
     """
     delivered = format_lsn(checkpoint.end_lsn)
     if confirmed_flush_lsn > checkpoint.end_lsn:

@@ -432,7 +432,7 @@ class KafkaSink:
         self._live.begin()
         self._send_checkpoint(checkpoint)
         self._live.commit()
-        self._write_probe()  # the checkpoint will be read again, and an outdated broker must not hide it then
+        self._write_probe()  # the checkpoint will be read again, and an outdated broker must not hide it
 
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()

@@ -93,7 +93,7 @@ class Topics:
         return [states[spec.name] for spec in specs]
 
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
-        """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
+        """Create the topics that do not exist, with few requests. Return the states of the topics that exist now.
 
         Leave out a topic that Kafka refuses to describe or to create. A later call of :meth:`ensure` raises the reason.
         """
