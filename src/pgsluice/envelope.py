@@ -334,7 +334,7 @@ class ChangeEncoder:
         return message.old, None
 
     def _encode_truncate(self, message: messages.Truncate, stamp: Stamp) -> list[Record]:
-        """Return one record without a key, or none if truncates are skipped. The sink writes it to every partition."""
+        """Return one record without a key, or none if truncates are skipped. The sink writes it to all partitions."""
         if not self._truncate:
             return []
         flags = [b"cascade"] * message.cascade + [b"restart_identity"] * message.restart_identity

@@ -1,7 +1,7 @@
 """The result of one check of the settings or servers: its name, verdict, detail and remedy.
 
-Checks of the settings, of PostgreSQL, Kafka and the registry, and of the spill directory create findings. ``pgsluice
-check`` prints the findings.
+The checks of the settings, PostgreSQL, Kafka, the registry and the spill directory return findings. ``pgsluice check``
+prints them.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""Decides how to start, by comparing the records of earlier sessions in Kafka with the slot and the server.
+"""Decides how a session starts, by comparing what earlier sessions recorded in Kafka with the slot and the server.
 
 Every check is a pure function. :func:`resume` makes the whole decision. The pipeline gathers the facts, calls
 :func:`resume`, and acts on its result.
 
-The rules allow for two properties of PostgreSQL. A slot accepts every confirmed position, even one that the WAL has not
-reached yet. A slot may also send changes again:
+The rules take two properties of PostgreSQL into account. A slot accepts every confirmed position, even one that the WAL
+has not reached yet. A slot may also send changes again:
 https://www.postgresql.org/docs/current/logicaldecoding-explanation.html
 """
 
@@ -173,10 +173,10 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
 
     Its epoch and cut number are higher than any before, because readers would treat a lower number as older data.
 
-    ``selection_lsn`` stays 0/0, because it is unknown what the server has to send before ``end_lsn``. An ordinary
-    checkpoint implies that the server had nothing to send between the last transaction and ``end_lsn``. In a new epoch,
-    no session has streamed from the server before ``end_lsn``. If the server sends a change that ends before
-    ``end_lsn``, the slot has gone back, and the change may never have been delivered.
+    ``selection_lsn`` stays 0/0, because no session of the new epoch has streamed from the server before ``end_lsn``. So
+    nobody knows whether the server has changes to send before ``end_lsn``. If it sends such a change, the slot has gone
+    back, and the change may never have been delivered. (An ordinary checkpoint implies that the server had nothing to
+    send between the last transaction and ``end_lsn``.)
     """
     server, recorded = facts.server, facts.recorded
     epoch, cut = (0, 0) if last is None else (last.epoch - last.is_announcement, last.cut)
@@ -195,7 +195,7 @@ def _adopted(last: Checkpoint | None, facts: Facts, identity: Identity) -> Check
 
 
 def _first_of_epoch(announced: Checkpoint, facts: Facts, identity: Identity) -> Checkpoint:
-    """Return the first checkpoint of the announced epoch. Raise HistoryError if Kafka lost the checkpoints after it."""
+    """Return the first checkpoint of the announced epoch. Raise HistoryError if Kafka lost later checkpoints."""
     if is_outrun(announced, facts.recorded):
         raise HistoryError(
             f"Cut {facts.recorded.cut} was delivered, but the checkpoint that belongs to it is lost, and the slot is a "
@@ -394,7 +394,7 @@ def check_slot(checkpoint: Checkpoint, confirmed_flush_lsn: int, server: ServerI
     """Raise HistoryError if the slot has skipped changes, or Diverged if the checkpoint is ahead of the server.
 
     The slot has skipped changes if it is ahead of the checkpoint. It has also skipped changes if it is ahead of a
-    PREPARE whose transaction had not ended, because then PostgreSQL sends only that transaction's commit, and no rows.
+    PREPARE whose transaction had not ended: PostgreSQL will send only the commit of that transaction, and no rows.
     """
     delivered = format_lsn(checkpoint.end_lsn)
     if confirmed_flush_lsn > checkpoint.end_lsn:

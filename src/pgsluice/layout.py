@@ -56,11 +56,11 @@ class Layout:
     former: tuple[tuple[str, int], ...] = ()
 
     def has(self, names: Collection[str]) -> bool:
-        """Return whether there is a column of each of these names."""
+        """Return whether each of these names is the name of a column."""
         return {one.name for one in self.columns}.issuperset(names)
 
     def only(self, names: Collection[str]) -> "Layout":
-        """Return the layout with only the columns of these names. The caller passes the published columns."""
+        """Return the layout with only the columns in ``names``, the names of the published columns."""
         return replace(self, columns=tuple(one for one in self.columns if one.name in names))
 
     def after(self, old: "Layout") -> "Layout":

@@ -92,8 +92,9 @@ class LoadPosition:
 class LoadMark:
     """The entry of a cut record about one load, with the fields of ``contract/cut.avsc``.
 
-    ``state`` is ``stale`` if DDL has changed rows since they were read, and the stream does not have their new values.
-    In this case, ``id`` is the id of the load that read these rows. ``rows``: how many rows are in the stream so far.
+    ``state`` is ``stale`` if the table has values that the stream does not have, because DDL has changed rows that were
+    read, or because the table is not published any more. In this case, ``id`` is the id of the load that read the
+    table. ``rows``: how many rows are in the stream so far.
     ``replaces``: whether consumers may delete, at the mark ``end``, the rows whose last event is older than the mark
     ``begin``, because the table does not have these rows any more.
     """
@@ -115,8 +116,8 @@ class Loaded:
     """A table whose load has ended: the value of its record in ``<prefix>.snapshots``.
 
     ``state``: ``end`` if all rows have been read, ``cancelled`` if a command has cancelled the load, ``assumed`` if the
-    table counts as loaded because an earlier version of pgsluice has delivered its changes, and ``stale`` if DDL has
-    changed the rows since they were read. The record is valid only if ``cut``, which the sink fills in, was committed.
+    table counts as loaded because an earlier version of pgsluice has delivered its changes, and ``stale`` as in
+    :class:`LoadMark`. The record is valid only if ``cut``, which the sink fills in, was committed.
     ``layout``: the layout of the table when the rows were read, or a later layout if DDL has not changed the rows since
     then. It is None if the layout is not known.
     """

@@ -1,7 +1,7 @@
 """Finds out when the certificates in the settings expire, so that an alert can warn before connections fail.
 
-Python's ssl module gives the dates only for certificates of authorities. So this module parses certificates itself, as
-far as the expiry date.
+Python's ssl module returns expiry dates only for certificates of authorities. So this module parses certificates
+itself, up to the expiry date.
 
 https://datatracker.ietf.org/doc/html/rfc5280#section-4.1
 """
@@ -28,8 +28,8 @@ _LONG_FORM = 0x80
 def check(settings: Settings) -> list[Finding]:
     """Return a warning for each setting whose certificates have expired or expire soon.
 
-    If there is no warning, return one finding that names the first certificate to expire. Return nothing if the
-    settings name no files of certificates, or if none of the files can be read.
+    If there is no warning, return one finding, which names the setting whose certificates expire first. Return an empty
+    list if the settings name no files of certificates, or if none of the files can be read.
     """
     expire = {name: datetime.fromtimestamp(time, UTC) for name, time in expiries(settings).items()}
     now = datetime.now(UTC)

@@ -1,8 +1,8 @@
 """Finds what is exposed to other users: secrets that they can read, files that they can change, an open HTTP port.
 
-``pgsluice run`` logs the findings and ``pgsluice check`` prints them. Files with secrets have to follow the rule that
-libpq has for private keys. A file that root owns may be readable by its group, because Kubernetes mounts secrets this
-way with ``fsGroup``. Any other file may be readable only by its owner.
+``pgsluice run`` logs the findings and ``pgsluice check`` prints them. The rule for files with secrets is libpq's rule
+for private keys. If root owns the file, its group may read it, because Kubernetes mounts secrets this way with
+``fsGroup``. Any other file may be readable only by its owner.
 
 https://www.postgresql.org/docs/current/libpq-ssl.html#LIBPQ-SSL-CLIENTCERT
 """
@@ -64,9 +64,9 @@ def _in_arguments(sources: Sources) -> Iterator[Finding]:
 def _port(settings: Settings, sources: Sources) -> Iterator[Finding]:
     """Return a warning if the settings open the port to other machines.
 
-    If an environment variable sets the address, this alone is no reason for a warning, because our image sets that
-    variable: a container has to listen on all addresses, and its network decides who can reach them. But if the
-    configuration file sets a different address, return a warning, because the address in the file has no effect.
+    An address that comes from an environment variable causes no warning, because our image sets this variable: a
+    container has to listen on all addresses, and its network decides who can reach them. But if the configuration file
+    sets a different address, return a warning, because the address in the file has no effect.
     """
     http, path = settings.http, ("http", "listen")
     if is_loopback(http.listen.host):
@@ -133,7 +133,7 @@ def _secrets(layer: Layer) -> Iterator[Path]:
 def _has_password(dsn: str) -> bool:
     try:
         return any(map(is_secret, libpq.parse_dsn(dsn)))
-    except ValueError:  # this DSN was not validated, because another source takes precedence
+    except ValueError:  # this DSN was not validated, because a source with higher precedence sets another DSN
         return True
 
 

@@ -1,7 +1,7 @@
 """The tree of keys, derived from the model: all settings, and the kind of each.
 
-``sources`` uses this module to interpret names and texts that do not come from the file. ``reference`` uses it to list
-the settings.
+``sources`` uses this module to interpret the names and values of settings in environment variables, secret
+files and flags. ``reference`` uses it to list the settings.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Properties of librdkafka that users may not set, because exactly-once delivery depends on them.
 
-The settings model uses this module for ``kafka.client``. All other properties are passed to the library, which
-checks their names. The module also says which values may be printed.
+The settings model uses this module for ``kafka.client``. Every property that the module does not refuse is passed to
+librdkafka, which checks its name. The module also says which values may be printed.
 
 https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 """

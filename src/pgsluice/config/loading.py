@@ -186,7 +186,7 @@ def _sentences(detail: ErrorDetails) -> Iterator[tuple[Path, str]]:
     elif error is not None:
         yield path, str(error)
     else:
-        # If we have no sentence for this error, use pydantic's message, which does not contain the input either.
+        # If we have no sentence for this error, use pydantic's message. The message does not contain the input.
         words = _SENTENCES.get(detail["type"])
         yield path, words.format(**context) + _choice(detail) if words else detail["msg"]
 

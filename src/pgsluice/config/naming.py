@@ -1,6 +1,6 @@
 """Checks of names in the settings: templates of topic names, patterns of table names, hosts and addresses.
 
-The settings model uses these checks. The check of a template refuses it if two tables could share a topic by accident.
+The settings model uses these checks. They refuse a template with which two tables could share a topic by accident.
 """
 
 import re
@@ -18,10 +18,10 @@ SLOT_PREFIX = "pgsluice_"
 """If postgres.slot is not set, the slot's name is this prefix and the pipeline's name."""
 
 _IDENTIFIER_MAX = 63
-"""Bytes of a PostgreSQL identifier (NAMEDATALEN - 1)."""
+"""The maximum length of a PostgreSQL identifier, in bytes (NAMEDATALEN - 1)."""
 
 _TOPIC_PREFIX_MAX = 150
-"""A topic's name has at most 249 characters. This limit leaves about a hundred of them for schema and table."""
+"""A topic's name has at most 249 characters. This limit leaves about a hundred characters for schema and table."""
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", re.ASCII)
 

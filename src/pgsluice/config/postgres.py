@@ -12,7 +12,7 @@ from pgsluice.config.values import Command, Flag, Names, Parameters, Port, Secre
 from pgsluice.errors import ConfigError, SourceUnavailable
 
 _STATUS_INTERVALS_PER_TIMEOUT = 3
-"""With three updates per timeout, a single lost or late update does not end the connection."""
+"""With three status updates per wal_sender_timeout, a single lost or late update does not end the connection."""
 
 
 class Postgres(Section):

@@ -37,7 +37,7 @@ class Layer:
     origins: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     broken: bool = False
-    """Whether the file could not be read. In that case, missing keys are not worth reporting."""
+    """Whether the file could not be read or parsed. If so, missing keys are not worth reporting."""
 
     def get(self, path: Path) -> object:
         """Return the value at ``path``, or None if the source does not set it."""
@@ -146,7 +146,8 @@ def _read_secret(layer: Layer, directory: str, name: str) -> None:
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """Read ``PGSLUICE_NAME`` and variables named ``PGSLUICE_SECTION__KEY``.
 
-    Variables with other names are service links of Kubernetes, or mistakes.
+    Ignore all other variables that begin with ``PGSLUICE_``, for example service links of Kubernetes. But record a
+    problem if such a variable is probably a misspelt setting.
     """
     layer = Layer("environment")
     for name in sorted(environ):

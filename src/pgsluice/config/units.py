@@ -92,7 +92,7 @@ def _split_unit(text: str, units: dict[str, int], example: str) -> int:
 def _meant(unit: str, units: Iterable[str]) -> str:
     """Return the known unit that shares the longest prefix with ``unit``.
 
-    If several units do so, return the largest of them, for example ``min`` for ``m``.
+    If several units share a prefix of this length, return the largest of them, for example ``min`` for ``m``.
     """
     smallest_first = list(units)
     common = [_in_common(unit.lower(), known.lower()) for known in smallest_first]

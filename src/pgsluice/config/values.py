@@ -1,7 +1,7 @@
 """The types of the values of settings, each with its check.
 
-The modules of the settings use these types. A check that refuses a value raises ValueError, or KeyProblems if the value
-is a table with wrong keys.
+The modules of the settings use these types. A check that refuses a value raises ValueError. If the setting is a TOML
+table, the check raises KeyProblems.
 """
 
 from collections import Counter

@@ -56,7 +56,7 @@ class LastCuts:
         """Epoch and end_lsn of the highest cut and of the cut before it, by cut number. If a cut has several records,
         the last one counts."""
         self.is_complete = False
-        """Whether a full cut was read. Otherwise, topics that only earlier cuts list may be missing in the account."""
+        """Whether a full cut was read. If not, topics that only earlier cuts list may be missing in the account."""
         self._ids: dict[str, str] = {}
         self._ends: dict[Partition, int] = {}
 
@@ -149,8 +149,8 @@ def _changes(topic: str, known: Account, found: Account, short: _Short) -> Itera
         )
     elif before.id and now.id and before.id != now.id:
         yield (
-            f"Topic {topic} was deleted and created again. Consumers miss the records that they had not read of the "
-            "former topic, and their offsets are not valid in the new one."
+            f"Topic {topic} was deleted and created again. Consumers miss the records of the former topic that "
+            "they had not read, and their offsets are not valid in the new topic."
         )
     elif before.partitions not in (0, now.partitions):
         yield (

@@ -43,10 +43,10 @@ def read_checkpoints(tail: Tail, pipeline: str, *, is_atomic: bool) -> Sequence[
     of later checkpoints, if it belongs to an epoch that never began.
 
     Without transactions nobody is fenced, so a former owner can write a checkpoint late. The checkpoints are therefore
-    sorted by epoch and cut. There is one exception. A checkpoint whose ``refused`` is set says that a
-    session has refused to continue with the server. Such a checkpoint ends its epoch, so it is sorted after all other
-    checkpoints of the epoch. If the cut number decided, the late checkpoint of a former owner could come after it,
-    because the former owner's cut number can be higher.
+    sorted by epoch and cut. There is one exception. If ``refused`` of a checkpoint is set, a session has refused
+    to continue with the server. Such a checkpoint ends its epoch, so it is sorted after all other checkpoints of the
+    epoch. Sorting by cut number alone could put a former owner's late checkpoint after it, because the cut number of
+    the late checkpoint can be higher.
     """
     ours: list[Checkpoint] = []
     others = _Others()

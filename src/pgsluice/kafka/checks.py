@@ -1,4 +1,4 @@
-"""The checks of ``pgsluice check`` for Kafka: the connection, the rights and the topics. They change nothing."""
+"""The checks of ``pgsluice check`` for Kafka: the connection, the rights and the topics. No check changes anything."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

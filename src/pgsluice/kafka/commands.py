@@ -1,8 +1,8 @@
-"""The clients of the topic ``<prefix>.commands``, for the pipeline and the command line. The topic has one partition.
+"""The clients of the topic ``<prefix>.commands``: one for the pipeline, and one for the command line.
 
-The sink (``kafka.sink``) writes the answers to commands, together with the checkpoint to which they belong. Answers are
-in the same topic as commands, so that retention deletes both. They are not in ``<prefix>.snapshots``, because that
-topic is compacted, and would keep every answer forever.
+The topic has one partition. The sink (``kafka.sink``) writes the answers to commands, together with the checkpoint to
+which they belong. Answers are in the same topic as commands, so that retention deletes both. They are not in
+``<prefix>.snapshots``, because that topic is compacted, and would keep every answer forever.
 
 ``tests/integration/test_snapshot_commands.py`` covers this module.
 """
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 POLL_S: Final = 0.25
-"""One read waits this long for a record. So ``close`` may have to wait just as long for the reading thread."""
+"""One read waits at most this long for a record. So ``close`` may have to wait equally long for the thread."""
 
 BATCH: Final = 16
 """The most records that one read returns."""

@@ -25,7 +25,7 @@ _State = tuple[int, int, int]
 class ClientFiles:
     """The present versions of the files that ``properties`` name.
 
-    Create this object before the client. Then no change is missed that happens after the client has read the files.
+    Create this object before the client, so that it notices every change after the client has read the files.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:

@@ -20,8 +20,8 @@ from pgsluice.kafka.transactional import TransactionalProducer
 log = structlog.get_logger(__name__)
 
 _SAME_WAIT_S = 4 * SLICE_S
-"""A producer that waits calls ``_waited`` at least once per slice. If there was no call for longer than this, the
-former wait has ended, and the next call belongs to a new wait."""
+"""While a producer waits, it calls ``_waited`` at least once every SLICE_S. If there was no call for longer than
+_SAME_WAIT_S, the former wait has ended, and the next call belongs to a new wait."""
 
 
 class IdempotentProducer(CutProducer):

@@ -185,7 +185,7 @@ class Ledger:
             _, changed = compare(self._topics, Account(self._known.topics), self._given_up)
             missing = self._topics.out_of_sync(self._known.topics)
         except SinkUnavailable:
-            return  # Kafka does not answer, which is reason enough for the wait, even if no topic has changed
+            return  # Kafka does not answer, which explains the wait
         self._raise_if(changed)
         if missing and missing != self._missing:
             log.warning(
@@ -346,7 +346,7 @@ def read_last_cuts(
     """Return the last full cut and the cuts after it, but at least two cuts.
 
     Leave out the cuts after cut ``committed``. If a record is not a cut record, the result has only the reason, with
-    the offset of that record. It is not an error if retention has deleted all records. Then the result is empty.
+    the offset of that record. If retention has deleted all records, the result is empty, which is not an error.
     """
     last = LastCuts()
     for values in tail.windows():
@@ -369,8 +369,8 @@ def lost_cuts(topic: str, last: LastCuts, low: int, committed: int) -> str | Non
     """
     if last.unreadable is not None:
         return f"Topic {topic} has a record that is not a cut record: {last.unreadable}. Only pgsluice may write to it."
-    # If retention has deleted records, the topic begins at a higher offset. It may then have no cut record left,
-    # because the probe of the session, which is not a cut record, may be the only record.
+    # If retention has deleted records, the first offset of the topic is above 0. The topic may have no cut record left.
+    # Its only record may be the session's probe, which is not a cut record.
     if last.number >= committed or (low and not last.number):
         return None
     held = f"ends with cut {last.number}" if last.number else "is empty"

@@ -23,8 +23,8 @@ class SinkOptions:
     ``commands_topic`` is None if no commands are accepted. If ``accept_changed_topics`` is set, a session continues
     with topics that have changed since the last session. All sessions of the process share ``prediction``.
 
-    If there are already ``topics_max`` topics besides the service topics, no further topic of a table is created. All
-    ``reserved_topics`` are counted, even before they are created.
+    If there are already ``topics_max`` topics besides the service topics, no further topic of a table is created.
+    ``reserved_topics`` are the topics of tables that the settings name. They are counted even before they are created.
     """
 
     producer: ProducerOptions

@@ -1,7 +1,7 @@
 """Reads the records of earlier sessions in Kafka for ``pgsluice check``, without disturbing a running owner.
 
-A session fences former sessions before it reads, so that nothing can change afterwards. This module fences nobody, so
-an owner may write while the records are read. ``tests/integration/test_cli.py`` covers this module.
+A session fences former sessions before it reads, so that they write nothing more. This module fences nobody, so an
+owner may write while this module reads. ``tests/integration/test_cli.py`` covers this module.
 """
 
 import threading

@@ -38,7 +38,7 @@ class RecordInspector:
     """Looks up the change in a refused record, and the limit of its topic.
 
     ``origin_of`` takes a record's key and value, and returns the change that they come from. ``limit_of`` takes a
-    topic, and returns its max.message.bytes. Both return None if they cannot find this out.
+    topic, and returns its max.message.bytes. Each returns None if it cannot find the change or the limit.
     """
 
     origin_of: Callable[[bytes | None, bytes], SourceChange | None]

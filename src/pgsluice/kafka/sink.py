@@ -49,9 +49,9 @@ _PRODUCERS: Mapping[Mode, type[CutProducer]] = {
 
 
 class KafkaSink:
-    """Delivers changes in one session. Call its coroutines one at a time. Each blocks a worker thread, never the loop.
+    """Delivers changes in one session. Call its coroutines one at a time. They block only a worker thread.
 
-    Any PgsluiceError that a coroutine raises ends the session. Then close the sink, and create a new one.
+    Any PgsluiceError that a coroutine raises ends the session. After the error, close the sink, and create a new one.
     """
 
     def __init__(self, options: SinkOptions, cut_format: CutFormat) -> None:
@@ -432,7 +432,7 @@ class KafkaSink:
         self._live.begin()
         self._send_checkpoint(checkpoint)
         self._live.commit()
-        self._write_probe()  # the checkpoint will be read again, and an outdated broker must not hide it then
+        self._write_probe()  # the checkpoint will be read again, and an outdated broker must not hide it
 
     def _refuse(self, checkpoint: Checkpoint) -> None:
         self._replace_producer()

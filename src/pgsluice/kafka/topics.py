@@ -34,8 +34,8 @@ _RETRY_S = 0.05
 """The first and the longest pause between two tries. Brokers usually learn of a new topic within milliseconds."""
 
 _SETTLE_S = 30.0
-"""We wait at most this long until every partition of a new topic has a leader. librdkafka waits equally long for
-metadata."""
+"""We wait at most this long until every partition of a new topic has a leader. librdkafka waits equally long for the
+metadata of a new topic."""
 
 BATCH_BYTES = 1_000_000
 """librdkafka's default of ``batch.size``."""
@@ -93,7 +93,7 @@ class Topics:
         return [states[spec.name] for spec in specs]
 
     def make(self, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
-        """Create the topics that do not exist, with few requests. Return the states of the topics that then exist.
+        """Create the topics that do not exist, with few requests. Return the states of the topics that exist now.
 
         Leave out a topic that Kafka refuses to describe or to create. A later call of :meth:`ensure` raises the reason.
         """
@@ -138,8 +138,8 @@ class Topics:
         other = other_service(topic)
         if ending in SERVICE_TOPICS and self.describe([other]):
             raise TableRefused(
-                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}, because {other} "
-                'exists. Choose another topic with `topic = "..."` in a [[tables.rules]] entry.'
+                f"Topic {topic} belongs to another pipeline, whose kafka.topic_prefix is {prefix!r}: topic {other} "
+                'exists as well. Choose another topic with `topic = "..."` in a [[tables.rules]] entry.'
             )
 
     def check(self, spec: TopicSpec, settings: TopicSettings) -> None:
@@ -329,7 +329,7 @@ class Topics:
             pause_s = min(_RETRY_S, 2 * pause_s)
 
     def _look_for_leaders(self, topics: Iterable[str]) -> None:
-        """Make the client look up the leaders. Otherwise it would keep asking former leaders, even if they are gone."""
+        """Make the client look up the leaders, because it would keep asking former leaders that are gone."""
         names = list(topics)
         with suppress(KafkaException):
             for topic in names if len(names) <= _LOOKS_MAX else [None]:

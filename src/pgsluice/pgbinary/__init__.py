@@ -1,8 +1,8 @@
-"""Turns values in PostgreSQL's binary format (``postgres.binary``) into the text that the output functions write.
+"""Turns values in PostgreSQL's binary format (``postgres.binary``) into PostgreSQL's text format.
 
 ``conversions`` finds the conversion of a column, and the other modules have the conversions of each family of types.
-``avro`` reads this text, so the events are the same, whether PostgreSQL sends text or binary values. If no send
-function can have written the bytes of a value, its conversion raises :class:`pgsluice.pgoutput.cursor.Malformed`.
+``avro`` reads the text, so the events are the same, whether PostgreSQL sends text or binary values. If a value cannot
+be converted, its conversion raises one of the errors in ``base.UNREAD``.
 
 https://www.postgresql.org/docs/current/sql-createtype.html
 """

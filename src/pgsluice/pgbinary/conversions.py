@@ -165,8 +165,8 @@ def unknown_arrays(relation: Relation) -> list[int]:
 def elements(relation: Relation, described: Sequence[TypeDescription]) -> dict[int, Element | None]:
     """Return the element of each array type that the columns use, directly or nested, by the array's OID.
 
-    The value is None if the type is gone from the catalog, because then it is unknown whether the type is an array, and
-    which delimiter it has. Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay text.
+    The value is None if the type is gone from the catalog, because nobody knows whether that type was an array, and
+    which delimiter it had. Arrays that are nested more than ``LEVELS_MAX`` levels deep are left out, so they stay text.
     """
     by_oid = {description.oid: description for description in described}
     gone = [oid for oid in unknown_arrays(relation) if oid not in by_oid]

@@ -106,7 +106,7 @@ def _word(cursor: Cursor) -> _Part:
 
 
 def _combined(parts: list[_Part], operator: int, distance: int) -> _Part:
-    """Take the operands of an operator from the end of ``parts``. Return the part that consists of all of them."""
+    """Take the operands of an operator from the end of ``parts``. Return one part, with the operator and operands."""
     priority = _PRIORITIES[operator]
     try:
         if operator == _NOT:

@@ -112,7 +112,7 @@ class Cursor:
         return self.data[at : self.at]
 
     def end(self) -> None:
-        """Raise Malformed if the message does not end here, because then it has an unknown form."""
+        """Raise Malformed if the message does not end here, because a longer message has an unknown form."""
         if self.at != len(self.data):
             raise trailing(self.data, self.at)
 

@@ -1,6 +1,6 @@
 """The content of CopyData while a slot is streamed: the server's WAL data and keepalives, and our status updates.
 
-The replication stream of ``postgres/`` uses this module, and so do test servers at the other end.
+``postgres/`` uses this module for its end of the replication stream, and test servers use it for the server's end.
 
 https://www.postgresql.org/docs/current/protocol-replication.html
 """

@@ -30,7 +30,7 @@ class Ahead:
     def described(self) -> Iterator[Relation]:
         """Yield the tables that the frames describe, except in transactions that may still be rolled back.
 
-        If this was already called for the same read, yield nothing.
+        If this method was already called for the same read, yield nothing.
 
         The server describes a table right before its first row, so rows of these tables are about to be processed. Stop
         at a frame that cannot be decoded, because the session will process that frame and raise the error.

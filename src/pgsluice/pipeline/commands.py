@@ -121,7 +121,7 @@ class Commands:
     async def _pause_or_resume_pipeline(self, command: Command, offset: int) -> Answer:
         """Pause the pipeline, so that it delivers nothing after this command, or resume it.
 
-        The command takes effect between two transactions, because this code runs only then. While the state says that
+        This code runs only between two transactions, so the command takes effect there. While the state says that
         the pipeline is paused, the session takes no frames from the stream. The lock ``at_work`` makes sure that the
         loader is not in the middle of a round. All changes that were received before the pause are in the same cut as
         the answer or in earlier cuts, so no changes follow the answer.
