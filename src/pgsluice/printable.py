@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 def quoted(*names: str) -> str:
     """Return the name of a database object for a message, with quotes around each part that is not one plain word.
 
-    Users choose the names of tables. Without quotes, such a name could read like a part of our message. The result can
+    Users choose the names of tables. Without quotes, a name could read like a part of our message. The result can
     be parsed, because quotes in a name are doubled, as in SQL.
     """
     return ".".join(name if _PLAIN.fullmatch(name) else _in_quotes(name) for name in names)

@@ -21,8 +21,8 @@ class Progress:
     """The positions of one session, which continues from the last committed checkpoint.
 
     ``received``: the highest position that this session has received. It starts from zero and not from the checkpoint,
-    because the server may first send changes again that come before the checkpoint. The server may also send prepared
-    transactions again that only the previous session has received.
+    because the server may first resend changes that come before the checkpoint. The server may also resend prepared
+    transactions that only the previous session has received.
 
     ``delivered``: the end LSN of the last committed checkpoint. ``held``: the ``held_lsn`` of that checkpoint.
     ``slot_lsn``: the position of the slot when the session began.
@@ -100,7 +100,7 @@ class Progress:
         return not (self._to_be_resent or self._prepares) and self._ceiling == MAX_LSN
 
     def on_resent(self, end_lsn: int, what: ResentKind) -> None:
-        """Record that the server has sent a transaction or a message again that was delivered before."""
+        """Record that the server has resent a transaction or a message that was delivered before."""
         self.on_received(end_lsn)
         if self._to_be_resent.get(end_lsn) == what:
             del self._to_be_resent[end_lsn]

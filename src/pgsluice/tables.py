@@ -1,4 +1,4 @@
-"""Decides by the ``[tables]`` section whether and how a table is published, and to which topic.
+"""Decides from the ``[tables]`` section whether and how a table is published, and to which topic.
 
 The pipeline asks for this decision once per relation. Two tables never get the same topic, unless a topic's template
 leaves out the placeholder that would distinguish them.
@@ -141,10 +141,10 @@ class TablePolicy:
     """How one table is published.
 
     ``keys``: the columns of the key; None means the replica identity or primary key. ``shared``: several tables may go
-    to this topic, because it has no table name, or because the rule's topic does not distinguish all tables that the
-    rule matches. ``named``: the settings name the table without wildcards, so nobody can get this policy by creating a
-    table that matches a pattern. ``is_loaded``: the rows that the table already has are read, if snapshots are on.
-    ``where``: an SQL condition for these rows; empty means all rows.
+    to this topic, because its name has no table name in it, or because the rule's topic does not distinguish all tables
+    that the rule matches. ``named``: the settings name the table without wildcards, so nobody can get this policy by
+    creating a table that matches a pattern. ``is_loaded``: the rows that the table already has are read, if snapshots
+    are on. ``where``: an SQL condition for these rows; empty means all rows.
     """
 
     topic: str
@@ -313,7 +313,7 @@ class Tables:
         return replace(self.messages_policy(), topic=f"{self.prefix}.dead_letters")
 
     def _is_named_by_another(self, own: TableRule, topic: str, schema: str) -> bool:
-        """Return whether another rule gives ``topic`` to the only table that the rule names, or to several tables.
+        """Return whether a rule other than ``own`` gives ``topic`` to the table that it names, or to several tables.
 
         No other table may use such a topic. Otherwise, somebody who may create tables could create one whose usual
         topic has this name, and so write to the topic.

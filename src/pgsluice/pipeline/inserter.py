@@ -1,4 +1,4 @@
-"""Adds the rows of loaded tables to the open cut, between the marks of their load."""
+"""Adds the rows that a load has read to the open cut, with marks that show the progress of the load."""
 
 import asyncio
 import uuid
@@ -31,9 +31,9 @@ TURN: Final = 1000
 class Opened:
     """A table whose rows are being read, and the encoder of the rows.
 
-    If ``replaces`` is set, consumers may remove older rows at the end of the load. They may remove all rows that the
-    load has not read, because the table does not have these rows any more. ``layout`` is the table's layout when the
-    table was opened, or None if the layout is not known.
+    If ``replaces`` is set, consumers may remove, at the end of the load, all rows that the load has not read, because
+    the table does not have these rows any more. ``layout`` is the table's layout when the table was opened, or None if
+    the layout is not known.
     """
 
     shape: Shape
@@ -54,7 +54,7 @@ class Opened:
 
 
 class Inserter:
-    """Inserts loaded rows into the stream during one session. Call its methods while the session's work is paused."""
+    """Inserts loaded rows into the stream during one session. Call the methods while the session's work is paused."""
 
     def __init__(
         self,
@@ -99,7 +99,10 @@ class Inserter:
             log.info("loaded", table=str(load), topic=table.topic, rows=load.rows)
 
     async def note(self, loaded: Loaded, lsn: int, topic: str | None = None) -> None:
-        """Add the table's record to the open cut. If ``topic`` is given, also add a mark with the state "stale"."""
+        """Add the table's new record in ``<prefix>.snapshots`` to the open cut.
+
+        If ``topic`` is given, also add a mark with the state "stale".
+        """
         marks = []
         if topic is not None:
             self._position = self._position.at(max(lsn, self._position.lsn))

@@ -54,7 +54,10 @@ class Intake:
 
     @property
     def _is_kept(self) -> bool:
-        """Return whether the frames that were read have to wait for the end of a pause. An error does not wait."""
+        """Return whether a read has ended, and its frames have to wait for the end of a pause.
+
+        If the read has raised an error, return False, because the error does not have to wait.
+        """
         reading = self._reading
         return reading is not None and reading.done() and self._is_paused() and reading.exception() is None
 

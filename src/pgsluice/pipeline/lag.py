@@ -42,7 +42,7 @@ class Lag:
             return
         self._heard_at, self._server = at, server_lsn
         while len(self._ahead) > 1 and self._ahead[-1][1] > server_lsn:
-            self._ahead.pop()  # a server without this WAL has taken over
+            self._ahead.pop()  # another server, whose WAL is shorter, has taken over
         if self._ahead and at - self._ahead[-1][0] >= self._apart_s and server_lsn > self._ahead[-1][1]:
             self._ahead.append((at, server_lsn))
         if len(self._ahead) > OBSERVATIONS_MAX:

@@ -216,7 +216,7 @@ class Loader:
             await self._reader.close()
 
     def _close_tables(self) -> None:
-        """Close the tables, and stop noting transactions, because nothing can be read for an unknown time.
+        """Close the tables, and stop noting which transactions pass, because nothing can be read for an unknown time.
 
         Before the loader opens a table again, it waits for all transactions that are changing the table. So it misses
         no transaction.

@@ -35,8 +35,8 @@ CLOSING_S = 0.001
 """``until_closed`` waits this long after a commit, so that the session can begin to commit the next cut."""
 
 QUIET_S = 60.0
-"""While the position does not change, a cut without changes is written at this interval. The purpose of this cut is the
-comparison of pgsluice's topics with the cluster, which happens at each cut."""
+"""While the position does not change, a cut without changes is written at this interval. It is written because pgsluice
+checks at every cut whether its topics in Kafka have changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,9 @@ class Outbox:
 
         If there is no room for another cut, wait for the previous commit first.
 
-        Do not leave the cut open until all frames of a read are processed. The frames may contain the commits of many
-        transactions whose rows have waited, so the cut could become much larger than the limit.
+        The commit begins even if some frames of the last read are not processed yet. These frames may contain the
+        commits of many transactions whose rows have waited. If the cut stayed open for them, it could become much
+        larger than the limit.
         """
         if self.committing is not None and (self.full or self.committing.done()):
             await self.settle()

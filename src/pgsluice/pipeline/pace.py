@@ -9,7 +9,8 @@ HELD_S: Final = 0.05
 """If changes wait longer than this while rows are read, the next reads take fewer rows."""
 
 LEAST_ROWS: Final = 1000
-"""One read takes at least this many rows, even if changes wait too long. Fewer rows would hardly be read faster."""
+"""If changes wait too long, the next reads take fewer rows, but not fewer than this. A read of fewer rows would hardly
+be faster."""
 
 SLOW_S: Final = 10.0
 """After a time-out, the number of rows grows again only if a read takes less than this time."""

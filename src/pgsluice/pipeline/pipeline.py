@@ -66,7 +66,7 @@ DESCRIBED_ANEW_MAX = 10
 this limit, everybody who may alter a type could end sessions again and again."""
 
 SAY_AGAIN_S = 300.0
-"""The interval at which the log repeats a state that lasts."""
+"""If nothing can be streamed, the log repeats the reason at this interval."""
 
 RELEASE_S = 0.2
 """A walsender needs this long to notice that we have closed the connection. Until then, the slot is still in use."""
@@ -216,7 +216,7 @@ class Pipeline:
         """
         log.warning(
             "values come in text format until the next start, although postgres.binary is set: the published records "
-            "are the same, but take longer. If the table keeps this type, set postgres.binary = false",
+            "are the same, but encoding them takes longer. If the table keeps this type, set postgres.binary = false",
             reason=str(error),
         )
         self._types = replace(self._types, binary=False)
@@ -277,7 +277,7 @@ class Pipeline:
             try:
                 await self._stream(Ends(source, stream, sink, encoders, spool, self.vitals), start)
             except Diverged as error:
-                assert self.session is not None, "the session has raised this"
+                assert self.session is not None, "the session has raised this error"
                 last = _later(start.found, self.session.checkpoint)
                 await close_when_lost(source, stream, self.vitals.wait(self._startup.refuse(sink, last, error)))
                 raise
@@ -401,7 +401,7 @@ def _later(found: Checkpoint | None, reached: Checkpoint) -> Checkpoint:
 
 
 def _say(letter: DeadLetter) -> None:
-    """Log a dead letter. The log writes at most one such line of each kind every ten seconds."""
+    """Log a dead letter. The log leaves out a line that has the same texts as a line of the last ten seconds."""
     origin = letter.origin
     log.warning(
         "dead letter",

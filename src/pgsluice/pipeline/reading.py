@@ -39,8 +39,9 @@ from pgsluice.snapshot import Chunk, Shape, TableSize
 log = structlog.get_logger(__name__)
 
 VOIDS_MAX: Final = 8
-"""If more than this many consecutive chunks have no position in the stream, the load of the table waits. After each of
-these chunks, the next read takes half as many rows."""
+"""The rows of a chunk may fit no position in the stream (see :class:`pgsluice.round.Round`). If this happens to more
+consecutive chunks of a table than VOIDS_MAX, the load of the table waits. After each of these chunks, the next read
+takes half as many rows."""
 
 WRITERS_S: Final = 0.1
 """The interval at which the loader checks whether the transactions that were changing a table have ended."""
@@ -60,8 +61,8 @@ class LoadOptions:
     largest table that may be read without a key. ``max_rows_per_s`` limits how many rows are read per second from
     tables with a key. None means no limit.
 
-    * If ``replaces`` is set, consumers may remove older rows that a load has not read, because the table does not have
-      these rows any more when the load ends. ``replaces`` is not set if the stream has only some of the changes
+    * If ``replaces`` is set, consumers may remove, at the end of a load, all rows that the load has not read, because
+      the table does not have these rows any more. ``replaces`` is not set if the stream has only some of the changes
       (postgres.origin).
     * If ``in_each_epoch`` is set, tables are loaded again in each new epoch, because a new epoch begins when changes
       may be missing.
@@ -92,7 +93,7 @@ class LoadingTable:
     """The estimated size. None until the server was asked for it."""
     opened: Opened | None = None
     voids: int = 0
-    """How many consecutive chunks, up to the last one, had no position in the stream."""
+    """How many consecutive chunks, up to the last one, fitted no position in the stream."""
     is_out: bool = False
     """Whether the table is left out until its description changes or a command requests its load."""
     due_at: float = 0.0

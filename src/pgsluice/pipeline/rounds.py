@@ -88,10 +88,10 @@ class Rounds:
         noted while ``_is_watching`` is set."""
 
     def watch(self, *, on: bool) -> None:
-        """Begin or stop noting which transactions pass. This is necessary only while there are tables to load.
+        """Begin or stop noting which transactions pass. They are noted only while there are tables to load.
 
-        Earlier transactions need not be noted, because before the loader reads a table, it waits for all transactions
-        that are changing the table.
+        Transactions that passed earlier need not be noted, because before the loader reads a table, it waits for all
+        transactions that are changing the table.
         """
         self._is_watching = on
         if not on:

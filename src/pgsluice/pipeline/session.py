@@ -81,7 +81,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The ends between which a session works."""
+    """The objects with which a session reads from PostgreSQL, encodes rows, and writes to Kafka."""
 
     source: Source
     stream: Stream
@@ -186,9 +186,9 @@ class Session:
     def may_have_written(self, checkpoint: Checkpoint | None) -> bool:
         """Return whether ``checkpoint``, just read from Kafka, can be from this session or from an earlier one.
 
-        This is so if the session found the checkpoint, committed it, or tried to commit it. A process that had the slot
-        for a moment may have marked the checkpoint as refused since then. If there is no checkpoint, or only one that
-        is older than our last one, the broker that answered is outdated. In this case, return True.
+        This is so if the session found the checkpoint, committed it, or tried to commit it. The field ``refused`` is
+        not compared, because another process that had the slot for a moment may have set it. If there is no checkpoint,
+        or only one that is older than our last one, the broker that answered is outdated. In this case, return True.
         """
         own = self._outbox.checkpoint
         if checkpoint is None or checkpoint.cut < own.cut:
@@ -270,10 +270,10 @@ class Session:
         await self._take_events(self._transactions.release())
 
     async def _received(self, reading: Read) -> list[XLogData | Keepalive]:
-        """Return the frames of a read. If it raised a StopError, deliver everything before the error, then raise it.
+        """Return the frames of a read.
 
-        To continue after such an error, operators create a new slot or advance the slot. Both skip everything that is
-        not in Kafka by then.
+        If the read raised a StopError, deliver everything before the error, then raise the error. After such an error,
+        operators create a new slot or advance the slot, and both skip everything that is not in Kafka by then.
         """
         try:
             return reading.result()

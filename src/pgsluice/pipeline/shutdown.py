@@ -10,7 +10,7 @@ SIGN_S: Final = 1.0
 """Two requests for replies within this time, at the same position, show that the server shuts down. Such a server asks
 again as soon as it has our reply, so our replies set the rate: five per second (the stream's MIN_STATUS_GAP_S), or
 fewer on a busy machine. At other times, the server asks only if it has received nothing for half of wal_sender_timeout.
-It never waits that long, because we send at least three status updates in each wal_sender_timeout."""
+This does not happen, because we send at least three status updates in each wal_sender_timeout."""
 
 PATIENCE_S: Final = 1.0
 """The session has this much time to write a checkpoint with the server's last position. After that, we let the server

@@ -96,7 +96,8 @@ class SessionWatch:
             return
         self._warned_at = now
         log.warning(
-            "a prepared transaction keeps the slot from moving: COMMIT PREPARED or ROLLBACK PREPARED ends that",
+            "a prepared transaction keeps the slot from moving: end the transaction with COMMIT PREPARED or "
+            "ROLLBACK PREPARED",
             gid=oldest.gid,
             xid=oldest.xid,
             prepare_lsn=oldest.prepare_lsn,

@@ -263,7 +263,7 @@ class Catalog:
         return rows == [(True,)]
 
     async def publications(self, names: Sequence[str]) -> list[Publication]:
-        """Return the publications of these ``names`` that exist in this database."""
+        """Return the publications with these ``names``, as far as they exist in this database."""
         return [Publication(*row) for row in await self._rows(published_queries.PUBLICATIONS, [list(names)])]
 
     async def missing_publications(self, names: Sequence[str]) -> list[str]:

@@ -207,10 +207,7 @@ class ReplicationConnection:
             log.warning("slot creation waits for running transactions to end", slot=name, waits_for=list(found))
 
     async def _cancel_command(self) -> None:
-        """Cancel the current command at the server.
-
-        Otherwise the server would continue the command after we have disconnected.
-        """
+        """Cancel the current command at the server, which would continue it even after we have disconnected."""
         with suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 await self._connection.cancel_safe(timeout=CANCEL_TIMEOUT_S)

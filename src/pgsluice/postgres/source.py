@@ -41,7 +41,7 @@ class SourceOptions:
 
 
 class PostgresSource:
-    """The server, for one session."""
+    """The server of one session, and the session's connections to this server."""
 
     def __init__(self, options: SourceOptions, replication: ReplicationConnection, catalog: Catalog) -> None:
         self._options = options

@@ -31,7 +31,7 @@ INVALID_SCHEMA: Final = 42201
 INVALID_VERSION: Final = 42202
 OPERATION_NOT_PERMITTED: Final = 42205
 AMBIGUOUS_ID: Final = 409
-"""Our own code. In Confluent's registry an id has one schema, but here each prefix has its own ids."""
+"""An error code of our own. In Confluent's registry an id has one schema, but here each prefix has its own ids."""
 
 _CONFIG: Final = {"compatibilityLevel": "NONE"}
 """This registry does not check compatibility, because ``avro.schema`` decides how schemas may change."""

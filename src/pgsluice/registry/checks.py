@@ -21,7 +21,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "FORWARD": "a key that loses a column, and a column that becomes wider (int to bigint)",
     "FULL": "a key that gains or loses a column, and a column that becomes wider (int to bigint)",
 }
-"""The effects of ALTER TABLE that each compatibility level refuses. Its _TRANSITIVE variant refuses them as well."""
+"""The effects of ALTER TABLE that each compatibility level refuses. The _TRANSITIVE levels refuse the same effects."""
 
 
 async def check(

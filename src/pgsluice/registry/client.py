@@ -1,7 +1,7 @@
 """The registry's Kafka clients: their options, and their retries.
 
-:mod:`.topic`, :mod:`.follower` and :mod:`.builtin` use this module. ``kafka.client`` creates the clients, and decides
-what errors mean, as it does for all of pgsluice.
+:mod:`.follower` and :mod:`.builtin` use this module. ``kafka.client`` creates the clients, and decides what errors
+mean, as it does for all of pgsluice.
 """
 
 import asyncio

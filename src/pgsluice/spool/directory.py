@@ -38,7 +38,7 @@ _LOCK = "lock"
 
 
 class SpillDirectory:
-    """A directory of this process under ``parent``. The context manager creates and removes it.
+    """A directory of this process under ``parent``. As a context manager, the object creates and removes the directory.
 
     Only the user of the process can access it. All files in it are opened relative to its descriptor, and links are not
     followed. So people who may rename entries of ``parent`` cannot make pgsluice write, read or remove other files.
