@@ -39,7 +39,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Callable[..., Postgres]]:
-    """Provide a function that returns a running server of a version. Each call returns the same server.
+    """Provide a function that returns a running server of the given version. There is one server of each version.
 
     Tests use their own databases.
     """
@@ -56,7 +56,10 @@ def postgres_server() -> Iterator[Callable[..., Postgres]]:
 
 @pytest.fixture
 def new_database(postgres_server: Callable[..., Postgres]) -> Iterator[Callable[..., Database]]:
-    """Provide a function that creates an empty database on a server of a version. It is dropped after the test."""
+    """Provide a function that creates an empty database on a server of the given version.
+
+    The databases are dropped after the test.
+    """
     with ExitStack() as databases:
         yield lambda version=17: databases.enter_context(postgres_server(version).database())
 

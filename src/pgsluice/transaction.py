@@ -82,7 +82,7 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class MessageResent:
-    """The server sent a delivered message outside transactions again."""
+    """The server again sent a message outside transactions, which was delivered before."""
 
     message: messages.LogicalMessage
 
@@ -92,8 +92,8 @@ class Unexpected:
     """A change or a message came at a position where the server had nothing to send in an earlier session.
 
     Changes are delivered up to a position P, but the last delivered transaction ended at an earlier position E. Between
-    E and P, an earlier session received nothing. If the server now sends something between E and P, its history is not
-    that of the server from which the earlier session received its changes.
+    E and P, an earlier session received nothing. If the server now sends something between E and P, it has another
+    history than the server from which the earlier session received its changes.
     """
 
     change: Change | Emitted

@@ -119,9 +119,9 @@ class Transactions:
 
     @property
     def passes_from(self) -> int | None:
-        """Every ordinary transaction passes if its ``commit_lsn`` is this position or a later one.
+        """The lowest ``commit_lsn`` with which an ordinary transaction certainly passes.
 
-        The position is None if the stream is not between transactions, or if transactions may have to wait.
+        It is None if the stream is not between transactions, or if transactions may have to wait.
         """
         return self._delivered.lsn if self.is_between and self.gate is None and not self._held else None
 

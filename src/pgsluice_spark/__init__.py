@@ -36,7 +36,7 @@ else:
     from pgsluice_spark.errors import WITHOUT_PYSPARK
 
     def __getattr__(name: str) -> object:
-        """Raise an ImportError that says how to install PySpark, because everything that users import needs it."""
+        """Raise an error that says how to install PySpark, because the package exports nothing without PySpark."""
         error = ImportError if name in __all__ else AttributeError
         raise error(f"pgsluice_spark.{name} cannot be imported. {WITHOUT_PYSPARK}", name=name)
 

@@ -124,7 +124,7 @@ def _last_entry(spark: SparkSession, target: Target) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The cuts after the mirror's last cut, and the topics of tables that the cut records name."""
+    """The cuts after the mirror's last cut, and the topics of all tables."""
 
     cuts: Sequence[Cut]
     topics: Sequence[str]

@@ -1,6 +1,6 @@
 """Divides a batch into pieces of whole cuts with a limited number of events, and finds the records of each piece.
 
-Used by :mod:`.query` and :mod:`.job`. This module does no I/O.
+Used by :mod:`.query`, :mod:`.job`, :mod:`.origin` and :mod:`.audit`. This module does no I/O.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -93,7 +93,7 @@ def compared(table: str, rows: DataFrame, key: Sequence[str], columns: Columns, 
 
 
 def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFrame:
-    """Return all rows of a table with a key, each with the sides that contain it, and the values that differ."""
+    """Return all rows of a table with a key. Each row has the sides that contain it, and the values that differ."""
     ours = columns.source(rows).withColumns({"pkey": _numbered(keyed, Pair.key), "in_postgres": F.lit(1)})
     theirs = columns.mirror(rows).select(F.struct("*").alias("m"), _numbered(keyed, Pair.mirrored_key).alias("mkey"))
     both = ours.join(theirs.withColumn("in_mirror", F.lit(1)), F.col("pkey") == F.col("mkey"), "full_outer")

@@ -1,6 +1,7 @@
 """Reads the TOML file of ``pgsluice-spark``. If the file has a mistake, the error names the file and the key.
 
-Used by :mod:`.commands`. This module reads only the TOML file and the files with passwords that it names.
+Used by :mod:`.commands`, :mod:`.submit` and :mod:`.jars`. This module reads only the TOML file, and the password files
+that the TOML file names.
 """
 
 import tomllib
@@ -60,7 +61,7 @@ class Config:
         return self.values.get(table, {}).get(name, default)
 
     def secret(self, key: str) -> str | None:
-        """Return the content of the file that the value of a key names, or None if the key is not set."""
+        """Return the content of the file whose path is the value of ``key``, or None if the key is not set."""
         path = self.find(key)
         if path is None:
             return None

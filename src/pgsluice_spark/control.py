@@ -73,7 +73,11 @@ class View(Mapping[str, DataFrame]):
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """The version of each table: the number of a Delta version, or the id of an Iceberg snapshot."""
+        """The number of each table's commit.
+
+        For Delta, this is the table's version, for Iceberg the id of a snapshot, and for Parquet the offset of a cut
+        record.
+        """
         return self._versions
 
     def __getitem__(self, table: str) -> DataFrame:
@@ -155,7 +159,7 @@ class ControlTable:
         return _entry(rows[0]) if rows else None
 
     def forget(self, before: float) -> None:
-        """Delete old rows. Keep the last row at or before ``before`` (in seconds since 1970) and all later rows."""
+        """Delete old rows. Keep the last row up to the time ``before`` (in seconds since 1970), and all later rows."""
         rows = self.table.read().where(f"ts_us <= {int(before * 1e6)}")
         found = rows.agg(F.max("offset")).collect()[0][0]
         if found is not None and self.table.read().where(f"offset < {found}").head() is not None:

@@ -1,6 +1,6 @@
 """Tracks the copies of tables in a target: the state of each copy, and the rows of the control table.
 
-Used by :mod:`.query` and :mod:`.job`.
+Used by :mod:`.query`, :mod:`.job`, :mod:`.pipeline` and :mod:`.maintenance`.
 
 ``tests/spark/test_query.py`` covers this module.
 """
@@ -116,7 +116,7 @@ class Copies:
         return self._tables[table].version if table in self._tables else None
 
     def finish(self, cuts: Sequence[Cut], incomplete: Iterable[str]) -> None:
-        """Apply the marks of the loads of tables that had no changes, then add a row to the control table.
+        """Apply the marks of tables that had no changes, then add a row to the control table.
 
         ``incomplete`` names the tables that lack changes of these cuts.
         """

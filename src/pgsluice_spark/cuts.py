@@ -1,7 +1,6 @@
 """Cut records. A cut record lists the records of some whole transactions in all topics.
 
-Used by :mod:`.batches` and :mod:`.query`. Only :func:`cut_reading`, which asks the registry, and :func:`collected`,
-which runs a query of Spark, do I/O.
+Only :func:`cut_reading`, which asks the registry, and :func:`collected`, which runs a query of Spark, do I/O.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -45,7 +45,7 @@ HISTORY: Final = 50
 """The number of the newest commits among which we search for our last commit."""
 
 _UNSEEN: Final = -1
-"""The newest version of a log whose files cannot be found."""
+"""Stands for the newest version of a table if the files of its log cannot be found."""
 
 _INFO: Final = "commitInfo"
 """The entry in a commit's file that says who made the commit. Delta itself writes this entry first."""
@@ -63,8 +63,8 @@ class DeltaLog:
     def last(self, since: int | None, history: Callable[[], Mapping[int, Info]]) -> Committed | None:
         """Return our last commit, or None if there is none. ``since`` is the number of one of our commits, or None.
 
-        ``history`` returns the table's last commits. It takes longer, so it is called only if the log's files do not
-        show the commit ``since``. Raise ForeignWrite if another program has changed rows after our last commit, or
+        ``history`` returns the table's last commits. This function is slow, so it is called only if the log's files do
+        not show the commit ``since``. Raise ForeignWrite if another program has changed rows after our last commit, or
         after the commit ``since``.
         """
         newest = self._newest(since)
@@ -89,7 +89,8 @@ class DeltaLog:
     def _checkpoint(self) -> int:
         """Return the version of the last checkpoint. Delta may have deleted older commits.
 
-        Return _UNSEEN if there is none, or if it cannot be read, because some file systems replace files in two steps.
+        Return _UNSEEN if there is no checkpoint, or if the file that names the last one cannot be read. Some file
+        systems replace this file in two steps, so it can be missing or incomplete for a moment.
         """
         try:
             found = self.files.json(f"{self.path}/_delta_log/_last_checkpoint")
@@ -119,7 +120,7 @@ class DeltaLog:
 
 
 def last_in(path: str, history: Mapping[int, Info], since: int | None) -> Committed | None:
-    """Return our last commit in the ``commitInfo`` of the table's last commits, by version.
+    """Return our last commit. ``history`` has the ``commitInfo`` of the table's last commits, by version.
 
     Raise ForeignWrite as :meth:`DeltaLog.last` does, and also if the table has lost the commit ``since``.
     """

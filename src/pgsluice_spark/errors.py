@@ -1,4 +1,4 @@
-"""The errors of topics and targets with which a mirror or a change log stops.
+"""The errors with which a mirror, a change log or a view stops because of a topic or a target.
 
 Each error says what happened, what follows from it, and what to do. No part of the failed batch is visible in a view.
 

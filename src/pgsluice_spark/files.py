@@ -22,7 +22,7 @@ PART: Final = ".part"
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The operations on files, with the file systems that a session is configured for."""
+    """Operations on files, in the file systems for which a Spark session is configured."""
 
     spark: SparkSession
 

@@ -96,7 +96,7 @@ def folded(
 def unfolded(events: DataFrame, fields: Sequence[str], intervals: Sequence[Interval]) -> DataFrame:
     """Return one record for each event, in the form of :func:`folded`.
 
-    Use it only if no two events have the same key, or if the table has no key.
+    Use this function only if no two events have the same key, or if the table has no key.
     """
     none = _none()
     row, key = (F.col(name) if name in events.columns else F.lit(None).alias(name) for name in ("row", "key"))

@@ -364,7 +364,7 @@ def _carried(last: Committed | None) -> dict[str, str]:
 
 
 def _expiring(table: Any, kept: Collection[int], before: float) -> list[int]:  # noqa: ANN401 - an object of Java's
-    """Return the snapshots before ``before``, except those in ``kept`` and those to which a branch or a tag refers."""
+    """Return the snapshots from before the time ``before``, except those in ``kept`` and those of branches and tags."""
     held = {*kept, *(ref.snapshotId() for ref in table.refs().values())}
     found = [(one.snapshotId(), one.timestampMillis()) for one in table.snapshots()]
     return [number for number, made_ms in found if made_ms < before * 1000 and number not in held]

@@ -1,6 +1,6 @@
 """Computes the present rows of tables from their changes.
 
-This is a batch function, for jobs that keep a change log and need the table itself.
+The function :func:`latest` takes a batch. It is for jobs that keep a change log and need the table itself.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ def latest(changes: DataFrame, marks: DataFrame | None = None) -> DataFrame:
 
     ``changes`` may have duplicates and any order. Spark reads them more than once, so they must not change meanwhile.
     They have to contain everything since the beginning of a load, or since the table's first row. If retention has
-    deleted changes, the result lacks them. The key has to be unique at every moment, which a deferrable constraint
-    does not ensure. If the columns of the key change, an error is raised.
+    deleted changes, the result does not show their effects. The key has to be unique at every moment, which a
+    deferrable constraint does not ensure. If the columns of the key change, an error is raised.
     """
     if "key" not in changes.columns:
         raise ValueError("these changes have no key column: without a key, rows cannot be identified")

@@ -1,8 +1,9 @@
 """Divides the history of each key into lives, and follows rows from one key to another.
 
-Used by :mod:`.fold`. The history of a key is divided because several rows can have the key, one after the other. Each
-insert, loaded row or delete begins a new life. The present row of a key has the values of the key's last life, each
-from the last change that sent the value. If an update gives a row another key, the row continues in a life of that key.
+Used above all by :mod:`.fold`. The history of a key is divided because several rows can have the key, one after the
+other. Each insert, loaded row or delete begins a new life. The present row of a key has the values of the key's last
+life, each from the last change that sent the value. If an update gives a row another key, the row continues in a life
+of that key.
 
 ``tests/spark/test_latest.py`` covers this module.
 """

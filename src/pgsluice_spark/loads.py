@@ -1,7 +1,7 @@
 """Tracks the progress of a table's copy: which cuts it contains, and how far the loads of the table have read.
 
-Used by :mod:`.mirror`, :mod:`.changelog` and :mod:`.copies`. This module does no I/O. A load of a table has marks in
-the cut records. The ``r`` events of a load are between its marks ``begin`` and ``end``.
+Used above all by :mod:`.mirror`, :mod:`.changelog` and :mod:`.copies`. This module does no I/O. A load of a table has
+marks in the cut records. The ``r`` events of a load are between its marks ``begin`` and ``end``.
 """
 
 import json
@@ -44,7 +44,7 @@ class TableState:
     status: str = UNLOADED
     load: Load | None = None
     key: tuple[str, ...] = ()
-    """The columns of the table's key. It is empty if the table has no key, or if the key is not known yet."""
+    """The columns of the table's key. There are none if the table has no key, or if the key is not known yet."""
 
     def to_json(self) -> str:
         """Return the state as text."""
@@ -61,7 +61,10 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The range of positions of a load's ``r`` events. ``end`` is None if the load has not ended in this piece."""
+    """The range of positions of a load's ``r`` events.
+
+    ``end`` is None if the load has not ended in the piece of the batch that is being applied.
+    """
 
     id: str
     begin: Position
@@ -69,7 +72,7 @@ class Interval:
 
 
 def intervals(state: TableState, marks: Sequence[Mark]) -> list[Interval]:
-    """Return the loads that have rows in a piece of a batch. ``marks`` are the table's marks in the piece."""
+    """Return the loads that may have rows in a piece of a batch. ``marks`` are the table's marks in the piece."""
     begins = {mark.id: mark.position for mark in marks if mark.state == "begin"}
     if state.load is not None:
         begins.setdefault(state.load.id, state.load.begin)

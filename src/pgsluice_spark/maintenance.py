@@ -1,8 +1,8 @@
 """Maintains a target between batches: compacts small files, and removes old states of the database.
 
-Used by :mod:`.query`. Old rows of the control table are deleted before old files, so no row ever names a state whose
-files do not exist any more. The time of the last maintenance is a property of the control table, so that it survives
-restarts of the query.
+Used by :mod:`.query`, :mod:`.pipeline` and :mod:`.commands`. Old rows of the control table are deleted before old
+files, so no row ever names a state whose files do not exist any more. The time of the last maintenance is a property of
+the control table, so that it survives restarts of the query.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The names of tables, written as in the namespaces of Avro schemas, such as ``public.orders``.
 
-``_xHHHH_`` replaces each character that Avro does not allow in the name of a schema or a table. So the result is also
-valid as the name of a directory.
+In these names, ``_xHHHH_`` replaces each character that Avro does not allow in the name of a schema or a table. So the
+names are also valid as names of directories.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Reads PostgreSQL for an audit: one session exports a snapshot, and the sessions of Spark's tasks import it.
 
-Used by :mod:`.audit`. All sessions use PostgreSQL's JDBC driver, because the executors need it in any case. So a
-cluster needs no other driver, and the settings for passwords and TLS have the same effect in all sessions.
+Used by :mod:`.audit`, :mod:`.compare`, :mod:`.tail` and :mod:`.doctor`. All sessions use PostgreSQL's JDBC driver,
+because the executors need it in any case. So a cluster needs no other driver, and the settings for passwords and TLS
+have the same effect in all sessions.
 
 ``tests/spark/test_audit.py`` covers this module.
 
@@ -190,7 +191,7 @@ class SourceTable:
 
 
 def _ranges(pages: int) -> list[str]:
-    """Return conditions that divide a table by its pages. The last has no upper bound, because tables grow."""
+    """Return conditions that divide a table by its pages. The last one has no upper bound, because tables grow."""
     bounds = list(range(_PAGES_READ, pages - _PAGES_READ // 2, _PAGES_READ))
     begins = ["true", *(f"place >= '({page},0)'::tid" for page in bounds)]
     ends = [*(f"place < '({page},0)'::tid" for page in bounds), "true"]

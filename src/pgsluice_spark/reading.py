@@ -1,6 +1,6 @@
 """Decodes the records of one topic into changes, with the schemas of the topic's tables.
 
-Used by :mod:`.changes`, :mod:`.job`, :mod:`.audit` and :mod:`.doctor`.
+Used by :mod:`.changes`, :mod:`.job`, :mod:`.work`, :mod:`.audit` and :mod:`.doctor`.
 
 ``tests/spark/test_changes.py`` covers this module.
 """

@@ -1,6 +1,6 @@
 """The sources of schemas: a registry's REST API, or the Kafka topic of pgsluice's own registry.
 
-Used by :mod:`.changes`, which accepts any object that has :meth:`Registry.versions`.
+Used by :mod:`.changes` and other modules, which accept any object that has :meth:`Registry.versions`.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -193,7 +193,7 @@ class TopicRegistry:
     kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def versions(self, subjects: Collection[str]) -> list[SchemaVersion]:
-        """See :meth:`Registry.versions`. This reads the topic from its beginning to its present end."""
+        """See :meth:`Registry.versions`. Each call reads the topic from its beginning to its present end."""
         options = {
             **self.kafka_options,
             "kafka.bootstrap.servers": self.bootstrap_servers,

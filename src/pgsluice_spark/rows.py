@@ -1,6 +1,6 @@
 """The rows of a mirror: their columns, and the statement that applies a batch to them.
 
-Used by :mod:`.mirror`, :mod:`.audit` and :mod:`.tail`.
+Used by :mod:`.mirror`, :mod:`.copies`, :mod:`.audit`, :mod:`.tail` and :mod:`.values`.
 
 ``tests/spark/test_mirror.py`` covers this module.
 """
@@ -67,7 +67,7 @@ class Effect:
     net: DataFrame
     fields: Sequence[str]
     key: Sequence[str]
-    """The columns by which the rows of the target are found. It is empty if the table has no key."""
+    """The columns by which the rows of the target are found. There are none if the table has no key."""
     kept: Collection[str]
     """The names that occur in the column ``kept`` of ``net``."""
     bounds: Mapping[str, tuple[Any, Any]]

@@ -1,8 +1,9 @@
 """Combines the Avro schemas of one subject, so that Spark can read the records of all its versions.
 
-Used by :mod:`.decode`. Each record has to be decoded with the schema with which it was written, but all records have to
-get the same type. So the writers' schemas become the branches of one Avro union. A record names its branch by number,
-and the reader's schema has the fields of all versions. This module does no I/O, and only transforms JSON.
+Used above all by :mod:`.decode`, :mod:`.reading` and :mod:`.cuts`. Each record has to be decoded with the schema with
+which it was written, but all records have to get the same type. So the writers' schemas become the branches of one Avro
+union. A record names its branch by number, and the reader's schema has the fields of all versions. This module does no
+I/O, and only transforms JSON.
 
 https://avro.apache.org/docs/1.12.0/specification/#schema-resolution
 """
@@ -71,7 +72,10 @@ def value_reading(versions: Sequence[SchemaVersion]) -> Reading:
 
 
 def record_reading(versions: Sequence[SchemaVersion]) -> Reading:
-    """Return how keys or cut records are decoded. ``versions`` must not be empty, and begins with the oldest."""
+    """Return how keys, cut records or dead letters are decoded.
+
+    ``versions`` must not be empty, and is sorted from the oldest to the newest.
+    """
     return _reading(versions, [_record(version) for version in versions])
 
 

@@ -160,7 +160,7 @@ class Target(Protocol):
 
 
 def refusal(place: str) -> str:
-    """Return the message for an operation that replaces rows or files, which this target cannot do."""
+    """Return the message for an operation that replaces rows or files, if the target cannot replace any."""
     return (
         f"{place} has files that are never replaced, so it takes change logs only, without maintenance. Nothing was "
         "written. Use Delta or Iceberg for mirrors, and for change logs with maintenance"
@@ -168,7 +168,7 @@ def refusal(place: str) -> str:
 
 
 def vanished(place: str) -> str:
-    """Return the message for a table that no longer has a commit of ours."""
+    """Return the message for a table that was removed, or that has lost our last commit."""
     return (
         f"{place}: the table, or its last commits, were removed. Nothing was added to it. Restore it from a copy, or "
         "begin a new target and load its tables with `pgsluice snapshot start`"

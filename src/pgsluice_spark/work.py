@@ -1,6 +1,6 @@
 """The work for one table in a piece of a batch, and its result.
 
-Used by :mod:`.job`, and by :mod:`.mirror` and :mod:`.changelog`, which do this work.
+:mod:`.job` and :mod:`.audit` create the work. :mod:`.mirror`, :mod:`.changelog` and :mod:`.tail` do it.
 
 ``tests/spark/test_query.py`` covers this module.
 """

@@ -1,4 +1,4 @@
-"""The golden messages of each case, as the daemon's encoders write them.
+"""The cases of the wire contract, each with the golden messages that the daemon's encoders write for it.
 
 ``python -m tests.contract`` writes these messages to the files of ``contract/``. The unit tests compare the messages
 with the files.

@@ -228,7 +228,7 @@ class SampleTable:
         return self._relation(tuple(sample.column(is_key=self.keyed) for sample in self.samples))
 
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the row. The columns first had the types that :meth:`Sample.earlier` returns."""
+        """Return the row's fields in a table whose columns formerly had the types of :meth:`Sample.earlier`."""
         history = TableFields(OPTIONS)
         history.assign(self._relation(tuple(sample.earlier() for sample in self.samples)))
         return history.assign(self.relation)

@@ -189,7 +189,7 @@ class Checker:
                 self._check_copy(cut, table, key, truth.table(table))
 
     def _check_rows_read(self, cut: Cut, truth: Truth) -> set[tuple[str, Key]]:
-        """Compare each row that was read with the table at its position.
+        """Compare each row that was read with the table at the row's position.
 
         Return the table and key of each row that was read, and of each row that changed before the last row was read.
         """
@@ -328,7 +328,10 @@ class Checker:
             self._check_aside(event)
 
     def _check_aside(self, event: Event) -> None:
-        """Check that a message outside of transactions comes once, is right, and is not excluded by the options."""
+        """Check a message outside of transactions.
+
+        It must come once, have the right attributes, and not be excluded by the options.
+        """
         self.tally.messages += 1
         number, *origin = event["content"].decode().split()
         known = event["transactional"], event["prefix"], event["xid"], event["ts"], event["origin"]
@@ -428,7 +431,7 @@ class Checker:
         tally = self.tally
         self._complain_of_missing()
         for position in self._adoptions:
-            tally.complain("other", f"the slot was adopted at {position:X}, and no epoch began")
+            tally.complain("other", f"the slot was adopted at {position:X}, but no epoch began")
         for number in sorted(there.committed - self._seen):
             tally.complain("lost", f"transaction number {number}")
         for number in sorted(self._seen - there.committed):

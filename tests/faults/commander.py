@@ -41,7 +41,7 @@ class Commander:
         """The ids of commands that Kafka has certainly stored."""
 
     def give(self, verb: Verb, tables: Sequence[str] = (), where: str = "") -> bool:
-        """Send a command. Return whether Kafka has certainly stored it. Brokers may be down, so this may fail."""
+        """Send a command. Return False if Kafka may not have stored it, for example because brokers are down."""
         command = new_command(verb, tuple(f"public.{table}" for table in tables), where)
         try:
             with self._client() as client:
@@ -96,7 +96,7 @@ class Commander:
 def check_answers(
     sent: Iterable[str], answers: Mapping[str, Sequence[Mapping[str, Any]]], tally: Tally, *, is_atomic: bool
 ) -> None:
-    """Report commands without an answer, and commands whose answers show that they were carried out twice."""
+    """Report commands without an answer, and commands that were carried out twice according to their answers."""
     for identifier in sent:
         tally.commands += 1
         found = answers.get(identifier, ())

@@ -292,7 +292,7 @@ def install(step: Step, passes: int) -> None:
             passing(*arguments)
         return result
 
-    async def awaited(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
+    async def awaited(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the method takes
         if step.before:
             await asyncio.sleep(step.wait_s)
             passing(*arguments)

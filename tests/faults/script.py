@@ -69,7 +69,7 @@ Mode = Literal["exactly_once", "at_least_once"]
 AT_A_MOMENT = "at a moment"
 
 DEATHS_BEFORE_TRAPS = 5
-"""If a daemon dies more times than this number, some deaths are at steps where a prepared transaction could be lost."""
+"""If more deaths than this number are drawn, some of them are at steps where a prepared transaction could be lost."""
 
 LIFE_MAX_S = 4.0
 """The longest life of a daemon that dies at a random moment, including its start."""
@@ -211,7 +211,9 @@ class Notice(StrEnum):
 
 @dataclass(frozen=True)
 class Restore:
-    """How the server is restored from a snapshot of its disk. Before that, the daemon dies ``after`` times.
+    """How the server is restored from a snapshot of its disk.
+
+    ``after`` is the number of the daemon's deaths before the restoration.
 
     Between the snapshot and the restoration, nobody writes to published tables. The server would lose such changes, but
     Kafka would not, so the expected result would be unknown.
@@ -257,7 +259,7 @@ FOREIGN_TRANSACTION = "foreign transactions"
 up offsets."""
 
 FOREIGN_AT_LEAST = 2
-"""The minimum number of foreign transactions per pipeline and round. If brokers are down, they have no effect."""
+"""The minimum number of foreign transactions per pipeline and round. They have no effect while brokers are down."""
 
 DATABASE_FAULTS = (
     ("daemon frozen", 2),

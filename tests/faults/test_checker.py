@@ -1,4 +1,4 @@
-"""Tests that the storms' checker reports each kind of problem, and reports no problem in a correct history.
+"""Tests that the checker of storms (see ``storm``) reports each kind of problem, and none in a correct history.
 
 A history is a list of cuts with their records. Each test damages a small history in one way. The cut records match the
 damaged content, as if a faulty daemon had written them.
@@ -714,7 +714,7 @@ class TestLoads:
 
     @staticmethod
     def judged_without_key(*, second_end: bool = True, rows: Sequence[int] = (1, 2)) -> Tally:
-        """Return the reports about a table without a key that is loaded twice, the second time in two cuts."""
+        """Load a table without a key twice, the second time in two cuts. Return the checker's reports."""
         cuts = [
             [read_loose(220, 1, 1), read_loose(220, 2, 2)],
             [read_loose(420, 1, rows[0])],

@@ -1,4 +1,4 @@
-"""Tests that a storm notices if the daemon for which it waits has ended, or has stopped delivering."""
+"""Tests that a storm (see ``storm``) notices if its daemon has ended, or has stopped delivering."""
 
 import signal
 import time

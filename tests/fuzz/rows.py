@@ -319,7 +319,7 @@ def table(random: Random) -> tuple[Relation, ChangeEncoder]:
 
 
 def _dead_letters(random: Random) -> DeadLetters | None:
-    """Return dead letters that replace the first record at ``EXPECTED_LSN``, as if Kafka had refused it, or None."""
+    """Return None, or dead letters that replace the first record at ``EXPECTED_LSN``, as if Kafka had refused it."""
     if random.random() < 0.5:
         return None
     found = DeadLetters(Target("dead", 21, 22), lambda _letter: None)

@@ -17,7 +17,7 @@ from tests.support.weather import wait_until
 Step = Callable[[GameDay], object]
 
 NONE: tuple[str, ...] = ()
-"""No reasons, because pgsluice continues by itself and reports no message of the runbook."""
+"""The empty ``reasons`` of a breakage after which pgsluice reports no message of the runbook."""
 
 WENT_BACK = (
     "Changes before … are in Kafka, but the server's WAL ends at …",

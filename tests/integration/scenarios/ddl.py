@@ -248,7 +248,7 @@ SCENARIOS = [
     ),
     Scenario(
         "drop table, identity full",
-        "If a table is dropped before its changes are decoded, the catalog lacks it, but the key of its events stays.",
+        "If a table is dropped before its changes are decoded, the catalog lacks it. Its events still have their key.",
         setup="CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL",
         contents={"t": "SELECT 1 AS id, 'b'::text AS v"},
         tables=[],
