@@ -382,7 +382,7 @@ class TestOwners:
 
 
 def produce_until_refused(producer: Producer, topic: str) -> None:
-    """Produce records until the client refuses one, because it has noticed a problem. Raise its error."""
+    """Produce records until the client has noticed a problem and refuses a record. Raise the client's error."""
     while True:
         producer.produce(topic, b"late", partition=0)
         time.sleep(0.01)
