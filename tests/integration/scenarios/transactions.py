@@ -286,7 +286,7 @@ SCENARIOS = [
     ),
     Scenario(
         "truncate",
-        "Truncates arrive in order with the rows, even with CASCADE or RESTART IDENTITY. Rolled-back ones do not arrive.",
+        "Truncates arrive in order with the rows, with or without CASCADE and RESTART IDENTITY, unless rolled back.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup="""
