@@ -432,7 +432,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """The start must not refuse the topic. The topic is checked at the table's first row, and again after an ALTER."""
+        """The start must not refuse the topic. The topic is checked at its first row, and again after an ALTER."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")
