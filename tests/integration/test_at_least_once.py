@@ -40,7 +40,7 @@ Position = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Seen:
-    """One record of the numbers' topic."""
+    """One record in the topic of the table ``numbers``."""
 
     number: int
     position: Position

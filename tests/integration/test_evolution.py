@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test waits for all scenarios
 
 @dataclass(frozen=True)
 class Table:
-    """A table as PostgreSQL describes it, with the names, OIDs and modifiers of its columns' types."""
+    """A table as PostgreSQL describes it. Each column has its name, the OID of its type, and the type's modifier."""
 
     oid: int
     schema: str

@@ -242,7 +242,8 @@ class TestDeadlines:
         assert "Another producer" not in pipeline.daemon.log_text()
 
     def test_a_program_that_fences_us_and_writes_nothing_is_not_taken_for_another_owner(self, seen: Seen) -> None:
-        # The timeout is long, because Kafka would give the same answer if the transaction had timed out.
+        # Kafka gives a fenced producer the same answer as a producer whose transaction has timed out. The long timeout
+        # excludes the second case.
         pipeline = seen.start(timeout="1min")
         pipeline.write()
         assert pipeline.read(10)

@@ -136,7 +136,7 @@ def rows(pipeline: Pipeline, topic: str) -> list[dict[str, object]]:
 
 
 def assert_safe(text: str) -> None:
-    """Check that the text has no control characters, which could control a terminal, except line breaks and tabs."""
+    """Check that the text has no control characters except line breaks and tabs. Others could control a terminal."""
     assert not [character for character in text if not character.isprintable() and character not in "\n\t"]
 
 

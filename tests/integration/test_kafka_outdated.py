@@ -168,7 +168,7 @@ def test_the_probe_reveals_the_outdated_broker(cluster: Cluster, monkeypatch: py
 
 @pytest.mark.long
 def test_records_that_the_outdated_broker_lacks_do_not_count_as_deleted(cluster: Cluster) -> None:
-    """A second client gets a different answer, from a newer leader."""
+    """One client gets its answer from the isolated broker, and a second client gets the answer of the new leader."""
     topic = f"shop-{uuid4().hex[:8]}.public.orders"
     cluster.create(topic)
     write(cluster.options(2, 3), topic, FORMER)

@@ -382,7 +382,7 @@ class TestOwners:
 
 
 def produce_until_refused(producer: Producer, topic: str) -> None:
-    """Produce records until the client refuses one, because it has noticed a problem. Raise its error."""
+    """Produce records until the client has noticed a problem and refuses a record. Raise the client's error."""
     while True:
         producer.produce(topic, b"late", partition=0)
         time.sleep(0.01)
@@ -432,7 +432,7 @@ class TestRefusals:
     async def test_an_existing_topic_is_refused_at_its_first_row(
         self, kafka: Kafka, prefix: str, orders: Target, logs: Target
     ) -> None:
-        """The start must not refuse the topic. The topic is checked again when the table's next version opens it."""
+        """The start must not refuse the topic. The topic is checked at its first row, and again after an ALTER."""
         orders_topic = ConfigResource(ConfigResource.Type.TOPIC, orders.topic)
         create_topic(kafka, orders.topic, cleanup_policy="compact")
         create_topic(kafka, logs.topic, max_message_bytes="2000")

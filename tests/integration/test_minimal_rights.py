@@ -69,7 +69,7 @@ ALTER TABLE customers OWNER TO shopkeeper;
 GRANT USAGE ON SCHEMA public TO shopkeeper;
 REVOKE ALL ON orders, customers FROM public;
 """
-"""Creates the tables. Other roles have no rights, which is stricter than PostgreSQL's default."""
+"""Creates the tables. Other roles have no rights to them, which is stricter than PostgreSQL's default."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ class Scene:
         self._set = monkeypatch.setenv
 
     def named(self, text: str) -> str:
-        """Return a text of SECURITY.md in which the name of the pipeline is replaced by this pipeline's name."""
+        """Return a text of SECURITY.md with this pipeline's name in place of ``shop``, the name in the examples."""
         return text.replace("shop", self.name)
 
     def grant(self, commands: str, *, without: Callable[[Right], bool] = lambda _: False) -> None:
@@ -362,7 +362,7 @@ class TestNeeded:
             daemon.stop_well()
 
     def test_to_read_the_tables_that_are_loaded(self, scene: Scene) -> None:
-        """Without this right, changes are still delivered."""
+        """Without the right to read the tables, changes are still delivered."""
         for commands in (DELIVERING, CONSUMER):
             scene.grant(commands)
         with scene.daemon(snapshot="initial") as daemon:
@@ -372,7 +372,7 @@ class TestNeeded:
             assert '"loaded"' not in daemon.log_text()
 
     def test_to_read_the_topic_of_snapshots(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The right is not needed at the first start, because there is nothing to read yet."""
+        """The right to read this topic is not needed at the first start, because the topic is still empty."""
         scene.grant(DELIVERING)
         with scene.reading(NEW), scene.daemon(snapshot="initial") as daemon:
             wait_until(lambda: '"loaded"' in daemon.log_text(), "a table to be loaded")
@@ -385,7 +385,7 @@ class TestNeeded:
         assert re.search(f"Reading {scene.name}.snapshots: .*Topic authorization failed", said)
 
     def test_to_read_limits_of_brokers(self, scene: Scene) -> None:
-        """Delivery works without this right, and ``pgsluice check`` only warns."""
+        """Without the right to read these limits, delivery works, and ``pgsluice check`` only warns."""
         scene.grant(DELIVERING)
         expected = {"kafka transaction timeout": "transaction.max.timeout.ms cannot be read"}
         with scene.daemon():
@@ -430,7 +430,7 @@ class TestNeededInPostgresql:
 
 
 def assert_refused(scene: Scene, version: int, words: str) -> None:
-    """Check that the daemon stops with a message with these words, and that ``pgsluice check`` reports the same."""
+    """Check that the daemon stops and its message contains these words. ``pgsluice check`` must also report them."""
     scene.grant(DELIVERING)
     scene.configure(version)
     code, said = scene.ends("run")

@@ -252,7 +252,7 @@ async def test_the_catalog_describes_row_filters_and_column_lists(
             ]
             assert await catalog.differing_columns(["filters", "harmless"]) == []
             assert await catalog.differing_columns(["fine", "filters"]) == [("public", "t")]
-        # The server must refuse changes because of the same publications.
+        # The server itself must refuse a DELETE because of the publications with conflicts, and only because of these.
         for publication, refused in (("fine", False), ("filters", True), ("lists", True)):
             others = {"fine", "filters", "harmless", "lists"} - {publication}
             admin.execute("BEGIN")

@@ -170,10 +170,7 @@ async def test_a_server_that_does_not_decode_is_refused(version: int) -> None:
 
 
 async def test_a_standby_is_waited_for() -> None:
-    """Up to PostgreSQL 15, a standby cannot decode.
-
-    From 17 on, a standby may have copies of the primary's slots for use after a failover.
-    """
+    """Up to PostgreSQL 15, a standby cannot decode."""
     with Postgres(15) as primary, primary.standby() as standby:
         async with replication(options_for(Database(standby, "postgres"))) as connection:
             with pytest.raises(SourceUnavailable, match="the server is a standby"):
@@ -181,6 +178,7 @@ async def test_a_standby_is_waited_for() -> None:
 
 
 async def test_a_synchronised_slot_is_waited_for() -> None:
+    """From PostgreSQL 17 on, a standby may have copies of the primary's slots for use after a failover."""
     with Postgres(17) as primary, primary.standby() as standby:
         async with replication(options_for(Database(primary, "postgres"))) as connection:
             await connection.create_slot(SLOT, failover=True)

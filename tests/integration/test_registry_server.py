@@ -220,7 +220,7 @@ async def test_export_to_a_server_that_assigns_its_own_ids_fails(topic: str, api
 
 class TestIncompatible:
     async def grow(self, one: ConfluentRegistry, subject: str = KEY) -> int:
-        """Register a key, and then the key with an additional column."""
+        """Register the schema of a key, and then a schema in which the key has an additional column."""
         await one.register(subject, record("Key", "id"), described("id"))
         return await one.register(subject, record("Key", "id", "tenant"), described("id", "tenant"))
 
@@ -379,7 +379,7 @@ class TestDaemon:
     def test_nothing_is_lost_while_the_server_is_unavailable_or_slow(
         self, start: Start, server: RegistryServer, tmp_path: Path
     ) -> None:
-        """The registry server is unavailable twice. Later, it needs longer for an answer than PostgreSQL's timeout.
+        """The registry server is unavailable twice. Later, its answer takes longer than wal_sender_timeout.
 
         Finally, the daemon is killed while it waits for the registry server.
         """

@@ -110,10 +110,10 @@ PRODUCED: Mapping[str, str] = {
 """Like FOLLOWED, for tests that produce a message but do not follow its advice."""
 
 NO_SERVER: Mapping[str, str] = {
-    "a slot's name has 1 to 63 of the characters a-z, 0-9 and _": "the settings are refused before a server is asked",
-    "libpq cannot parse the connection string of PostgreSQL": "the settings are refused before a server is asked",
-    "libpq cannot parse the connection parameters of PostgreSQL": "the settings are refused before a server is asked",
-    "schema_registry.url is not set": "the settings are refused before a server is asked",
+    "a slot's name has 1 to 63 of the characters a-z, 0-9 and _": "pgsluice refuses the settings before it connects to a server",
+    "libpq cannot parse the connection string of PostgreSQL": "pgsluice refuses the settings before it connects to a server",
+    "libpq cannot parse the connection parameters of PostgreSQL": "pgsluice refuses the settings before it connects to a server",
+    "schema_registry.url is not set": "pgsluice refuses the settings before it connects to a server",
     "Lower delivery.transaction_timeout, or raise transaction.max.timeout.ms on the brokers": "pgsluice lowers the timeout by itself if it has the right to read the limit of the brokers",
     "PostgreSQL 10 is the first version with pgoutput": "the tests have no older version",
     "replication slot … does not exist. If somebody has dropped it, the changes since then are lost to this pipeline, "
@@ -126,7 +126,7 @@ NO_SERVER: Mapping[str, str] = {
     ),
     "…=require, but the compiled modules cannot be used": "the modules are installed where the tests run",
     "… is …: write one of …": "the environment variable has nothing to do with a server",
-    "http.listen: … is not an address": "the settings are refused before a server starts to listen",
+    "http.listen: … is not an address": "pgsluice refuses the settings before its HTTP server starts to listen",
     "http.tls_cert_file: … cannot be read: …": "the client that reads the file reports this, and not a server",
     "Table … has had more than … columns": "the table must have had 50,000 columns, which takes many ALTER TABLE statements",
     "Position …, recorded as delivered, lies inside the commit record …": "no server of these tests has such a position",

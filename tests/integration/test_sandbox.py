@@ -401,7 +401,7 @@ def shared_memory_of(creator: int) -> list[str]:
 
 @pytest.fixture
 def own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a separate sandbox, because the usual one may be running. Both have the same downloaded files."""
+    """Use a separate sandbox, because the usual one may be running. The two share the downloaded files."""
     root = tmp_path / "cache"
     root.mkdir(mode=0o755)
     for generation in cache_root().iterdir():

@@ -25,7 +25,7 @@ $$ BEGIN PERFORM pg_create_physical_replication_slot('{slot}'); RETURN n; EXCEPT
 CREATE INDEX ON {schema}.{table} ((id + {schema}.{table}_ran(0)));
 GRANT SELECT ON {schema}.{table} TO public
 """
-"""A table with an index on a function. If the planner runs the function, it creates a slot with the reader's rights."""
+"""A table with an index on a function. If the planner runs it, a slot is created with the reader's rights."""
 
 
 @pytest.mark.parametrize("version", [10, 18])
@@ -132,7 +132,7 @@ def test_hostile_columns_do_not_prevent_loading_other_tables(
 
 
 def test_a_locked_table_does_not_prevent_reading_others(new_database: Callable[..., Database]) -> None:
-    """Check that nothing waits for the lock, as a query of pg_publication_tables would."""
+    """Check that reading does not wait for the lock. A query of pg_publication_tables would wait for it."""
     database = new_database(17)
     with database.connect() as connection, database.connect(autocommit=False) as stranger:
         connection.execute("CREATE TABLE mine (id int PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""Tests loading tables of every kind: what is delivered must equal PostgreSQL's content."""
+"""Tests loading tables of every kind: the delivered rows must equal the rows in PostgreSQL."""
 
 import time
 from collections.abc import Callable

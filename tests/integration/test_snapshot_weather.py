@@ -102,7 +102,7 @@ def test_a_table_that_is_added_to_the_publication_is_loaded(follow: Follow, kafk
 def test_a_load_waits_for_transactions_that_wrote_before_the_table_was_added(
     follow: Follow, kafka: Kafka, items: Database
 ) -> None:
-    """Check that the load waits: neither the stream nor a snapshot from before the commit contains the early row."""
+    """Check that the load waits, because only a snapshot from after the commit contains the early row."""
     with items.connect() as connection:
         connection.execute("ALTER PUBLICATION pgsluice DROP TABLE items")
     daemon = follow(items)

@@ -1,4 +1,4 @@
-"""Tests how types are mapped to Avro: fastavro must read from a real server's stream what psycopg selects.
+"""Tests how types are mapped to Avro: from a server's stream, fastavro must read the values that psycopg selects.
 
 Each test creates a table with one column for each value. The server itself sends the Relation and Type messages.
 """
@@ -83,7 +83,7 @@ NATIVE = [
     *values("public.hstore", 'a=>1, "b c"=>NULL, "\\"=>\\\\"=>"x, y", ""=>""', ""),
 ]
 
-# values that are delivered as text: the text that a session with the settings of the stream returns
+# values that are delivered as text, in the form that a session with the settings of the stream returns
 TEXTUAL = [
     *values("numeric", "NaN", "1.50", "0.000000000000000000000000000000000000000001", "1e100"),
     *values("numeric", "Infinity", "-Infinity", since=14),

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the image, which is built once, and of its containers."""
+"""Fixtures for tests of the image and of its containers. The image is built once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

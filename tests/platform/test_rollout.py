@@ -1,4 +1,4 @@
-"""Tests a rolling update with real daemons and the probes in the chart, and prints the durations."""
+"""Tests a rolling update with real daemons and the chart's probes, and prints how long delivery is interrupted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -69,7 +69,7 @@ def test_during_an_update_a_pod_is_always_ready(
     with capsys.disabled():
         times = f"no pod delivered for {shown(observer.idle_s)} s, pods ended in {shown(ended_s)} s"
         times += f", for {observer.unanswered_s:.1f} s no daemon reported that it was ready"
-        print(f"\n{replicas} replicas: {times}")  # noqa: T201 - only for information; the bench measures it
+        print(f"\n{replicas} replicas: {times}")  # noqa: T201 - only for information; the bench measures these times
     assert observer.without_ready_s == 0
     assert [pod.restarts for pod in made] == [0] * 2 * replicas
     pipeline.daemon = pods[0].daemon

@@ -51,7 +51,7 @@ def test_a_wrong_manifest_does_not_conform(tmp_path: Path, schemas: Path) -> Non
 
 
 def test_apaches_manifest_has_the_documented_fields(tmp_path: Path, schemas: Path) -> None:
-    """The definition of Apache's operator cannot be fetched, so the test has the names from the documentation.
+    """The definition of Apache's operator cannot be fetched, so the test lists the names in the documentation.
 
     https://github.com/apache/spark-kubernetes-operator/blob/main/docs/spark_custom_resources.md
     """

@@ -27,10 +27,10 @@ T = TypeVar("T")
 MAX_TIMEOUT_MS = 60_000
 
 OUTDATED_IN_A_ROW = 12
-"""The highest number of new clients of one process that reach the outdated broker in a row.
+"""The maximum number of consecutive new clients of one process that reach the isolated broker (:class:`Outdated`).
 
 If a topic seems to have changed, a process asks again with about twenty new clients, and stops if all answers agree. So
-the outdated broker must not answer all of them.
+the isolated broker must not answer all of them.
 """
 
 
@@ -208,7 +208,7 @@ class Broker:
         return transaction
 
     def write_at_once(self, session: int, record: "_Queued") -> None:
-        """Append a record outside transactions, which readers see immediately."""
+        """Append a record outside transactions. Readers see the record immediately."""
         partition = self.partition((record.topic, record.partition))
         partition.log.append(Entry(None, record.key, record.value))
         self.on_record(session, record.topic, record.partition, record.value or b"")

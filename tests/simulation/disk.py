@@ -8,7 +8,7 @@ from tests.simulation.virtual import Loop, Process
 
 
 class ScriptedDisk(Disk):
-    """The product's disk without its thread. The event loop carries out the jobs, one after the other."""
+    """Like :class:`Disk`, but without a thread. The event loop carries out the jobs, one after the other."""
 
     def __init__(self, loop: Loop, process: Process, dice: Random) -> None:
         super().__init__()

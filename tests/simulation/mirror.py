@@ -60,7 +60,10 @@ class Mirror:
         return {oid: names for oid, names in found.items() if names}
 
     def begin_epoch(self, truths: Iterable[Truth]) -> None:
-        """Begin a new epoch after ``truths``. Changes may be missing, so each copy needs a new load to be complete."""
+        """Begin a new epoch after the transactions ``truths``.
+
+        Copies may lack changes, so each copy is complete only after a new load.
+        """
         self._tables.clear()
         apply(self._tables, truths)
         self._loads.under_way.clear()
@@ -172,7 +175,7 @@ class Mirror:
         self._copies.setdefault(topic, {})[key] = position, row
         oid = self._oids.get(load.id)
         if oid is None:
-            return  # This load of only some rows began and ended in the same cut, so no record names its table.
+            return  # A load of only some rows began and ended in this cut. Its table is unknown.
         there = self._tables.get(oid, {}).get(key.encode())
         if there is None or not self._is_same(oid, there, row):
             self._violate(f"{topic}: {row} was read for {position[1]:X}, where the table has {there}")

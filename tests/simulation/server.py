@@ -1,8 +1,8 @@
 """The scripted PostgreSQL: one slot, its walsender, the connections of daemons, crashes and shutdowns.
 
-:class:`Connection` implements ``pipeline.ends.Source``, and :class:`Stream` implements ``pipeline.ends.Stream``. Like a
-real server, the scripted server accepts every acknowledgement. Unlike a real server, it reports an acknowledgement that
-is too high.
+:class:`Connection` implements ``pipeline.ends.Source``, and :class:`Stream` implements ``pipeline.ends.Stream``. The
+scripted server accepts every acknowledgement, as a real server does. Unlike a real server, it reports a violation if an
+acknowledgement is too high.
 """
 
 import asyncio
@@ -121,8 +121,8 @@ class Server:
         """Crash, and give the server a WAL that ends at ``end``, and the slot ``slot``.
 
         With ``promote``, a standby that has not received the rest of the WAL takes over. Otherwise, the server is
-        restored from a snapshot of its disk. A restoration does not change the timeline, so the timeline does not
-        show daemons that it happened.
+        restored from a snapshot of its disk. A restoration does not change the timeline, so daemons cannot recognise
+        it by the timeline.
         """
         if promote:
             self.switches.append(TimelineSwitch(self.timeline, end))
@@ -134,7 +134,10 @@ class Server:
         self.slot = slot
 
     async def shut_down(self) -> None:
-        """Shut down in an orderly way. Wait until the walsender's client has confirmed everything, or stops reading."""
+        """Shut down in an orderly way. Wait until the walsender's client has confirmed everything or disconnects.
+
+        The wait also ends if the client calls :meth:`Stream.answer_shutdown`.
+        """
         self.shutting_down = True
         self.wal.crash()
         self.wake()

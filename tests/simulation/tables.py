@@ -42,7 +42,7 @@ class Table(wal.Table):
     """By key: the transaction that has changed the row and is not visible yet."""
     readers: set[object] = field(default_factory=set)
     shown: Columns = ()
-    """The columns that all sessions see. An uncommitted ALTER TABLE is not in them."""
+    """The columns that all sessions see, without the effect of an uncommitted ALTER TABLE."""
     attnums: int = len(FIRST_COLUMNS)
     """The number of columns that all sessions have seen so far, including dropped columns."""
     filled: frozenset[str] = frozenset()

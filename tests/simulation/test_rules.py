@@ -175,7 +175,7 @@ def the_checkpoint_is_read_again_after_every_error(patch: pytest.MonkeyPatch) ->
 
 
 def former_owners_are_fenced_before_the_checkpoint_is_read(patch: pytest.MonkeyPatch) -> None:
-    """If a former owner commits changes after the checkpoint was read, they would be delivered twice."""
+    """If a former owner could commit changes after the checkpoint was read, they would be delivered twice."""
     fence, open_topics = KafkaSink._fence, KafkaSink._open_topics
 
     def open_then(self: KafkaSink, *topics: Any) -> None:  # noqa: ANN401 - as the original
@@ -364,7 +364,7 @@ def a_relation_takes_effect_when_it_arrives(patch: pytest.MonkeyPatch) -> None:
 
 
 def predicted_offsets_are_checked_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """Kafka may write the marker of a transaction twice, and then predicted offsets are too low."""
+    """If Kafka writes the marker of a transaction twice, predicted offsets are too low."""
     patch.setattr(Ledger, "mismatch", lambda _self, _predicted: None)
 
 
@@ -646,7 +646,7 @@ def a_snapshot_sees_all_transactions_that_were_sent(patch: pytest.MonkeyPatch) -
     patch.setattr(Rounds, "_see_all", at_once)
 
 
-def transactions_that_the_snapshot_does_not_see_wait(patch: pytest.MonkeyPatch) -> None:
+def transactions_wait_if_the_snapshot_does_not_see_them(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Round, "admits", lambda _self, _transaction: True)
 
 
@@ -880,7 +880,7 @@ OF_LOADING: list[Sabotage] = [
     a_table_is_locked_before_the_snapshot_is_taken,
     rows_are_placed_at_the_insert_lsn_of_their_snapshot,
     a_snapshot_sees_all_transactions_that_were_sent,
-    transactions_that_the_snapshot_does_not_see_wait,
+    transactions_wait_if_the_snapshot_does_not_see_them,
     a_round_is_void_if_its_snapshot_sees_a_transaction_after_a_waiting_one,
     nothing_after_a_waiting_transaction_counts_as_received,
     messages_after_the_rows_wait,

@@ -1,9 +1,9 @@
 """Scenarios for every kind of ALTER after which replication continues: how the schemas change, and which events arrive.
 
-docs/evolution.md contains the tables of this module, and ``python -m tests.integration.scenarios.evolution`` prints
-them. Each ALTER runs in a transaction that writes rows before and after it. Servers that can stream the transaction do
-so. Then the daemon is killed, and more rows are written. Finally, the ALTER is undone, and runs again outside of a
-transaction.
+``python -m tests.integration.scenarios.evolution`` prints the Markdown tables that docs/evolution.md contains. Each
+ALTER runs in a transaction that writes rows before and after the ALTER. The transaction is large enough to be streamed
+by servers that support streaming. Then the daemon is killed, and more rows are written. Finally, the ALTER is undone,
+and runs again outside of a transaction.
 """
 
 import re
@@ -362,8 +362,9 @@ class Retyping:
     fields: tuple[str, str]
     values: tuple[str, str]
     using: str = ""
-    """An expression that converts the column ``{}``, or nothing if PostgreSQL needs none. ``back`` is its reverse."""
+    """An expression that converts the column ``{}``. It is empty if PostgreSQL converts the values by itself."""
     back: str = ""
+    """The expression for the opposite conversion, with which the test undoes the change."""
 
     @property
     def field(self) -> str:
@@ -720,11 +721,11 @@ MOVES = (
         "With `publish_via_partition_root`, rows that are written while the partition is attached are published as "
         "rows of the root. Without this option, they are published as rows of the partition, and the partition's topic "
         "is created with its first row. If the publication lists the partitions and not the root, the rows of each "
-        "partition are published as its own rows, whether it is attached or not. Rows that a partition has when it is "
-        "attached are not sent, and rows of a detached partition are not deleted. On an existing connection, "
-        "PostgreSQL 13 and 14 sometimes miss an ATTACH or DETACH. The server may then leave out rows of an attached "
-        "partition that was not published before. So after an ATTACH or DETACH, restart pgsluice before rows are "
-        "written.",
+        "partition are published as its own rows, whether it is attached or not. Rows that a partition already "
+        "contains when it is attached are not sent, and rows of a detached partition are not deleted. On an existing "
+        "connection, PostgreSQL 13 and 14 sometimes miss an ATTACH or DETACH. The server may then leave out rows of an "
+        "attached partition that was not published before. So after an ATTACH or DETACH, restart pgsluice before rows "
+        "are written.",
         PARTITIONS,
     ),
 )

@@ -53,7 +53,7 @@ SCENARIOS = [
     ),
     Scenario(
         "names of our own",
-        "Columns may have the names of the envelope's fields and records, and of fields that pgsluice generates.",
+        "A column may have the name of a field or record type of the envelope, or of a field that pgsluice generates.",
         setup="""
             CREATE TABLE t (
                 id int PRIMARY KEY, op int, before date, after date, raw text, "Value" int, "Key" int, "Envelope" int,

@@ -1,6 +1,6 @@
 """Scenarios with prepared transactions. Their rows must arrive once, and only after the commit.
 
-Some versions of the server run with ``two_phase``, the others without it. Consumers see no difference.
+The setting ``two_phase`` is on for some versions of the server, and off for the others. Consumers see no difference.
 """
 
 from collections.abc import Callable

@@ -51,7 +51,7 @@ SCENARIOS = [
     ),
     Scenario(
         "keys",
-        "The key has the columns that the rule names. With replica identity full, all old values are available for it.",
+        "The key has the columns that the rule names. Replica identity full provides the old values of these columns.",
         setup="""
             CREATE TABLE t (id int PRIMARY KEY, code text, v int);
             ALTER TABLE t REPLICA IDENTITY FULL

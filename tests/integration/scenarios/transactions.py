@@ -59,7 +59,7 @@ def _steps(found: Found) -> None:
 
 
 class _OpenTransaction:
-    """A transaction that begins before the daemon stops, and commits after its next start."""
+    """A transaction that begins before the daemon stops, and commits after the daemon's next start."""
 
     def __init__(self) -> None:
         self._connections: dict[str, psycopg.Connection] = {}
@@ -286,7 +286,7 @@ SCENARIOS = [
     ),
     Scenario(
         "truncate",
-        "Tables are truncated together, with CASCADE or RESTART IDENTITY, between rows, and in rolled-back parts.",
+        "Truncates arrive in order with the rows, with or without CASCADE and RESTART IDENTITY, unless rolled back.",
         since=11,
         lacking="TRUNCATE is replicated from PostgreSQL 11 on",
         setup="""

@@ -1,4 +1,4 @@
-"""Scenarios with every type in the contract's table. The most difficult values arrive unchanged, or in ``raw``."""
+"""Scenarios with every type in docs/types.md. The most difficult values arrive unchanged, or in ``raw``."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
