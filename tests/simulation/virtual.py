@@ -76,7 +76,7 @@ class _Thread:
         self.killed = False
 
     def step(self) -> float | None:
-        """Run the thread until it sleeps, and return for how long it sleeps. Return None if it has ended."""
+        """Run the thread until it sleeps, and return for how long it sleeps. Return None if the thread has ended."""
         _Thread.current = self
         try:
             return self._greenlet.switch()  # type: ignore[no-any-return]  # the argument of sleep(), or None at the end
@@ -84,7 +84,7 @@ class _Thread:
             _Thread.current = None
 
     def sleep(self, seconds: float) -> None:
-        """Return control to the loop. This is called in the thread."""
+        """Return control from the thread to the loop, for ``seconds``."""
         self._greenlet.parent.switch(seconds)
         if self.killed:
             raise Killed

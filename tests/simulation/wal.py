@@ -91,7 +91,7 @@ class Abort:
 
 @dataclass(slots=True)
 class Commit:
-    """The commit of a transaction. ``lsn`` is the start of the record, which is the commit LSN."""
+    """The commit of a transaction. ``lsn`` is the start of the commit record, which PostgreSQL calls the commit LSN."""
 
     lsn: int
     end: int
@@ -139,7 +139,7 @@ class Standalone:
 
 @dataclass(slots=True)
 class Other:
-    """WAL without published changes, such as that of vacuum or of other databases."""
+    """WAL without published changes, such as the WAL of vacuum or of other databases."""
 
     lsn: int
     end: int
@@ -381,7 +381,7 @@ class Wal:
             self._roll_back(transaction, stack.pop())
 
     def _roll_back(self, transaction: Transaction, subxids: list[int]) -> None:
-        """Roll back these subtransactions."""
+        """Roll back the subtransactions ``subxids``."""
         wrote = {change.subxid for change in transaction.changes} | {subxid for subxid, _ in transaction.undo}
         for subxid in subxids:
             if subxid in wrote:

@@ -1,8 +1,8 @@
 """A scripted walsender, with the reorder buffer and the pgoutput plugin. It turns WAL records into protocol messages.
 
-The code follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c`` of PostgreSQL, which decide which transactions are
-skipped, when a transaction is streamed, when a table is described (again), and which messages are sent for prepared
-transactions.
+The code follows ``reorderbuffer.c``, ``decode.c`` and ``pgoutput.c`` of PostgreSQL. These files decide which
+transactions are skipped, when a transaction is streamed, when a table is described (again), and which messages are sent
+for prepared transactions.
 """
 
 import random
@@ -299,7 +299,7 @@ class Walsender:
         yield change.lsn, _row_message(xid, change, self._described[change.table.oid].columns)
 
     def _describe(self, top: int, xid: int | None, table: Table, columns: Columns) -> "Iterator[_Sent]":
-        """Send a Relation message, unless the client has this description already."""
+        """Send a Relation message, unless the client already has this description of the table."""
         visible = tuple(one for one in columns if not (self._hides.get(table.oid) and one[0] == "w"))
         entry = self._described.get(table.oid)
         if entry is None:

@@ -68,7 +68,7 @@ SPILLING_BYTES = 200
 """The memory limit of spools. It is so low that most rows go to files."""
 
 STEPS = 150
-"""The number of clients' actions in one world. They result in about 30 transactions."""
+"""The number of actions of clients in one world. These actions result in about 30 transactions."""
 
 
 COMMANDED = 0.5
@@ -262,8 +262,8 @@ class Simulation:
     def _check_fence(self, process: Process) -> None:
         """Check that a standby does not fence the owner.
 
-        A process that has streamed or that found no slot may fence the owner, because it may not know yet that it has
-        become a standby.
+        A process that has streamed, or that found no slot, may fence the owner, because such a process may not know yet
+        that it has become a standby.
         """
         active = self.server.active
         if self.mode == "exactly_once" and active is not None and active.process is not process:
@@ -463,7 +463,7 @@ class Daemon:
         )
         cut_format = CutFormat(PREFIX.encode(), lambda part: json.dumps(part).encode(), json.loads)
 
-        async def source() -> Any:  # noqa: ANN401 - the scripted one
+        async def source() -> Any:  # noqa: ANN401 - the scripted source
             await asyncio.sleep(self._dice.choice((0.0, 0.01)))
             return simulation.server.connect(process)
 
@@ -694,8 +694,8 @@ def _forge(simulation: Simulation, partition: Partition) -> bool:
 async def _late_marker(simulation: Simulation) -> None:
     """Let a late marker make a checkpoint or a cut record visible or invisible, and kill the process.
 
-    If the record becomes visible, the process is killed before it commits the cut. Otherwise, it may have committed
-    the cut before it is killed.
+    If the record becomes visible, the process is killed before it commits the cut. Otherwise, the process may have
+    committed the cut before it is killed.
     """
     broker, dice = simulation.broker, simulation.dice
     topic = dice.choice(OWN_TOPICS)

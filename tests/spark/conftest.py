@@ -32,7 +32,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = new_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
-    gc.collect()  # while warnings about unclosed sockets are still ignored
+    gc.collect()  # now, while warnings about unclosed sockets are still ignored
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def new_session(directory: Path, more: Mapping[str, str] | None = None) -> Spark
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if pyspark.__version__.startswith("4.1."):  # SPARK-55271; docs/spark.md tells users
+    if pyspark.__version__.startswith("4.1."):  # avoids SPARK-55271, as docs/spark.md explains
         settings["spark.sql.streaming.disabledV2MicroBatchReaders"] = (
             "org.apache.spark.sql.kafka010.KafkaSourceProvider"
         )

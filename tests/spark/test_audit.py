@@ -168,7 +168,7 @@ def test_undamaged_tables_that_are_written_to(
 ) -> None:
     """The audit has to find all tables equal, although the mirror lags behind and one table is truncated.
 
-    The last cut record does not list all topics, so the audit has to look further back for them.
+    The last cut record does not list all topics, so the audit has to find them in earlier cut records.
     """
     monkeypatch.setattr(origin, "_BACK", 1)
     target = mirrored(shop, tmp_path)
@@ -306,7 +306,7 @@ def test_connection_strings() -> None:
 
 
 def test_transactions_that_a_snapshot_sees(spark: SparkSession) -> None:
-    """Compare ids in snapshots, which have 64 bits, with ids in the stream, which have 32 bits and may wrap around."""
+    """Compare transaction ids in snapshots (64 bits) with those in the stream (32 bits, which may wrap around)."""
     epoch = 1 << 32
     cases = {
         (f"{epoch}:{epoch + 5}:{epoch + 2}", 1): True,

@@ -62,7 +62,7 @@ class Topic:
             partition=partition,
         )
 
-    def read(self, spark: SparkSession, **options: Any) -> DataFrame:  # noqa: ANN401 - as read_changes takes them
+    def read(self, spark: SparkSession, **options: Any) -> DataFrame:  # noqa: ANN401 - options of read_changes
         registry = Registered({f"{self.name}-value": self.values, f"{self.name}-key": self.keys})
         servers = self.kafka.bootstrap_servers
         return read_changes(spark, self.name, bootstrap_servers=servers, registry=registry, **options)

@@ -107,7 +107,7 @@ def ids(name: str) -> dict[int, Json]:
     return {identifier: SCHEMAS[name]}
 
 
-def batch(spark: SparkSession, kafka: Kafka, name: str, **options: Any) -> DataFrame:  # noqa: ANN401 - as read_changes
+def batch(spark: SparkSession, kafka: Kafka, name: str, **options: Any) -> DataFrame:  # noqa: ANN401 - for read_changes
     key = TABLES[name]
     subjects = {f"{topic_of(name)}-value": ids(name), f"{topic_of(name)}-key": ids(key) if key else {}}
     servers = kafka.bootstrap_servers

@@ -171,7 +171,7 @@ def _values(row: Row, schema: StructType) -> dict[str, Any]:
 
 
 def run(changes: DataFrame, directory: Path) -> None:
-    """Run a stream up to the current end of the topic. It writes to Parquet files."""
+    """Write the changes up to the current end of the topic to Parquet files."""
     query = (
         changes.writeStream.format("parquet")
         .option("checkpointLocation", str(directory / "checkpoint"))

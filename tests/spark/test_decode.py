@@ -45,7 +45,7 @@ _TEMPORAL = {"date", "timestamp", "timestamp_ntz"}
 
 TYPES: list[tuple[str, Any, Any, str, Any]] = [
     # Name, Avro type, value for fastavro, Spark type, value that Spark returns. Dates and times are returned as text.
-    # ``...`` stands for the same value as for fastavro.
+    # ``...`` stands for the value for fastavro.
     ("flag", "boolean", True, "boolean", True),
     ("i", "int", -(2**31), "int", -(2**31)),
     ("l", "long", 2**63 - 1, "bigint", 2**63 - 1),

@@ -89,7 +89,7 @@ def test_maintenance_is_not_a_foreign_write(orders: Orders) -> None:
 
 
 def test_our_own_maintenance(orders: Orders) -> None:
-    """Snapshots of maintenance have the properties of the last commit, so earlier snapshots may expire."""
+    """The snapshots that maintenance makes have the properties of the last commit, so earlier snapshots may expire."""
     commits = [orders.append() for _ in range(5)]
     before, kept = orders.files(), commits[1].number
     orders.table.maintain(Upkeep(frozenset([kept]), time.time(), 1, 1, compact=True))
@@ -114,7 +114,7 @@ def test_expired_properties_of_the_last_commit_are_an_error(orders: Orders) -> N
 
 
 def test_a_foreign_write_during_a_commit(orders: Orders) -> None:
-    """Write as another program after the batch's branch was created.
+    """Let another program write to the table after the branch of the batch was created.
 
     The batch is refused, although the two writes do not conflict.
     """

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("without_compilation")
 
 AT_ONCE = Maintenance(every="0 seconds", keep="1 hour")
 BATCHES = 5
-"""The lowest number of files that Iceberg rewrites."""
+"""Iceberg rewrites the files of a table only if the table has at least five files."""
 
 LONG_AGO = timedelta(hours=3)
 

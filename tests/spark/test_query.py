@@ -243,7 +243,7 @@ def test_changes_that_change_nothing(make: Callable[..., Handmade], tmp_path: Pa
 
 @pytest.mark.parametrize("kind", USUAL_LAKES)
 def test_infinite_keys(make: Callable[..., Handmade], tmp_path: Path, kind: type[Lake]) -> None:
-    """An infinite value is null in a row, and the limit of its type in a key.
+    """An infinite value is null in a row. In a key, it is the lowest or highest value of its type.
 
     A time before year 1 has the same value in the row and in the key.
     """
@@ -296,7 +296,7 @@ def test_added_and_widened_columns(make: Callable[..., Handmade], tmp_path: Path
 
 
 def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """In at-least-once mode, some records may belong to no cut, and a repeated cut may have more changes."""
+    """In at-least-once mode, records may belong to no cut, and a cut may have more changes when it is repeated."""
     made = make("orders")
     event = made.event
     first = event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"})
@@ -435,7 +435,7 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
 
 
 def test_a_table_that_was_removed_is_not_created_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
-    """The new table would have only the rows of the next batch, and would count as loaded."""
+    """A table that was created again would have only the rows of the next batch, and would count as loaded."""
     made = make("orders")
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
     mirrored(made, tmp_path)
@@ -448,7 +448,7 @@ def test_a_table_that_was_removed_is_not_created_again(make: Callable[..., Handm
 def test_a_foreign_write_during_a_batch(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Write as another program before a batch is merged.
+    """Let another program write to the table before a batch is merged.
 
     RESTORE undoes the commit of the other program and the commit of the batch, so the batch is applied again.
     """

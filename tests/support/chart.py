@@ -1,4 +1,4 @@
-"""The objects that the chart renders."""
+"""The Kubernetes objects that the Helm chart renders."""
 
 from collections.abc import Iterator
 from functools import cache

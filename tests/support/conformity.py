@@ -1,4 +1,4 @@
-"""Checks manifests with kubeconform, including custom resources."""
+"""Checks Kubernetes manifests, including custom resources, with kubeconform."""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""Sorts test files so that the longest files run first. Otherwise a long file could begin when all others are done."""
+"""Sorts test files so that those that take longest run first.
+
+Otherwise, a file that takes long could begin when all others are done.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,8 @@
 """A registry server in memory that behaves like Confluent's. Tests can schedule faults.
 
 It has features that Apicurio lacks: it can refuse credentials, demand certificates, be slow or overloaded, be in mode
-READONLY, and import schemas with their ids. It also distinguishes a subject without a compatibility level from a
-subject with the registry's level.
+READONLY, and import schemas with their ids. It also distinguishes a subject without its own compatibility
+level from a subject with the same level as the registry.
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 """
@@ -54,7 +54,7 @@ class RegistryServer:
         self.level = "BACKWARD"
         self.mode = "READWRITE"
         self.authorization: str | None = None
-        """The Authorization header that every request must have, or None if it is not checked."""
+        """The Authorization header that every request must have, or None if the header is not checked."""
         self.ignores_properties = False
         """Whether schemas that differ only in properties are treated as the same."""
         self.faults: list[Fault] = []

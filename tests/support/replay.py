@@ -359,7 +359,7 @@ class Replay:
         table.rows[key], table.places[key] = row, event.position
 
     def row(self, event: Event) -> Row | None:
-        """Return the row after the event with the values that the event contains, or None if the event deletes it."""
+        """Return the new row, with only the values that the event contains. Return None if the row is deleted."""
         return self._image(event, "after", self._columns_of(event))
 
     def _merged(self, after: Row | None, old: Row | None, event: Event, columns: Columns) -> Row:

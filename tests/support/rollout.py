@@ -143,7 +143,7 @@ class Observer:
         self.unanswered_s = 0.0
         """The total time during which no daemon reported that it was ready.
 
-        Kubernetes may not notice such a time, because a probe must fail several times.
+        Kubernetes may not notice a short outage, because a probe must fail several times before a pod is not ready.
         """
         self.idle_s: list[float] = []
         """The length of each period in which no pod owned the slot and delivered. Each hand-over causes one period."""

@@ -138,8 +138,8 @@ class Followed:
         """Run the scenarios. The daemon is killed after their first part, and started after their second part."""
         self._do("work", self.scenarios)
         self.read()
-        # Wait for the confirmation before the kill. Without it, the server would send rows again, with the column names
-        # from the time when the rows were written.
+        # Wait for the confirmation before the kill. Without the confirmation, the server would send rows again, with
+        # the column names from the time when the rows were written.
         self._wait_until_confirmed(self.read_lsn)
         self.daemon.kill()
         self._do("while_down", self.scenarios)

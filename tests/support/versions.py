@@ -10,7 +10,7 @@ from sandbox.installation import VERSIONS
 VARIABLE = "PGSLUICE_TEST_VERSIONS"
 
 USUAL = (10, 14, 16, 18)
-"""The oldest version, the first with streaming of large transactions, the first with origins, and the newest."""
+"""The oldest version, the first that streams large transactions, the first with the origin option, and the newest."""
 
 
 def covers_all() -> bool:

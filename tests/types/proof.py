@@ -172,7 +172,7 @@ class Arrived:
 
 
 async def _arrived(database: Database, slot: str, publication: str, *, binary: bool) -> dict[str, Arrived]:
-    """Read everything up to the commit, and return the rows by table.
+    """Read up to the commit of the first transaction with rows, and return the rows by table.
 
     Ignore empty transactions, such as those of autovacuum, because servers before 15 send them.
     """
@@ -280,7 +280,7 @@ _EXTREMES = {"date": (INT_MIN, INT_MAX), "timestamp": (LONG_MIN, LONG_MAX), "tim
 
 
 def infinite_key(pg_type: str, text: str) -> bytes | None:
-    """Return the bytes with which a key represents ``text`` if it is an infinite date or timestamp, or else None."""
+    """Return the bytes of an infinite date or timestamp in a key. Return None if ``text`` is another value."""
     if pg_type not in _EXTREMES or text not in ("infinity", "-infinity"):
         return None
     return encode_long(_EXTREMES[pg_type][text == "infinity"])

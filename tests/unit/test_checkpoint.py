@@ -1,4 +1,4 @@
-"""The checkpoint record: its JSON, how a cut changes it, and which record of a topic counts."""
+"""The checkpoint record: its JSON, how a cut changes it, and which of the records in a topic is used."""
 
 import json
 from collections.abc import Sequence

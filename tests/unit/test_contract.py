@@ -32,7 +32,7 @@ def test_the_files_are_what_the_encoders_write() -> None:
 
 
 def test_a_change_of_the_contract_has_its_entry_in_the_changelog() -> None:
-    """Look for the entry of the present contract. If it is missing, see CONTRIBUTING.md, "The contract"."""
+    """If the entry of the present contract is missing from CHANGELOG.md, see CONTRIBUTING.md, "The contract"."""
     assert recorded() == digest()
 
 

@@ -7,7 +7,7 @@ from pgsluice.snapshot import Snapshot
 from pgsluice.transaction import Transaction
 
 SNAPSHOT = Snapshot(700, 710, frozenset({705}))
-"""A snapshot that sees 704 and 706. When it was taken, 705 was running, and 710 had not begun."""
+"""A snapshot that sees transactions 704 and 706. When it was taken, 705 was running, and 710 had not begun."""
 
 
 def transaction(xid: int, commit_lsn: int) -> Transaction:

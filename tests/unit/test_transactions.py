@@ -487,7 +487,7 @@ class TestMessages:
 
 
 class Below:
-    """A gate that admits transactions with an id below ``xid``, and messages outside of them with an LSN below ``lsn``.
+    """A gate that admits transactions below the id ``xid``, and messages outside transactions below ``lsn``.
 
     It keeps the ids of the transactions that it was asked about, and of those that wait.
     """

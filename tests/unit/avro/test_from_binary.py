@@ -1,4 +1,7 @@
-"""Unit tests of pgsluice.avro.from_binary. For a binary value, it must write the same bytes as for the value's text."""
+"""Unit tests of pgsluice.avro.from_binary.
+
+For a binary value, the module must write the same bytes as for the value's text.
+"""
 
 import pytest
 

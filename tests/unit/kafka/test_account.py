@@ -1,4 +1,4 @@
-"""The account of topics in cut records, and its comparison with the present topics."""
+"""What the last cut records say about the topics (the account), and its comparison with the present topics."""
 
 from typing import Any
 

@@ -269,7 +269,7 @@ class TestClientOptions:
         assert "Connection refused" in lines[0]["reason"]
 
     def test_log_lines_of_librdkafka_have_level_debug(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Most of these lines are harmless, such as those about unused properties."""
+        """Most log lines of librdkafka are harmless, such as those about unused properties."""
         properties = {"bootstrap.servers": "127.0.0.1:9", "compression.type": "lz4", "fetch.min.bytes": "1"}
         options = ClientOptions(properties, "pgsluice-shop")
         caplog.set_level(logging.INFO)

@@ -193,7 +193,7 @@ def nested(levels: int, value: str) -> str:
 
 
 def test_every_type_is_made_once() -> None:
-    """Make each conversion once. Following each of the 2 ** 31 ways through the references would take too long."""
+    """Make each conversion once. It would take too long to follow each of the 2 ** 31 ways through the references."""
     types = bushy(LEVELS_MAX)
     assert text(PgType(types[-1].oid, "public", "bush"), "00000000", *types) == b"()"
 

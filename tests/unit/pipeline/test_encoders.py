@@ -214,7 +214,7 @@ async def test_encoders_of_dropped_tables_are_not_kept_for_ever(monkeypatch: pyt
 
 
 async def test_encoders_of_wide_tables_are_kept_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also count the encoders of excluded tables and of tables in quarantine, because they hold descriptions, too."""
+    """The limit also counts the encoders of excluded and quarantined tables, because they hold descriptions, too."""
     world = World()
     rules = [TableRule("public.refused", keys=("none",))]
     tables = Tables("shop", exclude=["public.out"], rules=rules)
@@ -408,7 +408,7 @@ class TestATableThatCannotBePublished:
         assert isinstance(await made.of(fits), Rows)
         assert (made.known(fits), self.quarantine.tables, self.counted()) == (made.ready[7], [], 0)
         assert isinstance(await made.of(table("d", "a")), RefusedRows)
-        assert 7 not in made.ready, "otherwise a run would encode the rows as rows of the former version"
+        assert 7 not in made.ready, "if it were ready, a run would encode the rows as rows of the former version"
 
     async def test_a_table_whose_schema_is_too_large_is_quarantined(self) -> None:
         world = World(faults={"register": [PoisonError("Too large.")]})

@@ -1,4 +1,4 @@
-"""Loads of tables beside the stream: the place of the rows, the transactions that wait, and errors while reading.
+"""Loads of tables beside the stream: the positions of the rows, the transactions that wait, and errors while reading.
 
 Source and sink are scripted. The rows of a table are returned only while ``world.read`` is set.
 """
@@ -53,7 +53,10 @@ TOPIC = "shop.public.numbers"
 RULES = [TableRule("public.skipped", is_loaded=False), TableRule("public.some*", where="n > 1")]
 TABLES = Tables("shop", exclude=["public.left*"], rules=RULES)
 VISIBLE = 700
-"""The id of a transaction that the snapshots in these tests see. They do not see the ids that ``World`` chooses."""
+"""The id of a transaction that the snapshots in these tests see.
+
+The snapshots do not see the transactions whose ids ``World`` chooses.
+"""
 
 
 class Running:
@@ -677,7 +680,7 @@ async def test_a_requested_load_can_be_cancelled_after_a_change_of_the_owner() -
 async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -> None:
     """Read a row again under its new key if the UPDATE did not send all its values.
 
-    The row may not have been read under its old key.
+    Perhaps the row was not read under its old key.
     """
     world = world_of(1, 3)
     async with loading(world, chunk_rows=1, max_rows_per_s=5) as found:

@@ -200,7 +200,7 @@ class TestGoingOn:
 
 
 class TestPoison:
-    """Kafka refuses a record because of its content. It does so when the cut is committed."""
+    """When a cut is committed, Kafka refuses a record because of its content."""
 
     def refused(self, *numbers: int) -> Refused:
         """Return the refusal of these rows of the first transaction, which commits at 10,050."""
@@ -655,7 +655,7 @@ class TestTheWrongServerForAMoment:
     async def test_a_server_that_shuts_down_while_kafka_makes_the_start_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Notice the shutdown because an ordinary connection fails. Nobody reads the replication stream yet."""
+        """An ordinary connection has to notice the shutdown, because nobody reads the replication stream yet."""
         monkeypatch.setattr(tasks, "WATCH_S", 0.01)
         world = World(position=8_000, checkpoint=CHECKPOINT, faults={"flushed_lsn": [SourceUnavailable("shuts down")]})
 

@@ -354,7 +354,7 @@ async def test_a_session_is_not_ready_while_kafka_accepts_nothing(monkeypatch: p
 async def test_a_server_that_shuts_down_while_kafka_accepts_nothing_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Notice the shutdown because an ordinary connection fails. The session does not read the stream."""
+    """An ordinary connection has to notice the shutdown, because the session does not read the stream."""
     monkeypatch.setattr(session_status, "STALL_S", 0.05)
     monkeypatch.setattr(watch, "WATCH_S", 0.02)
     world = World(position=10_000, commit_gate=asyncio.Event())
@@ -546,7 +546,7 @@ def row(xid: int | None, number: int) -> messages.Insert:
 
 
 async def test_every_record_carries_the_origin_of_its_transaction() -> None:
-    """Every record has the origin, although the Origin message comes only after the Begin.
+    """Every record has the origin, although the Origin message comes only after the Begin message.
 
     No Relation message comes after the Origin message, because the table is already known.
     """

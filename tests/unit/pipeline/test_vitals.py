@@ -1,4 +1,4 @@
-"""Signs of life, and the definition of silence."""
+"""Signs of life of a session, and the times that count as silence."""
 
 import asyncio
 

@@ -155,7 +155,7 @@ def test_the_length_of_a_name_has_a_limit() -> None:
 
 
 def test_all_names_together_have_a_limit() -> None:
-    """A namespace is written once in the schema, but each reference repeats it in the result."""
+    """A namespace is written once in the schema, but each reference repeats it in the canonical form."""
     references = NAMES_MAX // NAME_MAX
     assert canonical(named("n", "a" * (NAME_MAX - 2), references - 2))
     with pytest.raises(ValueError, match="its names take more than"):

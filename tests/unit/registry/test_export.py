@@ -60,7 +60,7 @@ async def test_an_export_can_use_other_strategies(server: RegistryServer, store:
 
 
 async def test_topics_of_one_table_share_a_subject_by_record(server: RegistryServer, store: SchemaStore) -> None:
-    """If a rule has renamed a topic, the old and the new topic have the same schema. It is exported once."""
+    """If a rule has renamed a topic, the old and the new topic have the same schema. This schema is exported once."""
     store.add(Registered("shop.renamed-key", 1, 5, WIDE))
     assert (await run(server, store, "record"))["shop.public.orders.Key"] == (2, 0)
     assert server.subjects["shop.public.orders.Key"].schemas == {1: (2_000_000_000, KEY), 2: (5, WIDE)}

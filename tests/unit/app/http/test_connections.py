@@ -21,7 +21,10 @@ SHORT_S = 0.2
 SUBJECT_BYTES = 200
 ANSWER_BYTES = 12 * 1024 * 1024
 WAITING_MAX_BYTES = 30 * 1024 * 1024
-"""The limit in these tests. It must not be too low, because the kernel alone buffers up to 4 MiB of each answer."""
+"""The limit of pending answers in these tests.
+
+It must not be too low, because the kernel alone buffers up to 4 MiB of each answer.
+"""
 
 
 class Client:
@@ -144,7 +147,7 @@ async def test_all_pending_answers_together_are_limited(
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0 < server.waiting_bytes <= WAITING_MAX_BYTES + ANSWER_BYTES
-    # Pending data are in memory twice, and a new answer several times.
+    # Pending data are in memory twice, and a new answer is in memory several times.
     assert peak < 2 * WAITING_MAX_BYTES + 5 * ANSWER_BYTES
     reads = await connect()
     reads.writer.write(REQUEST.replace(b"/livez", b"/subjects"))
@@ -161,7 +164,7 @@ async def test_a_health_check_is_answered_despite_many_idle_connections(connect:
 async def test_a_health_check_is_answered_despite_long_requests(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answer a new connection although the older ones have requests in progress, which never end."""
+    """Answer a new connection although the older ones have requests in progress that never end."""
     monkeypatch.setattr(module, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(module, "NEW_S", SHORT_S)
     for _ in range(3):
