@@ -99,7 +99,7 @@ def _describe(postgres: Postgres) -> dict[str, str]:
     return {
         **machine.describe(postgres, None),
         "Java": machine.java_version(),
-        "Spark": f"{pyspark.__version__}, local[2], in the same two cores as the servers",
+        "Spark": f"{pyspark.__version__}, local[2], on the same two cores as the servers",
         "Delta": delta.rpartition(":")[2],
     }
 

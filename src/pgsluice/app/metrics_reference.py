@@ -80,7 +80,7 @@ SECTIONS: Final = (
                 "pgsluice_info",
                 "Always 1. The labels show what is running.",
                 "Raise an alarm if it disappears (PgsluiceAbsent), because then no process answers. "
-                "[Pipelines that have never answered](#what-is-not-known-is-not-shown) need an alert of their own.",
+                "[Pipelines that have never answered](#what-is-not-known-is-not-shown) need a separate alert.",
             ),
             Entry(
                 "pgsluice_active",
@@ -404,7 +404,7 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_kafka_errors_total",
                 "Errors that the Kafka clients reported in the background, by librdkafka's name "
-                "for them: `_TRANSPORT`, `_ALL_BROKERS_DOWN`, `_AUTHENTICATION`.",
+                "for them, such as `_TRANSPORT`, `_ALL_BROKERS_DOWN` or `_AUTHENTICATION`.",
                 "Some `_TRANSPORT` are normal, because brokers close idle connections. The log has the reasons.",
             ),
             Entry(

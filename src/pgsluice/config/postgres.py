@@ -76,7 +76,7 @@ class Postgres(Section):
     )
     slot: SlotName | None = Field(
         default=None,
-        description="Logical replication slot. If it is not set, the name is pgsluice_ and the pipeline's name.",
+        description="Logical replication slot. By default, its name is pgsluice_ followed by the pipeline's name.",
         examples=["pgsluice_shop"],
     )
     publications: Names = Field(default=["pgsluice"], description="Publications to follow. They have to exist.")

@@ -15,11 +15,11 @@ class Snapshot(Section):
 
     mode: Literal["never", "initial", "when_needed"] = Field(
         default="initial",
-        description='"initial": the rows of every published table are read once, even if the table is published '
-        'later. "when_needed": the rows are also read again in each new epoch (which begins with --adopt-slot), '
-        'because changes before the epoch may be missing. "never": only the tables that `pgsluice snapshot start` '
-        "names are read. If mode is not set, some tables count as loaded: those whose changes were delivered by an "
-        "older version of pgsluice that loaded no table by default.",
+        description='"initial": the rows of every published table are read once, also those of tables that are '
+        'published later. "when_needed": the rows are also read again in each new epoch (which begins with '
+        '--adopt-slot), because changes before the epoch may be missing. "never": only the tables that `pgsluice '
+        "snapshot start` names are read. If mode is not set, some tables count as loaded: those whose changes were "
+        "delivered by an older version of pgsluice that loaded no table by default.",
     )
     on_alter: Literal["load", "warn"] = Field(
         default="load",
