@@ -1,6 +1,7 @@
 """One session: confirmed positions, heartbeats, and a server that shuts down. Source and sink are scripted."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -427,22 +428,24 @@ class TestSignsOfLife:
 
     async def test_each_part_written_to_disk_is_a_sign_of_life(self) -> None:
         class InParts(MemorySpool):
-            left = 5
+            parts_left = 5
+            part_ended_at: float | None = None
 
             async def relieve(self) -> bool:
-                await asyncio.sleep(0.03)
-                self.left -= 1
-                return self.left > 0
+                if self.part_ended_at is not None:
+                    silences.append((found.vitals.silent_s, time.monotonic() - self.part_ended_at))
+                await asyncio.sleep(0.01)
+                self.part_ended_at = time.monotonic()
+                self.parts_left -= 1
+                return self.parts_left > 0
 
+        silences: list[tuple[float, float]] = []
         spool = InParts()
         async with running(World(position=10_000), spool=spool) as found:
             found.world.commit(1)
-            longest = 0.0
-            async with asyncio.timeout(5):
-                while spool.left > 0:
-                    longest = max(longest, found.vitals.silent_s)
-                    await asyncio.sleep(0.001)
-            assert longest < 0.12
+            await until(lambda: spool.parts_left == 0)
+        assert len(silences) == 4
+        assert all(silent_s <= since_part_s for silent_s, since_part_s in silences)
 
     async def test_rows_are_read_from_disk_before_they_are_needed(self) -> None:
         class InBlocks(MemorySpool):
