@@ -45,8 +45,8 @@ class HelmError(SandboxError):
 def helm(*arguments: str, kubeconfig: Path | None = None, program: str = "helm") -> str:
     """Return the output of a Helm command. Raise HelmError if it fails. ``program`` is ``helm`` or ``helm-4``."""
     access = [] if kubeconfig is None else ["--kubeconfig", str(kubeconfig)]
-    # Helm caches what an API server supports. Keep this cache beside the server's kubeconfig, because a later server
-    # may have the same port.
+    # Helm caches what an API server supports, under the server's host and port. Keep this cache beside the server's
+    # kubeconfig, because a later server with the same port would otherwise get the cache of this one.
     environ = os.environ if kubeconfig is None else {**os.environ, "KUBECACHEDIR": str(kubeconfig.parent / "cache")}
     command = [str(tools.program(program)), *arguments, *access]
     found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

@@ -41,9 +41,9 @@ class TableReport:
 
     ``status`` is ``equal``, ``different`` or ``refused``. For a table that is not compared because it is not
     ``loaded``, ``status`` is the table's own status, such as ``stale``. ``rows`` is the number of rows in PostgreSQL.
-    ``mirror_rows`` is the number of rows in the mirror, after applying the later changes that PostgreSQL's snapshot
-    sees. ``differences`` has some of the rows that differ. ``exceptions`` has the columns that were not compared, each
-    with the reason.
+    ``mirror_rows`` is the number of rows in the mirror after the audit has applied the changes that came after the
+    mirror's last cut and that PostgreSQL's snapshot sees. ``differences`` has some of the rows that differ.
+    ``exceptions`` has the columns that were not compared, each with the reason.
     """
 
     table: str

@@ -1,4 +1,7 @@
-"""Tests that a storm (see ``storm``) notices if its daemon has ended, or has stopped delivering."""
+"""Tests of ``Victim``, the daemon of a storm: it notices if the daemon has ended or has stopped delivering.
+
+A storm is a pipeline under a script of faults (see ``storm``).
+"""
 
 import signal
 import time

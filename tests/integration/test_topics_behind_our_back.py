@@ -14,7 +14,8 @@ from tests.support.kafka import add_partitions, delete_topic, end_of, read_commi
 from tests.support.weather import SETTINGS, Pipeline, Start, fails
 
 FULL_CUT_PATIENCE_S = 120.0
-"""How long to wait for a full cut. Topics are examined once a minute."""
+"""How long to wait for the next full cut, which is written about once a minute. Without traffic, only full cuts compare
+the topics with their known state."""
 
 
 def topic_of(pipeline: Pipeline) -> str:

@@ -21,7 +21,7 @@ COLUMNS = [column("id", "int"), column("note", "string"), column("count", "int")
 
 
 def schema_of(table: str, schema: Json) -> Json:
-    """Return a copy of a schema of the contract with the namespace of this table."""
+    """Return a copy of ``schema``, in which the contract's namespace is replaced by that of ``table``."""
     found: Json = json.loads(json.dumps(schema).replace("shop.public.orders", f"shop.public.{table}"))
     return found
 

@@ -73,7 +73,7 @@ LOADED = 8
 
 WRITES = (
     "UPDATE orders SET amount = amount + 1 WHERE id <= 1000 AND id % 50 = {n} % 50",
-    "UPDATE orders SET part = part + 1 WHERE id = {n} % 1000 + 1",  # the notes are not in the stream
+    "UPDATE orders SET part = part + 1 WHERE id = {n} % 1000 + 1",  # without note, which is out of line and unchanged
     "DELETE FROM orders WHERE id = {n} % 1000 + 1",
     "INSERT INTO orders VALUES ({n} % 1000 + 1, 1, {n}, repeat('again ', 500)) ON CONFLICT DO NOTHING",
     "INSERT INTO events VALUES ('written', {n} % 3)",

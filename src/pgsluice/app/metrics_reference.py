@@ -172,8 +172,8 @@ SECTIONS: Final = (
             ),
             Entry(
                 "pgsluice_slot_xmin_age_transactions",
-                "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove rows of system catalogs that "
-                "the transaction `catalog_xmin` or a later one has deleted.",
+                "Age of the slot's `catalog_xmin`, in transactions. VACUUM cannot remove a row of a system catalog if "
+                "the row was deleted by the transaction `catalog_xmin` or by a later one.",
                 "It grows while the slot does not advance. From a few million transactions on, system catalogs bloat. "
                 "Near 2 billion, the server refuses to write. Let pgsluice continue, or drop the slot.",
             ),
@@ -267,13 +267,14 @@ SECTIONS: Final = (
         (
             Entry(
                 "pgsluice_snapshot_tables",
-                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last attempt to read "
-                "the table failed, or transactions that are changing it have not ended), `left_out` (the table or one "
-                "of its rows cannot be published with these settings), `stale` (since the load, an `ALTER TABLE` gave "
-                "existing rows values that were not sent, an `ALTER PUBLICATION` added columns or changed the row "
-                "filter, or the table was not published for a time; the settings prevent a new load), `skipped` (the "
-                "settings exclude it from loads, or a command has cancelled its load), `assumed` (treated as loaded, "
-                "because an earlier version of pgsluice has delivered its changes), `loaded`.",
+                "Published tables by `state`: `waiting` for their turn, `loading`, `blocked` (the last attempt to "
+                "read the table failed, or transactions that are changing it have not ended), `left_out` (the table "
+                "or one of its rows cannot be published with these settings), `stale` (the settings prevent a new "
+                "load, although since the last one, an `ALTER TABLE` gave existing rows values that were not sent, an "
+                "`ALTER PUBLICATION` added columns or changed the row filter, or the table was not published for a "
+                "time), `skipped` (the settings exclude it from loads, or a command has cancelled its load), "
+                "`assumed` (treated as loaded, because an earlier version of pgsluice has delivered its changes), "
+                "`loaded`.",
                 "PgsluiceTablesNotLoaded (`blocked`): `pgsluice status` names tables and reasons. PgsluiceTablesStale "
                 "(`stale`): `pgsluice snapshot start` loads the tables again. See "
                 "[snapshots.md](snapshots.md#how-far-it-has-come).",
@@ -291,7 +292,8 @@ SECTIONS: Final = (
             Entry(
                 "pgsluice_snapshot_rounds_total",
                 "Rounds by `result`. Each round reads a chunk of rows. `placed`: the rows are in the stream. "
-                "`no_place`: the stream had no position for the rows, so they are read again, in smaller chunks. "
+                "`no_place`: no position in the stream comes after all changes that the rows include and before all "
+                "changes that they do not include, so the rows are read again, in smaller chunks. "
                 "`failed`: the chunk could not be read.",
                 "Many `no_place`: transactions become visible in another order than they commit, which happens often "
                 "with synchronous replication. `failed`: the log has the reason.",

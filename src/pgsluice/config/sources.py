@@ -235,7 +235,8 @@ def _put_value(layer: Layer, key: Key, text: str, origin: str) -> None:
     try:
         layer.put(key.path, _decode(key.kind, text), origin)
     except json.JSONDecodeError as error:
-        layer.problems.append(Problem(origin, f"is not JSON: {error.msg}, at column {error.colno}"))
+        what = error.msg.removesuffix(" at").removesuffix(" starting")  # "Unterminated string starting at"
+        layer.problems.append(Problem(origin, f"is not JSON: {what}, at column {error.colno}"))
 
 
 def _decode(kind: Kind, text: str) -> object:

@@ -45,7 +45,10 @@ class Account:
 
 
 class LastCuts:
-    """The account of topics, built from the records of the last full cut and of all later cuts, added in order."""
+    """The account of topics, built from the records of the last full cut and of all later cuts, added in order.
+
+    A full cut lists all partitions of every topic that this pipeline has written to.
+    """
 
     def __init__(self, *, unreadable: str | None = None) -> None:
         self.unreadable = unreadable
@@ -89,8 +92,9 @@ class LastCuts:
     def account(self) -> Account:
         """The topics as the last cuts left them.
 
-        In each session, the first cut that writes to a topic lists all partitions of the topic. So the partitions can
-        be counted if a full cut was read.
+        A full cut lists all partitions of every topic that was written to before. Later, the first cut of a session
+        that writes to a topic lists all partitions of this topic. So if a full cut was read, the partitions can be
+        counted.
         """
         counts = dict.fromkeys(self._ids, 0)
         if self.is_complete:

@@ -19,7 +19,7 @@ _NEEDED = (AclOperation.READ, AclOperation.WRITE)
 
 _TRANSACTIONAL_ID = "kafka transactional id"
 
-_GRANT = "Grant it to the Kafka user, with kafka-acls: SECURITY.md lists all rights that pgsluice needs."
+_GRANT = "Grant what is missing to the Kafka user, with kafka-acls. SECURITY.md lists all rights that pgsluice needs."
 
 _MODES: Mapping[Mode, str] = {
     "exactly_once": "exactly once, by Kafka transactions",
@@ -104,12 +104,14 @@ def _transaction_timeout(topics: Topics, options: SinkOptions) -> Finding:
     wanted = options.producer.timeout_s
     if allowed_ms is None:
         remedy = (
-            "Allow DESCRIBE_CONFIGS on the cluster, or make sure that this setting is at least "
+            "Allow DESCRIBE_CONFIGS on the cluster, or make sure that transaction.max.timeout.ms is at least "
             "delivery.transaction_timeout."
         )
         return Finding(name, Verdict.WARN, "transaction.max.timeout.ms cannot be read", remedy)
     if allowed_ms < wanted * 1000:
-        remedy = "Raise transaction.max.timeout.ms on the brokers if you expect larger transactions."
+        remedy = (
+            "Raise transaction.max.timeout.ms on the brokers if you expect transactions that take longer than this."
+        )
         return Finding(name, Verdict.OK, f"{wanted:g} s wanted, {allowed_ms / 1000:g} s allowed and used", remedy)
     return Finding(name, Verdict.OK, f"{wanted:g} s")
 
@@ -175,7 +177,10 @@ def _batches(topics: Topics, options: SinkOptions) -> Finding:
     if not small:
         return Finding(name, Verdict.OK, f"{size} bytes (batch.size)")
     topic, limit = next(iter(small.items()))
-    others = f", and {len(small) - 1} more," if len(small) > 1 else ""
+    others = f"; so are the limits of {len(small) - 1} more topics" if len(small) > 1 else ""
     remedy = f"Raise max.message.bytes, or set batch.size under kafka.client to {min(small.values())} or less."
-    detail = f"topic {topic}{others} takes {limit} bytes (max.message.bytes), but a batch may have {size} (batch.size)"
+    detail = (
+        f"topic {topic} accepts batches of up to {limit} bytes (max.message.bytes), which is less than the {size} "
+        f"bytes that a batch may have (batch.size){others}"
+    )
     return Finding(name, Verdict.FAIL, detail, remedy)

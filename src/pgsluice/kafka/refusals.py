@@ -149,7 +149,10 @@ class Refusals:
     def _letter(self, record: _Record, limit: int | None) -> DeadLetter | None:
         if _is_too_large(record):
             return self._dead(
-                record, Reason.RECORD_TOO_LARGE, "larger than the topic's max.message.bytes, after compression", limit
+                record,
+                Reason.RECORD_TOO_LARGE,
+                "larger than the topic's max.message.bytes, even after compression",
+                limit,
             )
         assert record.error is not None, "Kafka's report has an error"
         return self._dead(record, Reason.REFUSED, f"{record.error.str()} ({record.error.name()})", None)
@@ -169,6 +172,6 @@ def _sentence(record: _Record, limit: int | None) -> str:
     if limit is None or not _is_too_large(record):
         return str(failure(record.error, f"Writing {record}"))
     return (
-        f"Kafka cannot take {record}: it is larger than the topic's max.message.bytes ({limit}, after compression). "
-        f"Raise max.message.bytes, {_WAY_OUT}."
+        f"Kafka cannot take {record}: it is larger than the topic's max.message.bytes ({limit}), even after "
+        f"compression. Raise max.message.bytes, {_WAY_OUT}."
     )

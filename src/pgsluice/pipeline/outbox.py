@@ -71,7 +71,7 @@ class Outbox:
         self._on_delivered = on_delivered
         self._vitals = vitals
         self.pending = Pending(limits.cut_bytes)
-        """The records of the transaction in progress. When it is full, call :meth:`overflow`."""
+        """The records of the transaction in progress. When these records reach the limit, call :meth:`overflow`."""
         self._open = Cut()
         self._opened_at = 0.0
         self._closed_at = time.monotonic()
@@ -117,8 +117,8 @@ class Outbox:
     async def until_closed(self) -> None:
         """Wait until the open cut has few records, or until no other cut is being committed.
 
-        Call it before you add records that nobody waits for. If the open cut grows large during another commit, its own
-        commit takes long, which delays the changes in it.
+        Call it before you add records that may be late, such as the rows of a load. If the open cut grows large during
+        another commit, its own commit takes long, which delays the changes in it.
         """
         cut = self._open
         while self.committing is not None and self._open is cut and cut.events >= MANY_EVENTS:

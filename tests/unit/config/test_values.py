@@ -27,7 +27,7 @@ def read(kind: Any, value: object) -> Any:  # noqa: ANN401 - any type of a value
 
 
 def refused_keys(error: ValidationError) -> list[Path]:
-    """Return the keys within one value about which KeyProblems reports a problem."""
+    """Return those keys of one value about which KeyProblems reports a problem."""
     (found,) = error.errors()
     cause = found["ctx"]["error"]
     assert isinstance(cause, KeyProblems)

@@ -54,10 +54,11 @@ class TestTooLarge:
         error = verdict((TOO_LARGE, message(0, 2000)), limits={TOPIC: 1000})
         assert str(error) == (
             "Kafka cannot take a record for shop.public.orders [2] (key 8 bytes, value 2000 bytes), a change of table "
-            "public.orders (key: id; epoch 1, LSN 0/10, seq 0): it is larger than the topic's max.message.bytes (1000, "
-            'after compression). Raise max.message.bytes, exclude the table, or set delivery.poison = "dead_letter".'
+            "public.orders (key: id; epoch 1, LSN 0/10, seq 0): it is larger than the topic's max.message.bytes "
+            "(1000), even after compression. "
+            'Raise max.message.bytes, exclude the table, or set delivery.poison = "dead_letter".'
         )
-        detail = "larger than the topic's max.message.bytes, after compression"
+        detail = "larger than the topic's max.message.bytes, even after compression"
         assert letters(error) == {
             0: DeadLetter(ORIGIN, TOPIC, Reason.RECORD_TOO_LARGE, detail, KEY, 2008, 1000),
         }
