@@ -107,7 +107,7 @@ async def _keep_current(follower: SchemaFollower) -> None:
             continue
         try:
             await follower.renew()
-            log.info("Kafka clients were replaced, to read the certificates and the password again")
+            log.info("Kafka clients were replaced")
         except (ConfigError, SinkUnavailable) as error:  # for example if only one of two files is new
             log.warning("Kafka clients cannot be replaced now", reason=str(error))
         pause_s = min(2 * pause_s, _RENEW_MAX_S)

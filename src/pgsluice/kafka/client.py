@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
 
@@ -39,11 +40,16 @@ an idle connection, librdkafka reports the same as for a broker that went down. 
 connections cause only one such report for each client, and a pipeline has at most this many clients. So if there are
 more reports, they have another cause."""
 
+LOOK_S: Final = 2.0
+"""How long :func:`has_lost_brokers` waits for each answer."""
+
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's name
 FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - librdkafka's name
 """The error with which every call of a producer fails after a fatal error."""
 _ALL_BROKERS_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - librdkafka's name
+_NO_BROKER: Final = KafkaError._TRANSPORT  # noqa: SLF001 - librdkafka's name
+"""The error of a request if the client has no connection to any broker, and gets none in time."""
 PURGED: Final = frozenset(
     (
         KafkaError._PURGE_QUEUE,  # noqa: SLF001 - librdkafka's name
@@ -302,6 +308,35 @@ def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
     with suppress(KafkaException):
         client.list_topics(topic, timeout_s)  # connects to an address of bootstrap.servers
         client.list_topics(topic, timeout_s)  # connects to the broker itself
+
+
+def has_lost_brokers(client: Producer | Consumer, topic: str, options: ClientOptions) -> bool:
+    """Return whether ``client`` finds no broker any more, although a new client does. This takes at most 3 * LOOK_S.
+
+    A broker that shuts down may answer, right before its connections end, that the cluster has no brokers. librdkafka
+    then forgets all brokers, and never connects again. Only a new client helps. ``topic`` has to exist, and we need the
+    right to describe it.
+
+    https://github.com/confluentinc/librdkafka/issues/5301
+    """
+    if _finds_broker(client, topic):
+        return False
+    with options.make(AdminClient) as another:
+        kafka_answers = _finds_broker(another, topic)
+    return kafka_answers and not _finds_broker(client, topic)
+
+
+def _finds_broker(client: Producer | Consumer | AdminClient, topic: str) -> bool:
+    try:
+        client.list_topics(topic, LOOK_S)
+    except KafkaException as error:
+        return bool(error.args[0].code() != _NO_BROKER)  # a broker that only takes long causes another error
+    return True
+
+
+def lost_brokers(doing: str) -> SinkUnavailable:
+    """Return the error for a client that has lost all brokers (see :func:`has_lost_brokers`)."""
+    return SinkUnavailable(f"{doing}: the Kafka client has lost all brokers. A new session uses new clients.")
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:

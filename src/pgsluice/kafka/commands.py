@@ -8,6 +8,7 @@ which they belong. Answers are in the same topic as commands, so that retention 
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from pgsluice.commands import COMMAND_BYTES_MAX, Answer, Command, CommandState, 
 from pgsluice.errors import SinkUnavailable, UnavailableError
 from pgsluice.kafka.account import TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints, read_loaded
-from pgsluice.kafka.client import ClientOptions, failure
+from pgsluice.kafka.client import ClientOptions, failure, has_lost_brokers, lost_brokers
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.loads import Loaded
@@ -38,6 +39,9 @@ POLL_S: Final = 0.25
 
 BATCH: Final = 16
 """The most records that one read returns."""
+
+LOOK_EVERY_S: Final = 30.0
+"""The interval at which we check whether the consumer still finds the brokers."""
 
 SEND_S: Final = 30.0
 """After this time, the command line gives up if no pipeline reads commands, or if Kafka has not accepted the
@@ -59,6 +63,7 @@ class TopicCommandReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-commands")
         self._given_up = threading.Event()
         self._consumer: Consumer | None = None
+        self._look_at = math.inf
 
     async def open(self, state: CommandState) -> CommandState:
         """Begin to read at the offset in ``state``. Return the state with the offset at which reading really begins.
@@ -101,11 +106,16 @@ class TopicCommandReader:
         offset = max(state.offset, low) if is_known else high
         self._consumer = self._options.make(Consumer, _reading(self._options, "read_uncommitted"))
         self._consumer.assign([TopicPartition(self._topic, 0, min(offset, high))])
+        self._look_at = time.monotonic() + LOOK_EVERY_S
         return replace(state, topic_id=found.id, offset=offset)
 
     def _read(self) -> list[tuple[int, bytes | None]]:
         assert self._consumer is not None, "open() comes first"
         found = self._consumer.consume(BATCH, POLL_S)
+        if time.monotonic() > self._look_at:
+            if has_lost_brokers(self._consumer, self._topic, self._options):
+                raise lost_brokers(f"Reading topic {self._topic}")
+            self._look_at = time.monotonic() + LOOK_EVERY_S
         return [(one.offset(), one.value()) for one in found if _is_record(one, self._topic)]
 
     def _close(self) -> None:

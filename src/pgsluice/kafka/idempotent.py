@@ -53,6 +53,7 @@ class IdempotentProducer(CutProducer):
 
         A read_committed reader sees no record after the beginning of an open transaction, and so no new checkpoint.
         """
+        self._known_topic = topic
         former = self._transactional()
         try:
             with self._if_possible():

@@ -20,7 +20,16 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pgsluice.cut import Cut
 from pgsluice.errors import Fenced, PgsluiceError, SinkUnavailable
-from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, UNKNOWN_TOPIC, ClientOptions, failure
+from pgsluice.kafka.client import (
+    FATAL,
+    MAX_RECORD_BYTES,
+    PURGED,
+    UNKNOWN_TOPIC,
+    ClientOptions,
+    failure,
+    has_lost_brokers,
+    lost_brokers,
+)
 from pgsluice.kafka.files import ClientFiles
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
 from pgsluice.native.speedups import COMPILED
@@ -123,6 +132,8 @@ class CutProducer(ABC):
         self._refusals = refusals
         self._find_reason = find_reason
         self._moved_at = 0.0
+        self._known_topic = ""
+        """A topic that exists, and that we may describe. :meth:`fence` sets it."""
         self._unsent = 0
         self._unsent_max = options.queue_bytes // INFLIGHT_SHARE
         self._value_limit, self._beyond_limit = options.value_limit()
@@ -274,7 +285,13 @@ class CutProducer(ABC):
         elif now - self._moved_at > STALL_S:
             self._files.check()
             self._find_reason()
+            self._check_brokers("Writing to Kafka")
             self._moved_at = time.monotonic()
+
+    def _check_brokers(self, doing: str) -> None:
+        """Raise SinkUnavailable if only a new producer would find the brokers again."""
+        if has_lost_brokers(self._producer, self._known_topic, self._options.client):
+            raise lost_brokers(doing)
 
     def _why_purged(self) -> PgsluiceError:
         """Return why librdkafka dropped records that Kafka had not refused."""

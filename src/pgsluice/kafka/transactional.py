@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.client import connect, failure
 from pgsluice.kafka.probe import new_probe
-from pgsluice.kafka.producer import SLICE_S, CutProducer, ProducerOptions
+from pgsluice.kafka.producer import SLICE_S, STALL_S, CutProducer, ProducerOptions
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +73,7 @@ class TransactionalProducer(CutProducer):
 
     def fence(self, topic: str) -> None:
         """Fence all earlier producers with this transactional.id. They can commit nothing after this returns."""
+        self._known_topic = topic
         connect(self._producer, topic, SLICE_S)
         with self._judging("Registering the transactional producer"):
             self._until("init_transactions", time.monotonic() + INIT_S)
@@ -183,6 +184,7 @@ class TransactionalProducer(CutProducer):
         ``call`` is the name of a method. If the caller passed a bound method, a traceback that refers to this method
         would keep the client alive.
         """
+        look_at = time.monotonic() + STALL_S
         while True:
             try:
                 getattr(self._producer, call)(SLICE_S)
@@ -191,6 +193,9 @@ class TransactionalProducer(CutProducer):
                 self._files.check()
                 if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
                     raise
+                if time.monotonic() > look_at:
+                    self._check_brokers("Ending a Kafka transaction" if self._open else "Registering the producer")
+                    look_at = time.monotonic() + STALL_S
             else:
                 return
 

@@ -62,6 +62,9 @@ class Retry:
         self._errors = errors
         self._retried = ""
         """The reason why the last attempt failed."""
+        self.has_expired = False
+        """Whether the time was up at least once. This may mean that a client has lost all brokers, and never finds them
+        again (see ``kafka.client.has_lost_brokers``). The code that replaces the clients resets it."""
 
     @asynccontextmanager
     async def time_limit(self, seconds: float, doing: str) -> AsyncIterator[None]:
@@ -74,6 +77,7 @@ class Retry:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
+            self.has_expired = True
             self._errors.raise_if_denied(doing)
             last = self._errors.last
             reason = last.str() if last is not None else self._retried

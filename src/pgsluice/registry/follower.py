@@ -11,13 +11,14 @@ https://kafka.apache.org/documentation/#compaction
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from pgsluice.errors import HistoryError
+from pgsluice.errors import HistoryError, SinkUnavailable
 from pgsluice.kafka.client import PARTITION_EOF, connect, failure
 from pgsluice.kafka.files import ClientFiles
 from pgsluice.registry.client import CONNECT_S, RegistryOptions, Retry, pauses
@@ -135,9 +136,13 @@ class SchemaFollower:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether new clients are needed: files of certificates changed, a password may be old, or a renewal failed."""
+        """Whether new clients are needed.
+
+        Files of certificates have changed, the password may be old, Kafka did not answer in time, or a renewal failed.
+        """
         errors = self._options.client.errors
-        return self._is_renewing or self.files.changed or (errors.credentials_change and errors.refused)
+        is_refused = errors.credentials_change and errors.refused
+        return self._is_renewing or self.retry.has_expired or self.files.changed or is_refused
 
     async def renew(self) -> None:
         """Replace the clients with new ones, which have read the certificate files again. Reading continues."""
@@ -146,7 +151,7 @@ class SchemaFollower:
         await self.admin.renew(self._thread)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
         client.errors.forget()
-        self._is_renewing = False
+        self._is_renewing = self.retry.has_expired = False
 
     def _renew(self) -> None:
         """Replace the consumer. Call it in the reading thread."""
@@ -212,7 +217,11 @@ class SchemaFollower:
         missed = 0
         while missed < _MISSED_LOOKS:
             await asyncio.sleep(_LOOK_AFTER_S)
-            missed = 0 if await self._is_there(topic) else missed + 1
+            with suppress(SinkUnavailable):  # the clients are then outdated
+                async with self.retry.time_limit(self._options.timeout_s, f"Following topic {topic}"):
+                    missed = 0 if await self._is_there(topic) else missed + 1
+                    if not missed:
+                        await self.reach(topic, await self.retry.persist(lambda: self.admin.end(topic)))
         raise _gone(topic)
 
     def _assign(self, topic: str, beginning: int) -> None:
