@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -97,14 +98,16 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
 async def _keep_current(follower: SchemaFollower) -> None:
     """Replace the Kafka clients whenever they are outdated.
 
-    While this fails, or Kafka refuses the new clients as well, the pauses become longer.
+    If the clients are outdated again and again, for example while Kafka is away, the pauses become longer.
     """
-    pause_s = _RENEW_S
+    pause_s, renewed_at = _RENEW_S, float("-inf")
     while True:
         await asyncio.sleep(pause_s)
         if not follower.is_outdated:
-            pause_s = _RENEW_S
+            if time.monotonic() - renewed_at > 2 * _RENEW_MAX_S:
+                pause_s = _RENEW_S
             continue
+        renewed_at = time.monotonic()
         try:
             await follower.renew()
             log.info("Kafka clients were replaced")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Event, Lock
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -41,7 +41,8 @@ connections cause only one such report for each client, and a pipeline has at mo
 more reports, they have another cause."""
 
 LOOK_S: Final = 2.0
-"""How long :func:`has_lost_brokers` waits for each answer."""
+"""How long :func:`has_lost_brokers` waits for each client to find a broker."""
+_SLICE_S: Final = 0.5
 
 # The names of librdkafka's own errors begin with an underscore, in Python as well. Names of brokers' errors do not.
 PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - librdkafka's name
@@ -310,33 +311,41 @@ def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
         client.list_topics(topic, timeout_s)  # connects to the broker itself
 
 
-def has_lost_brokers(client: Producer | Consumer, topic: str, options: ClientOptions) -> bool:
-    """Return whether ``client`` finds no broker any more, although a new client does. This takes at most 3 * LOOK_S.
+def has_lost_brokers(
+    client: Producer | Consumer, topic: str, options: ClientOptions, given_up: Event | None = None
+) -> bool:
+    """Return whether ``client`` finds no broker any more, although a new client does.
 
     A broker that shuts down may answer, right before its connections end, that the cluster has no brokers. librdkafka
     then forgets all brokers, and never connects again. Only a new client helps. ``topic`` has to exist, and we need the
-    right to describe it.
+    right to describe it. Return False as well if no new client can be made, or as soon as ``given_up`` is set.
 
     https://github.com/confluentinc/librdkafka/issues/5301
     """
-    if _finds_broker(client, topic):
+    given_up = given_up or Event()
+    if _finds_broker(client, topic, given_up):
         return False
-    with options.make(AdminClient) as another:
-        kafka_answers = _finds_broker(another, topic)
-    return kafka_answers and not _finds_broker(client, topic)
-
-
-def _finds_broker(client: Producer | Consumer | AdminClient, topic: str) -> bool:
     try:
-        client.list_topics(topic, LOOK_S)
-    except KafkaException as error:
-        return bool(error.args[0].code() != _NO_BROKER)  # a broker that only takes long causes another error
-    return True
+        with options.make(AdminClient, {"allow.auto.create.topics": False}) as another:
+            kafka_answers = _finds_broker(another, topic, given_up)
+    except PgsluiceError:
+        return False
+    return kafka_answers and not _finds_broker(client, topic, given_up)
 
 
-def lost_brokers(doing: str) -> SinkUnavailable:
-    """Return the error for a client that has lost all brokers (see :func:`has_lost_brokers`)."""
-    return SinkUnavailable(f"{doing}: the Kafka client has lost all brokers. A new session uses new clients.")
+def _finds_broker(client: Producer | Consumer | AdminClient, topic: str, given_up: Event) -> bool:
+    """Return whether ``client`` has a connection to a broker, or gets one within LOOK_S."""
+    for _ in range(round(LOOK_S / _SLICE_S)):
+        if given_up.is_set():
+            return False
+        try:
+            client.list_topics(topic, _SLICE_S)
+        except KafkaException as error:
+            if error.args[0].code() != _NO_BROKER:  # a broker that only takes long causes another error
+                return True
+        else:
+            return True
+    return False
 
 
 def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors | None = None) -> PgsluiceError:

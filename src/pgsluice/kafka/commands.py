@@ -25,7 +25,7 @@ from pgsluice.commands import COMMAND_BYTES_MAX, Answer, Command, CommandState, 
 from pgsluice.errors import SinkUnavailable, UnavailableError
 from pgsluice.kafka.account import TopicState
 from pgsluice.kafka.checkpoint import read_checkpoints, read_loaded
-from pgsluice.kafka.client import ClientOptions, failure, has_lost_brokers, lost_brokers
+from pgsluice.kafka.client import ClientOptions, failure, has_lost_brokers
 from pgsluice.kafka.tail import Tail
 from pgsluice.kafka.topics import Topics
 from pgsluice.loads import Loaded
@@ -63,6 +63,8 @@ class TopicCommandReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pgsluice-commands")
         self._given_up = threading.Event()
         self._consumer: Consumer | None = None
+        self._next = 0
+        """The offset after the last record that was read."""
         self._look_at = math.inf
 
     async def open(self, state: CommandState) -> CommandState:
@@ -104,19 +106,33 @@ class TopicCommandReader:
                 offset=state.offset,
             )
         offset = max(state.offset, low) if is_known else high
-        self._consumer = self._options.make(Consumer, _reading(self._options, "read_uncommitted"))
-        self._consumer.assign([TopicPartition(self._topic, 0, min(offset, high))])
-        self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._next = min(offset, high)
+        self._assign()
         return replace(state, topic_id=found.id, offset=offset)
+
+    def _assign(self) -> None:
+        """Create the consumer, which begins to read at the next offset."""
+        self._consumer = self._options.make(Consumer, _reading(self._options, "read_uncommitted"))
+        self._consumer.assign([TopicPartition(self._topic, 0, self._next)])
+        self._look_at = time.monotonic() + LOOK_EVERY_S
 
     def _read(self) -> list[tuple[int, bytes | None]]:
         assert self._consumer is not None, "open() comes first"
-        found = self._consumer.consume(BATCH, POLL_S)
-        if time.monotonic() > self._look_at:
-            if has_lost_brokers(self._consumer, self._topic, self._options):
-                raise lost_brokers(f"Reading topic {self._topic}")
-            self._look_at = time.monotonic() + LOOK_EVERY_S
-        return [(one.offset(), one.value()) for one in found if _is_record(one, self._topic)]
+        found = [one for one in self._consumer.consume(BATCH, POLL_S) if _is_record(one, self._topic)]
+        if found:
+            self._next = found[-1].offset() + 1
+        elif time.monotonic() > self._look_at:
+            self._look()
+        return [(one.offset(), one.value()) for one in found]
+
+    def _look(self) -> None:
+        """Replace a consumer that has lost all brokers."""
+        assert self._consumer is not None, "open() comes first"
+        if has_lost_brokers(self._consumer, self._topic, self._options, self._given_up):
+            log.info("the reader of commands has lost all brokers: a new one continues", topic=self._topic)
+            self._consumer.close()
+            self._assign()
+        self._look_at = time.monotonic() + LOOK_EVERY_S
 
     def _close(self) -> None:
         if self._consumer is not None:

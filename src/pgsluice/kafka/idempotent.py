@@ -19,10 +19,6 @@ from pgsluice.kafka.transactional import TransactionalProducer
 
 log = structlog.get_logger(__name__)
 
-_SAME_WAIT_S = 4 * SLICE_S
-"""While a producer waits, it calls ``_waited`` at least once every SLICE_S. If there was no call for longer than
-_SAME_WAIT_S, the former wait has ended, and the next call belongs to a new wait."""
-
 
 class IdempotentProducer(CutProducer):
     """Writes records that readers see as they arrive, in the order sent.
@@ -37,7 +33,6 @@ class IdempotentProducer(CutProducer):
     _transactions_work = False
     _left = 0
     _left_since = 0.0
-    _looked_at = float("-inf")
 
     def _properties(self) -> dict[str, object]:
         return {
@@ -123,9 +118,8 @@ class IdempotentProducer(CutProducer):
     def _waited(self, left: int) -> None:
         """Raise SinkUnavailable if Kafka has accepted nothing for too long."""
         now = time.monotonic()
-        if left != self._left or now - self._looked_at > _SAME_WAIT_S:
+        if left != self._left or not left:
             self._left, self._left_since = left, now
-        self._looked_at = now
         if now - self._left_since > self._options.timeout_s:
             last = self._options.client.errors.last
             raise SinkUnavailable(

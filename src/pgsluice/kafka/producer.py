@@ -28,7 +28,6 @@ from pgsluice.kafka.client import (
     ClientOptions,
     failure,
     has_lost_brokers,
-    lost_brokers,
 )
 from pgsluice.kafka.files import ClientFiles
 from pgsluice.kafka.refusals import FOR_CONTENT, Refusals
@@ -74,6 +73,9 @@ the linger."""
 STALL_S = 5.0
 """If nothing reaches Kafka for this time, we look for the reason. As long as nothing reaches Kafka, we look again at
 this interval."""
+
+LOST_S = 30.0
+"""If nothing reaches Kafka for this time, we also look whether only a new producer would find the brokers again."""
 
 INFLIGHT_SHARE = 2
 """When librdkafka's queue is half full, we send its records before we add more. The other half leaves room for one more
@@ -131,7 +133,7 @@ class CutProducer(ABC):
         self._given_up = given_up
         self._refusals = refusals
         self._find_reason = find_reason
-        self._moved_at = 0.0
+        self._moved_at = self._progress_at = 0.0
         self._known_topic = ""
         """A topic that exists, and that we may describe. :meth:`fence` sets it."""
         self._unsent = 0
@@ -274,6 +276,7 @@ class CutProducer(ABC):
                 self._look_if_stalled(moved=left != before)
                 self._waited(left)
                 before = left
+        self._waited(0)
         self._unsent = 0
         self.check()
 
@@ -281,17 +284,21 @@ class CutProducer(ABC):
         """Look for the reason if there was no progress for a while, because librdkafka may wait forever."""
         now = time.monotonic()
         if moved:
-            self._moved_at = now
+            self._moved_at = self._progress_at = now
         elif now - self._moved_at > STALL_S:
             self._files.check()
             self._find_reason()
-            self._check_brokers("Writing to Kafka")
+            if now - self._progress_at > LOST_S:
+                self._check_brokers("Writing to Kafka")
             self._moved_at = time.monotonic()
 
     def _check_brokers(self, doing: str) -> None:
         """Raise SinkUnavailable if only a new producer would find the brokers again."""
-        if has_lost_brokers(self._producer, self._known_topic, self._options.client):
-            raise lost_brokers(doing)
+        if has_lost_brokers(self._producer, self._known_topic, self._options.client, self._given_up):
+            raise SinkUnavailable(
+                f"{doing}: the Kafka client finds no broker any more, although a new client does. The next session "
+                "has new clients."
+            )
 
     def _why_purged(self) -> PgsluiceError:
         """Return why librdkafka dropped records that Kafka had not refused."""

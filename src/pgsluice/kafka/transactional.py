@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka.client import connect, failure
 from pgsluice.kafka.probe import new_probe
-from pgsluice.kafka.producer import SLICE_S, STALL_S, CutProducer, ProducerOptions
+from pgsluice.kafka.producer import LOST_S, SLICE_S, CutProducer, ProducerOptions
 
 log = structlog.get_logger(__name__)
 
@@ -136,15 +136,15 @@ class TransactionalProducer(CutProducer):
         """Commit the transaction. If this raises an error, Kafka may have committed it nevertheless."""
         if self._open:
             self.flush()  # commit_transaction would flush as well, but only our flush finds the reason of a stall
+        # If this fails, abort only if librdkafka asks for it. In all other cases, Kafka may have committed this
+        # transaction, and an abort could affect the next transaction.
+        self._open = False
         with self._judging("Committing a Kafka transaction"):
             try:
                 self._until("commit_transaction", self._deadline)
             except KafkaException as error:
-                # Abort only if librdkafka asks for it. In all other cases, Kafka may have committed this transaction,
-                # and an abort could affect the next transaction.
                 self._open = error.args[0].txn_requires_abort()
                 raise
-            self._open = False
             self._ended_at = time.monotonic()
             self._recovered()
 
@@ -184,7 +184,7 @@ class TransactionalProducer(CutProducer):
         ``call`` is the name of a method. If the caller passed a bound method, a traceback that refers to this method
         would keep the client alive.
         """
-        look_at = time.monotonic() + STALL_S
+        look_at = time.monotonic() + LOST_S
         while True:
             try:
                 getattr(self._producer, call)(SLICE_S)
@@ -194,8 +194,8 @@ class TransactionalProducer(CutProducer):
                 if not error.args[0].retriable() or time.monotonic() > end or self._given_up.wait(RETRY_S):
                     raise
                 if time.monotonic() > look_at:
-                    self._check_brokers("Ending a Kafka transaction" if self._open else "Registering the producer")
-                    look_at = time.monotonic() + STALL_S
+                    self._check_brokers("Committing a Kafka transaction")
+                    look_at = time.monotonic() + LOST_S
             else:
                 return
 

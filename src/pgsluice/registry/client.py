@@ -63,8 +63,9 @@ class Retry:
         self._retried = ""
         """The reason why the last attempt failed."""
         self.has_expired = False
-        """Whether the time was up at least once. This may mean that a client has lost all brokers, and never finds them
-        again (see ``kafka.client.has_lost_brokers``). The code that replaces the clients resets it."""
+        """Whether the time was up at least once with the present clients. This may mean that a client has lost all
+        brokers, and never finds them again (see ``kafka.client.has_lost_brokers``)."""
+        self._renewals = 0
 
     @asynccontextmanager
     async def time_limit(self, seconds: float, doing: str) -> AsyncIterator[None]:
@@ -72,16 +73,21 @@ class Retry:
 
         If a broker has refused the credentials or a right, raise PermissionDenied instead.
         """
-        self._retried = ""
+        self._retried, renewals = "", self._renewals
         try:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            self.has_expired = True
+            self.has_expired |= renewals == self._renewals
             self._errors.raise_if_denied(doing)
             last = self._errors.last
             reason = last.str() if last is not None else self._retried
             raise SinkUnavailable(f"{doing}: {reason or 'Kafka did not answer in time'}") from None
+
+    def renewed(self) -> None:
+        """Note that the clients were replaced. A time limit that began earlier says nothing about the new clients."""
+        self._renewals += 1
+        self.has_expired = False
 
     async def persist(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Return what ``operation`` returns. Try again while Kafka is not available."""

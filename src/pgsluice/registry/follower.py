@@ -9,9 +9,9 @@ https://kafka.apache.org/documentation/#compaction
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
@@ -151,7 +151,8 @@ class SchemaFollower:
         await self.admin.renew(self._thread)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._renew)
         client.errors.forget()
-        self._is_renewing = self.retry.has_expired = False
+        self.retry.renewed()
+        self._is_renewing = False
 
     def _renew(self) -> None:
         """Replace the consumer. Call it in the reading thread."""
@@ -204,12 +205,7 @@ class SchemaFollower:
 
     async def _keep(self, topic: str) -> None:
         """Begin to read ``topic`` as soon as it exists. After that, check regularly that it is still the same topic."""
-        again = pauses()
-        while (found := await self._find(topic)) is None:
-            self._missing.add(topic)
-            self._progress.set()
-            await asyncio.sleep(next(again))
-        beginning = await self.retry.persist(lambda: self.admin.beginning(topic))
+        found, beginning = await self._appeared(topic)
         await asyncio.get_running_loop().run_in_executor(self._thread, self._assign, topic, beginning)
         self._found[topic] = found
         self._missing.discard(topic)
@@ -217,12 +213,29 @@ class SchemaFollower:
         missed = 0
         while missed < _MISSED_LOOKS:
             await asyncio.sleep(_LOOK_AFTER_S)
-            with suppress(SinkUnavailable):  # the clients are then outdated
-                async with self.retry.time_limit(self._options.timeout_s, f"Following topic {topic}"):
-                    missed = 0 if await self._is_there(topic) else missed + 1
-                    if not missed:
-                        await self.reach(topic, await self.retry.persist(lambda: self.admin.end(topic)))
+            async with self._limit(topic):
+                missed = 0 if await self._is_there(topic) else missed + 1
+                if not missed:
+                    await self.reach(topic, await self.retry.persist(lambda: self.admin.end(topic)))
         raise _gone(topic)
+
+    async def _appeared(self, topic: str) -> tuple[str, int]:
+        """Wait until ``topic`` exists. Return its id and the offset of its first record."""
+        again = pauses()
+        while True:
+            async with self._limit(topic):
+                if (found := await self._find(topic)) is not None:
+                    return found, await self.retry.persist(lambda: self.admin.beginning(topic))
+                self._missing.add(topic)
+                self._progress.set()
+            await asyncio.sleep(next(again))
+
+    @asynccontextmanager
+    async def _limit(self, topic: str) -> AsyncIterator[None]:
+        """Limit the time of this block. If the time is up, end the block without an error. The clients are outdated."""
+        with suppress(SinkUnavailable):
+            async with self.retry.time_limit(self._options.timeout_s, f"Following topic {topic}"):
+                yield
 
     def _assign(self, topic: str, beginning: int) -> None:
         """Begin to read ``topic``. Call it in the reading thread."""
