@@ -671,6 +671,9 @@ class ScriptedConsumer:
         self._view = client.view()
         self._positions: dict[tuple[str, int], int] = {}
 
+    def list_topics(self, _topic: str, timeout: float) -> None:
+        self._client.travel(timeout)
+
     def assign(self, places: list[TopicPartition]) -> None:
         self._positions = {(place.topic, place.partition): place.offset for place in places}
 
