@@ -62,6 +62,16 @@ class Commander:
             checkpoint.loads or checkpoint.commands.requests or self._sent - answered
         )
 
+    def unfinished(self) -> str:
+        """Describe the loads and commands that are not done, for the message of an error."""
+        unanswered = self._sent - self._answers().keys()
+        with self._client() as client:
+            checkpoint = client.checkpoint()
+        if checkpoint is None:
+            return "there is no checkpoint"
+        loads, requests = checkpoint.loads, checkpoint.commands.requests
+        return f"unanswered commands: {unanswered}, loads: {loads}, requests: {requests}"
+
     def loaded(self) -> dict[str, str]:
         """Return for each loaded table the state in its record, which says how the load ended."""
         with self._client() as client:

@@ -420,7 +420,7 @@ class Storm:
             self._commander.give("start", cancelled)
             are_loaded = self._wait_until_loaded(LOADED_S)
         if not are_loaded:
-            raise TimeoutError(f"tables are not loaded, and there was no progress for {LOADED_S:g} s")
+            raise TimeoutError(f"there was no progress for {LOADED_S:g} s, but {self._unfinished()}")
         self._note("all tables are loaded")
 
     def _wait_until_loaded(self, timeout_s: float, *, is_quiet: bool = True) -> bool:
@@ -442,6 +442,15 @@ class Storm:
                 return False
             time.sleep(SAMPLE_S)
         return True
+
+    def _unfinished(self) -> str:
+        """Describe what is still to be loaded or answered, for the message of an error."""
+        try:
+            status: object = self._daemon.status()
+        except ServerError as error:
+            status = error
+        missing = sorted({*FILLED, *self._workload.made} - self._commander.loaded().keys())
+        return f"{self._commander.unfinished()}, tables without a record: {missing}, the daemon's status: {status}"
 
     def _reached(self) -> str:
         """Return a part of the daemon's status that changes whenever the daemon makes progress."""
