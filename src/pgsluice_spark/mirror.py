@@ -73,7 +73,8 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
     assert facts is not None, "an aggregation without groups has one row"
     if facts["others"]:
         raise TableRefused(_other_key(work.table, key))
-    if followed := sorted(set(facts["named"]) & set(fields)):
+    followed = sorted(_named(keys).intersection(fields)) if facts["lack_values"] else []
+    if followed:
         keys = folded(events, fields, followed, loads).localCheckpoint()
     piece = replace(
         piece,
@@ -129,10 +130,19 @@ def _facts(key: Sequence[str], columns: Sequence[str], loads: int) -> list[Colum
     return [
         *sums,
         *rows,
-        F.array_distinct(F.flatten(F.collect_set("named"))).alias("named"),
+        F.count_if(F.size("named") > 0).alias("lack_values"),
         F.count_if("is_live").alias("live"),
         F.count_if(F.col("is_live") & is_other).alias("others"),
     ]
+
+
+def _named(keys: DataFrame) -> set[str]:
+    """Return the fields that the last change of some key did not send.
+
+    Few batches have such keys. To collect names for all batches would be slow, because Spark does not compile
+    aggregations that collect values.
+    """
+    return {found["name"] for found in keys.select(F.explode("named").alias("name")).distinct().collect()}
 
 
 def _limits(columns: Sequence[str]) -> list[Column]:

@@ -445,12 +445,8 @@ class Storm:
 
     def _unfinished(self) -> str:
         """Describe what is still to be loaded or answered, for the message of an error."""
-        try:
-            status: object = self._daemon.status()
-        except ServerError as error:
-            status = error
         missing = sorted({*FILLED, *self._workload.made} - self._commander.loaded().keys())
-        return f"{self._commander.unfinished()}, tables without a record: {missing}, the daemon's status: {status}"
+        return f"{self._commander.unfinished()}, tables without a record: {missing}"
 
     def _reached(self) -> str:
         """Return a part of the daemon's status that changes whenever the daemon makes progress."""

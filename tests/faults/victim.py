@@ -102,12 +102,12 @@ class Victim:
         return parse_lsn(status.get("delivered_lsn", "0/0"))
 
     def account(self) -> str:
-        """Return the daemon's current status, and the end of its log, to which every start of the daemon appends."""
+        """Return the end of the daemon's log, to which every start of the daemon appends, and its current status."""
         try:
             status = json.dumps(self.daemon.status())
         except ServerError as error:
             status = str(error)
-        return f"status of the daemon: {status}\nend of its log:\n{self.daemon.log_text()[-LOG_SHOWN:]}"
+        return f"end of the daemon's log:\n{self.daemon.log_text()[-LOG_SHOWN:]}\nits status: {status}"
 
     def expect_end(self, *expected: int) -> None:
         """Wait until the daemon has ended. Raise ServerError unless its exit code is among the expected ones."""
