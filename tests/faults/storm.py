@@ -17,6 +17,7 @@ from typing import Any, Self
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from pgsluice.commands import Verb
 from pgsluice.pipeline.load_report import UNFINISHED
 from sandbox.broker import Listener
 from sandbox.daemon import Daemon
@@ -402,9 +403,16 @@ class Storm:
         end = time.monotonic() + CALM_S
         while self._victim.delivered() < int(row[0]) and time.monotonic() < end:
             time.sleep(SAMPLE_S)
-        self._commander.give("resume")
-        self._commander.give("start", FILLED)
+        self._insist("resume")
+        self._insist("start", FILLED)
         self._wait_until_loaded(BESIDE_WORK_S, is_quiet=False)
+
+    def _insist(self, verb: Verb, tables: Sequence[str] = ()) -> None:
+        """Give a command on which the rest of the storm depends. If Kafka may not have stored it, give it again."""
+        end = time.monotonic() + CALM_S
+        while not self._commander.give(verb, tables):
+            if time.monotonic() > end:
+                raise TimeoutError(f"command {verb} could not be given within {CALM_S:g} s")
 
     def _finish_loads(self) -> None:
         """Restart the daemon, and wait until every table is loaded.
@@ -417,7 +425,7 @@ class Storm:
         are_loaded = self._wait_until_loaded(LOADED_S)
         cancelled = [table for table, state in self._commander.loaded().items() if state == "cancelled"]
         if cancelled:
-            self._commander.give("start", cancelled)
+            self._insist("start", cancelled)
             are_loaded = self._wait_until_loaded(LOADED_S)
         if not are_loaded:
             raise TimeoutError(f"there was no progress for {LOADED_S:g} s, but {self._unfinished()}")
