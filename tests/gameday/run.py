@@ -18,6 +18,8 @@ SETTLED_S = 40.0
 """How long to wait for alerts to end. It is longer than the time windows of the alerting rules, which are 20 s here."""
 POLL_S = 0.1
 
+LOG_SHOWN = 4000
+
 
 class GameDayError(Exception):
     """Raised when a breakage was not noticed, or when the runbook's advice did not repair it."""
@@ -69,7 +71,7 @@ class Day:
         while (breakage.alerts and alert_s is None) or (breakage.reasons and reason_s is None):
             passed = time.monotonic() - broken
             if passed > PATIENCE_S:
-                raise GameDayError(f"{breakage.name}: alert {alert!r}, reason {where!r}\n{scene.said()[-4000:]}")
+                raise GameDayError(f"{breakage.name}: alert {alert!r}, reason {where!r}\n{self._account()}")
             if alert_s is None and (fired := self._firing() - before):
                 alert_s, alert = passed, ", ".join(sorted(fired))
             if breakage.reasons and reason_s is None and (where := self._where(breakage.reasons)):
@@ -80,15 +82,23 @@ class Day:
     def _repair(self, breakage: Breakage) -> float:
         """Repair the breakage. Return the time until a row that was written after the repair is delivered."""
         scene, began = self._scene, time.monotonic()
-        breakage.repair(scene)
-        scene.pipeline.write(1)
-        scene.pipeline.wait_until_confirmed()
-        took = time.monotonic() - began
         try:
+            breakage.repair(scene)
+            scene.pipeline.write(1)
+            scene.pipeline.wait_until_confirmed()
+            took = time.monotonic() - began
             scene.assert_nothing_is_lost()
         except AssertionError as error:
-            raise GameDayError(f"{breakage.name}: {error}") from error
+            raise GameDayError(f"{breakage.name}: {error}\n{self._account()}") from error
         return took
+
+    def _account(self) -> str:
+        """Return the end of what the daemon has logged since the breakage, and its present status."""
+        try:
+            status = json.dumps(self._scene.daemon.status())
+        except ServerError as error:
+            status = str(error)
+        return f"{self._scene.said()[-LOG_SHOWN:]}\nits status: {status}"
 
     def _settle(self) -> None:
         """Wait until Prometheus sees that the pipeline streams. Then give alerts ``SETTLED_S`` to end."""

@@ -1,10 +1,12 @@
 """Tests of ``pgsluice-spark`` as users call it, on real servers. Each command runs in a separate process."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from confluent_kafka.admin import ConfigResource
 from pyspark.sql import SparkSession
 
 from pgsluice_spark import Delta
+from sandbox import object_store
 from sandbox.kafka import Kafka
+from sandbox.object_store import ObjectStore
 from sandbox.postgres import Database, Postgres
 from sandbox.spark import jars
 from tests.spark.session import INTERPRETED, JAVA_OPTIONS
@@ -44,17 +48,37 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
         yield found
 
 
-def written(directory: Path, shop: Shop, database: Database) -> Path:
-    """Write a configuration file."""
+@dataclass(frozen=True)
+class Storage:
+    """Where a mirror and its checkpoint are, and what Spark needs to write there."""
+
+    place: str
+    jars: list[Path] = field(default_factory=list)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture(params=["directory", "object store"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    if request.param == "directory":
+        yield Storage(str(tmp_path))
+        return
+    with ObjectStore("lake") as store:
+        yield Storage(f"s3a://{store.bucket}", object_store.jars(), store.settings, object_store.CREDENTIALS)
+
+
+def written(directory: Path, storage: Storage, shop: Shop, database: Database) -> Path:
+    """Write a configuration file to ``directory``."""
     spark = {
         "spark.master": "local[2]",
-        "spark.jars": ",".join(map(str, jars(pyspark.__version__))),
+        "spark.jars": ",".join(map(str, [*jars(pyspark.__version__), *storage.jars])),
         "spark.local.dir": str(directory / "spark"),
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.ui.enabled": "false",
         **INTERPRETED,
+        **storage.settings,
     }
     file = directory / "mirror.toml"
     file.write_text(
@@ -65,10 +89,10 @@ def written(directory: Path, shop: Shop, database: Database) -> Path:
         [registry]
         url = "{shop.daemon.url}"
         [target]
-        path = "{directory / "lake"}"
+        path = "{storage.place}/lake"
         tables = ["public.orders"]
         [query]
-        checkpoint = "{directory / "checkpoint"}"
+        checkpoint = "{storage.place}/checkpoint"
         trigger = "available now"
         [postgres]
         dsn = "{database.conninfo()}"
@@ -79,26 +103,36 @@ def written(directory: Path, shop: Shop, database: Database) -> Path:
     return file
 
 
-def shell(command: str, file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "pgsluice_spark", command, "-c", str(file), *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.mark.long
-def test_all_commands_from_doctor_to_audit(shop: Shop, database: Database, tmp_path: Path) -> None:
-    file = written(tmp_path, shop, database)
-    healthy = shell("doctor", file, "--json")
+def test_all_commands_from_doctor_to_audit(shop: Shop, database: Database, tmp_path: Path, storage: Storage) -> None:
+    file = written(tmp_path, storage, shop, database)
+
+    def shell(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "pgsluice_spark", command, "-c", str(file), *words]
+        variables = {**os.environ, **storage.variables}
+        return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=300, check=False)
+
+    def audited() -> dict[str, int]:
+        found = shell("audit", "--json")
+        assert found.returncode == 0, found.stdout + found.stderr
+        return {table["table"]: table["rows"] for table in json.loads(found.stdout)["tables"]}
+
+    healthy = shell("doctor", "--json")
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
     texts = [check["text"] for check in json.loads(healthy.stdout)["checks"]]
     assert any(text.endswith("lake can be written to, and has no state of the database yet") for text in texts), texts
     assert any("they name shelled.public.orders" in text for text in texts), texts
     assert list((tmp_path / "lake").glob("*")) == []
 
-    mirrored = shell("submit", file, "--master", "local[2]", "mirror")
+    mirrored = shell("submit", "--master", "local[2]", "mirror")
     assert mirrored.returncode == 0, mirrored.stderr
-    audited = shell("audit", file, "--json")
-    assert audited.returncode == 0, audited.stdout + audited.stderr
-    assert {table["table"]: table["rows"] for table in json.loads(audited.stdout)["tables"]} == {"public.orders": 500}
+    assert audited() == {"public.orders": 500}
+
+    shop.run("UPDATE orders SET note = 'changed' WHERE id % 7 = 0", "DELETE FROM orders WHERE id = 1")
+    mirrored = shell("mirror")
+    assert mirrored.returncode == 0, mirrored.stderr
+    assert audited() == {"public.orders": 499}
+    shop.run("INSERT INTO orders VALUES (1, 'order 1')")
 
 
 def test_problems_that_the_doctor_finds(shop: Shop, database: Database, tmp_path: Path) -> None:
