@@ -204,22 +204,23 @@ class Topics:
             if len(one.isr) < len(one.replicas)
         ]
 
-    def _describe(self, topics: Collection[str], *, lenient: bool = False) -> Iterator[tuple[str, Any]]:
-        """Yield Kafka's description of each topic that exists."""
-        if not topics:
-            return
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
-        for topic, future in futures.items():
-            try:
-                yield topic, self._answer(future, f"Describing topic {topic}")
-            except _UnknownTopic:
-                continue
-            except (PermissionDenied, ConfigError):
-                if not lenient:
-                    raise
-            except SinkUnavailable:
-                self._look_for_leaders([topic])
-                raise
+    def _describe(self, topics: Collection[str], *, lenient: bool = False) -> list[tuple[str, Any]]:
+        """Return Kafka's description of each topic that exists."""
+
+        def ask() -> list[tuple[str, Any]]:
+            futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
+            found = []
+            for topic, future in futures.items():
+                try:
+                    found.append((topic, self._answer(future, f"Describing topic {topic}")))
+                except _UnknownTopic:
+                    continue
+                except (PermissionDenied, ConfigError):
+                    if not lenient:
+                        raise
+            return found
+
+        return self._patiently(topics, ask) if topics else []
 
     def account(self, known: Account) -> Account:
         """Return the present state of the topics and partitions in ``known``, according to the cluster."""
@@ -316,7 +317,8 @@ class Topics:
     def _patiently(self, topics: Iterable[str], ask: Callable[[], T]) -> T:
         """Repeat a request until it succeeds, for up to REQUEST_S, and return the answer.
 
-        Brokers learn of new topics and leaders at different times, so a later request may succeed.
+        A later request may succeed for two reasons. First, brokers learn of new topics and leaders at different times.
+        Second, the client drops requests to a broker that has left the cluster.
         """
         end, pause_s = time.monotonic() + REQUEST_S, _RETRY_FIRST_S
         while True:
