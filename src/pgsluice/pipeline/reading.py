@@ -344,6 +344,25 @@ class TableReading:
             self._pace.on_timeout()
             raise
         except ValueRefused:
-            if not shape.where:  # PostgreSQL refused a value of the key, for example the former label of an enum
+            if load is not None and not await self._has_valid_keys(shape, load, moved):
                 self._begun.drop(shape.relation.oid)  # the next try reads the table from the beginning
             raise
+
+    async def _has_valid_keys(self, shape: Shape, load: Load, moved: Sequence[tuple[str, ...]]) -> bool:
+        """Return whether PostgreSQL accepts the keys at which a load continues, after it has refused some value.
+
+        For example, it refuses a key with the former label of an enum. If it accepts the keys, the refused value is in
+        the table's condition.
+        """
+        if not shape.where:
+            return False
+        await self._reader.end()  # after the refusal, PostgreSQL refuses all commands of the transaction
+        unconditional = replace(shape, where="")
+        try:
+            if load.is_read:
+                await self._reader.rows_of(unconditional, moved)
+            else:
+                await self._reader.rows(unconditional, load.last, limit=0, size=1)
+        except ValueRefused:
+            return False
+        return True

@@ -981,6 +981,18 @@ async def test_a_table_of_which_a_rule_selects_some_rows_counts_as_loaded() -> N
     assert {mark.replaces for mark in marks(world)} == {False}
 
 
+@pytest.mark.parametrize("is_key_refused", [True, False])
+async def test_a_load_of_some_rows_begins_again_only_if_its_key_is_refused(*, is_key_refused: bool) -> None:
+    """Check that PostgreSQL is asked about the key alone, because it may have refused a value of the condition."""
+    refusal = ValueRefused("invalid input value for enum")
+    world = world_of_some("some")
+    world.rows[7] = list(range(4))
+    world.faults = {"rows": [None, refusal, refusal if is_key_refused else None]}
+    async with loading(world, chunk_rows=2) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == [0, 1] * is_key_refused + [0, 1, 2, 3]
+
+
 async def test_with_another_condition_a_load_begins_again() -> None:
     wanted = replace(SHAPE, where="n > 1").read_digest
     for shape, is_same in ((wanted, True), (SHAPE.digest, False), (replace(SHAPE, where="n > 2").read_digest, False)):
