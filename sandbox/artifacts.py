@@ -13,7 +13,7 @@ import platform
 import pwd
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -134,3 +134,16 @@ def copy_dependencies(pom: Path, directory: Path, options: Sequence[str] = ()) -
         maven = subprocess.run(command, capture_output=True, text=True, check=False)
     if maven.returncode != 0:
         raise FetchError(f"fetching {directory.stem} failed:\n{maven.stdout}{maven.stderr}")
+
+
+def output_of(
+    command: Sequence[str], *, directory: Path | None = None, variables: Mapping[str, str] | None = None
+) -> str:
+    """Return the output of a command that fetches or builds something. Raise FetchError if the command fails.
+
+    If ``variables`` are given, they are the whole environment of the command.
+    """
+    found = subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
+    return found.stdout

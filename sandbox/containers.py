@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.artifacts import cache_root, make_entry
-from sandbox.errors import FetchError, ServerError
+from sandbox.artifacts import cache_root, make_entry, output_of
+from sandbox.errors import ServerError
 
 PACKAGES = ("buildah", "podman", "runc", "mmdebstrap")
 
@@ -122,7 +122,7 @@ class Engine:
             self._service.wait()
         places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
         for place in reversed([place for place in places if Path(place).is_relative_to(self._directory)]):
-            _run(["umount", "--lazy", place])
+            output_of(["umount", "--lazy", place])
         shutil.rmtree(self._directory)
 
     @contextmanager
@@ -200,7 +200,7 @@ class Engine:
         self._run(["buildah", "commit", "--quiet", "--rm", container, f"localhost/{image}"])
 
     def _run(self, command: Sequence[str], cwd: Path | None = None) -> str:
-        return _run(command, variables=self._variables, cwd=cwd)
+        return output_of(command, directory=cwd, variables=self._variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def _path(programs: Path) -> str:
 
 
 def _unpack_tools(entry: Path) -> None:
-    wanted = _run(["apt-get", "--print-uris", "install", "--yes", "--no-install-recommends", *PACKAGES])
+    wanted = output_of(["apt-get", "--print-uris", "install", "--yes", "--no-install-recommends", *PACKAGES])
     names = [line.split()[1].split("_")[0] for line in wanted.splitlines() if line.startswith("'")]
     _unpack(names or PACKAGES, entry)
 
@@ -271,9 +271,9 @@ def _unpack_network_tools(entry: Path) -> None:
 def _unpack(packages: Sequence[str], entry: Path) -> None:
     archives = entry / "archives"
     archives.mkdir()
-    _run(["apt-get", "download", *packages], cwd=archives)
+    output_of(["apt-get", "download", *packages], directory=archives)
     for archive in sorted(archives.glob("*.deb")):
-        _run(["dpkg", "-x", str(archive), str(entry)])
+        output_of(["dpkg", "-x", str(archive), str(entry)])
     shutil.rmtree(archives)
 
 
@@ -305,11 +305,4 @@ def _link_python(entry: Path) -> None:
 
 def _debootstrap(packages: Sequence[str], entry: Path, options: Sequence[str] = ()) -> None:
     command = ["mmdebstrap", "--quiet", "--variant=minbase", *options, f"--include={','.join(packages)}"]
-    _run([*command, SUITE, str(entry)], variables={**os.environ, "PATH": _path(tools())})
-
-
-def _run(command: Sequence[str], *, variables: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    found = subprocess.run(command, env=variables, cwd=cwd, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
-    return found.stdout
+    output_of([*command, SUITE, str(entry)], variables={**os.environ, "PATH": _path(tools())})

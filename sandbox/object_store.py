@@ -12,7 +12,6 @@ https://hadoop.apache.org/docs/stable/hadoop-aws/tools/hadoop-aws/index.html
 
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,8 +20,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from sandbox.account import current_account
-from sandbox.artifacts import cache_root, copy_dependencies, make_entry
-from sandbox.errors import FetchError
+from sandbox.artifacts import cache_root, copy_dependencies, make_entry, output_of
 from sandbox.ports import ReservedPort
 from sandbox.process import Server, make_directory
 
@@ -38,9 +36,12 @@ HTTP_OK = 200
 START_TIMEOUT_S = 60
 
 
-def jars() -> list[Path]:
-    """Return the jars of Hadoop's S3 client. Fetch them if necessary, which takes minutes."""
-    entry = make_entry(cache_root(), "hadoop-aws", lambda directory: copy_dependencies(POM, directory))
+def jars(hadoop: str) -> list[Path]:
+    """Return the jars of the S3 client for a version of Hadoop. Fetch them if necessary, which takes minutes."""
+    options = [f"-Dhadoop.version={hadoop}"]
+    entry = make_entry(
+        cache_root(), f"hadoop-aws-{hadoop}", lambda directory: copy_dependencies(POM, directory, options)
+    )
     return sorted(entry.glob("*.jar"))
 
 
@@ -74,15 +75,12 @@ class ObjectStore:
             context.callback(shutil.rmtree, directory)
             server = _start(self._port, directory)
             context.callback(server.dismiss)
-            self._create_bucket(server)
+            server.wait_until(lambda: _put(port.number, f"/{self.bucket}") == HTTP_OK, START_TIMEOUT_S)
             self._context = context.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._context.close()
-
-    def _create_bucket(self, server: Server) -> None:
-        server.wait_until(lambda: _put(self._port, f"/{self.bucket}") == HTTP_OK, START_TIMEOUT_S)
 
 
 def _start(port: int, directory: Path) -> Server:
@@ -95,9 +93,7 @@ def _start(port: int, directory: Path) -> Server:
 
 def _install(entry: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"--target={entry}"]
-    found = subprocess.run([*pip, f"moto[s3,server]=={MOTO}"], capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise FetchError(f"installing Moto failed:\n{found.stdout}{found.stderr}")
+    output_of([*pip, f"moto[s3,server]=={MOTO}"])
 
 
 def _put(port: int, path: str) -> int:

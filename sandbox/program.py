@@ -127,6 +127,13 @@ class Program:
         found: dict[str, Any] = json.loads(body)
         return found
 
+    def status_text(self) -> str:
+        """Return the content of ``/status``, or the reason why there is none, for the message of an error."""
+        try:
+            return json.dumps(self.status())
+        except ServerError as error:
+            return str(error)
+
     def metrics(self) -> str:
         """Return the content of ``/metrics``, or an empty string if there is no answer."""
         return self._get("/metrics")[1]

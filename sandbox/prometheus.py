@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
 from sandbox.account import current_account
-from sandbox.artifacts import cache_root, make_entry
+from sandbox.artifacts import cache_root, make_entry, output_of
 from sandbox.errors import FetchError, ServerError
 from sandbox.ports import ReservedPort
 from sandbox.process import Server, make_directory
@@ -154,13 +154,7 @@ class Prometheus:
 
 
 def _unpack(entry: Path) -> None:
-    _run(["apt-get", "download", PACKAGE], entry)
+    output_of(["apt-get", "download", PACKAGE], directory=entry)
     (archive,) = entry.glob("*.deb")
-    _run(["dpkg", "-x", str(archive), str(entry)], entry)
+    output_of(["dpkg", "-x", str(archive), str(entry)], directory=entry)
     archive.unlink()
-
-
-def _run(command: Sequence[str], directory: Path) -> None:
-    found = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")

@@ -10,15 +10,13 @@ this command before the tests:
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import deployment, golang
-from sandbox.artifacts import cache_root, find_entry, make_entry
-from sandbox.errors import FetchError
+from sandbox.artifacts import cache_root, find_entry, make_entry, output_of
 
 KUBERNETES = "1.36.3"
 """The version of the API server."""
@@ -112,7 +110,7 @@ def _convert_schemas(entry: Path) -> None:
     Remove the schemas' identifiers, because kubeconform would resolve references against them over the network.
     """
     with_wheel = entry / "wheel"
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={with_wheel}", VALIDATE])
+    output_of([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={with_wheel}", VALIDATE])
     for version in with_wheel.glob("kubernetes_validate/**/v*-local-strict"):
         converted = entry / version.name.replace("-local", "")
         converted.mkdir()
@@ -149,9 +147,9 @@ def _missing_apt() -> str | None:
 
 
 def _unpack_etcd(entry: Path) -> None:
-    _run(["apt-get", "download", "etcd-server"], entry)
+    output_of(["apt-get", "download", "etcd-server"], directory=entry)
     (archive,) = entry.glob("*.deb")
-    _run(["dpkg", "-x", str(archive), str(entry / "root")])
+    output_of(["dpkg", "-x", str(archive), str(entry / "root")])
     (entry / "root/usr/bin/etcd").rename(entry / "etcd")
     shutil.rmtree(entry / "root")
     archive.unlink()
@@ -179,12 +177,6 @@ def _apiserver_module(kubernetes: Path) -> str:
     (language,) = (line for line in (kubernetes / "go.mod").read_text().splitlines() if line.startswith("go "))
     replaced = "\n".join(f"\t{part} => {part} {staging}" for part in sorted(parts))
     return f"module tools\n\n{language}\n\nrequire k8s.io/kubernetes v{KUBERNETES}\n\nreplace (\n{replaced}\n)\n"
-
-
-def _run(command: list[str], cwd: Path | None = None) -> None:
-    found = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise FetchError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
 
 
 _TOOLS = {

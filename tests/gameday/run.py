@@ -94,11 +94,7 @@ class Day:
 
     def _account(self) -> str:
         """Return the end of what the daemon has logged since the breakage, and its present status."""
-        try:
-            status = json.dumps(self._scene.daemon.status())
-        except ServerError as error:
-            status = str(error)
-        return f"{self._scene.said()[-LOG_SHOWN:]}\nits status: {status}"
+        return f"{self._scene.said()[-LOG_SHOWN:]}\nits status: {self._scene.daemon.status_text()}"
 
     def _settle(self) -> None:
         """Wait until Prometheus sees that the pipeline streams. Then give alerts ``SETTLED_S`` to end."""

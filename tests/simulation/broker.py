@@ -8,6 +8,7 @@ timeout of a transaction begins with its first record. The clients block in virt
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -411,7 +412,7 @@ def _producer(client: Client, properties: Mapping[str, Any]) -> "ScriptedProduce
     return kind(client, properties)
 
 
-class _Queue:
+class _Queue(ABC):
     """The base class of both producers: a queue of records that have not reached the broker yet."""
 
     def __init__(self, client: Client, properties: Mapping[str, Any]) -> None:
@@ -443,9 +444,9 @@ class _Queue:
         self._arrive()
         return len(self._queue)
 
+    @abstractmethod
     def _arrive(self) -> None:
         """Deliver the queued records to the broker, or lose them."""
-        raise NotImplementedError
 
 
 class ScriptedIdempotentProducer(_Queue):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandbox.artifacts import cache_root, make_entry
+from sandbox.artifacts import cache_root, make_entry, output_of
 from sandbox.spark import FLOOR
 
 HERE = Path(__file__).parent
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 def install(directory: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory)]
-    subprocess.run([*pip, f"pyspark=={FLOOR}"], check=True)
+    output_of([*pip, f"pyspark=={FLOOR}"])
 
 
 def main(options: list[str]) -> int:

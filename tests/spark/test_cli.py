@@ -50,7 +50,7 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a mirror and its checkpoint are, and what Spark needs to write there."""
+    """The location of a mirror and its checkpoint, and what Spark needs for writing to it."""
 
     place: str
     jars: list[Path] = field(default_factory=list)
@@ -64,7 +64,14 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
         yield Storage(str(tmp_path))
         return
     with ObjectStore("lake") as store:
-        yield Storage(f"s3a://{store.bucket}", object_store.jars(), store.settings, object_store.CREDENTIALS)
+        s3_client = object_store.jars(hadoop_version())
+        yield Storage(f"s3a://{store.bucket}", s3_client, store.settings, object_store.CREDENTIALS)
+
+
+def hadoop_version() -> str:
+    """Return the version of Hadoop in the installed PySpark."""
+    (client,) = Path(pyspark.__file__).with_name("jars").glob("hadoop-client-api-*.jar")
+    return client.stem.removeprefix("hadoop-client-api-")
 
 
 def written(directory: Path, storage: Storage, shop: Shop, database: Database) -> Path:
@@ -107,30 +114,26 @@ def written(directory: Path, storage: Storage, shop: Shop, database: Database) -
 def test_all_commands_from_doctor_to_audit(shop: Shop, database: Database, tmp_path: Path, storage: Storage) -> None:
     file = written(tmp_path, storage, shop, database)
 
-    def shell(command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(command: str, *words: str) -> str:
         line = [sys.executable, "-m", "pgsluice_spark", command, "-c", str(file), *words]
         variables = {**os.environ, **storage.variables}
-        return subprocess.run(line, env=variables, capture_output=True, text=True, timeout=300, check=False)
+        ended = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
     def audited() -> dict[str, int]:
-        found = shell("audit", "--json")
-        assert found.returncode == 0, found.stdout + found.stderr
-        return {table["table"]: table["rows"] for table in json.loads(found.stdout)["tables"]}
+        return {table["table"]: table["rows"] for table in json.loads(run("audit", "--json"))["tables"]}
 
-    healthy = shell("doctor", "--json")
-    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
-    texts = [check["text"] for check in json.loads(healthy.stdout)["checks"]]
+    texts = [check["text"] for check in json.loads(run("doctor", "--json"))["checks"]]
     assert any(text.endswith("lake can be written to, and has no state of the database yet") for text in texts), texts
     assert any("they name shelled.public.orders" in text for text in texts), texts
     assert list((tmp_path / "lake").glob("*")) == []
 
-    mirrored = shell("submit", "--master", "local[2]", "mirror")
-    assert mirrored.returncode == 0, mirrored.stderr
+    run("submit", "--master", "local[2]", "mirror")
     assert audited() == {"public.orders": 500}
 
     shop.run("UPDATE orders SET note = 'changed' WHERE id % 7 = 0", "DELETE FROM orders WHERE id = 1")
-    mirrored = shell("mirror")
-    assert mirrored.returncode == 0, mirrored.stderr
+    run("mirror")
     assert audited() == {"public.orders": 499}
     shop.run("INSERT INTO orders VALUES (1, 'order 1')")
 

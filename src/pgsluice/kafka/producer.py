@@ -133,7 +133,7 @@ class CutProducer(ABC):
         self._given_up = given_up
         self._refusals = refusals
         self._find_reason = find_reason
-        self._moved_at = self._progress_at = 0.0
+        self._looked_at = self._progress_at = 0.0
         self._known_topic = ""
         """A topic that exists, and that we may describe. :meth:`fence` sets it."""
         self._unsent = 0
@@ -284,13 +284,13 @@ class CutProducer(ABC):
         """Look for the reason if there was no progress for a while, because librdkafka may wait forever."""
         now = time.monotonic()
         if moved:
-            self._moved_at = self._progress_at = now
-        elif now - self._moved_at > STALL_S:
+            self._looked_at = self._progress_at = now
+        elif now - self._looked_at > STALL_S:
             self._files.check()
             self._find_reason()
             if now - self._progress_at > LOST_S:
                 self._check_brokers("Writing to Kafka")
-            self._moved_at = time.monotonic()
+            self._looked_at = time.monotonic()
 
     def _check_brokers(self, doing: str) -> None:
         """Raise SinkUnavailable if only a new producer would find the brokers again."""
