@@ -144,6 +144,12 @@ def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str
     return keys <= {root} or (len(keys) == 1 and not root)
 
 
+def with_partition_keys(root: Relation, keys: tuple[frozenset[str], ...]) -> Relation:
+    """Return a root with ``partition_keys``, which are empty if the root itself has the identity of all partitions."""
+    tells_all = all(key == identity_of(root) for key in keys)
+    return replace(root, partition_keys=() if tells_all else keys)
+
+
 def with_identity_of_partitions(root: Relation) -> Relation | None:
     """Return a root with the replica identity of its partitions, or None if no single identity fits all partitions.
 
@@ -281,7 +287,7 @@ class RelationCache:
             self._partition_keys.pop(message.oid, None)
         self._note_partition(relation)
         self._last = message.oid
-        return self._learn(self._with_partition_keys(relation))
+        return self._learn(with_partition_keys(relation, self._partition_keys.get(relation.oid, ())))
 
     def _learn(self, relation: Relation) -> Relation:
         former = self._find(relation.oid)
@@ -308,12 +314,7 @@ class RelationCache:
             return
         self._partition_keys[root.oid] = (*known, key)
         self._keys_bytes += _KEY_BYTES + sum(map(sys.getsizeof, key))
-        self._learn(self._with_partition_keys(root))
-
-    def _with_partition_keys(self, relation: Relation) -> Relation:
-        known = self._partition_keys.get(relation.oid, ())
-        tells_all = all(key == identity_of(relation) for key in known)
-        return replace(relation, partition_keys=() if tells_all else known)
+        self._learn(with_partition_keys(root, self._partition_keys[root.oid]))
 
     def _check_room(self) -> None:
         many = f"more than {DESCRIBED_MAX} tables" if len(self._packed) > DESCRIBED_MAX else ""

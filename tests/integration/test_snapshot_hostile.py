@@ -1,12 +1,14 @@
 """Tests tables of a user whose only right is to create tables. Loading them must not run any of the user's code."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
+from pgsluice.errors import ReadTooSlow, TableUnreadable
 from pgsluice.postgres.chunks import ChunkReader
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.relation import PublishedName
@@ -142,16 +144,23 @@ def test_a_locked_table_does_not_prevent_reading_others(new_database: Callable[.
         assert asyncio.run(shape_of(database, "mine")).key == ("id",)
 
 
+@asynccontextmanager
+async def reading(database: Database, publication: str = "pgsluice") -> AsyncIterator[ChunkReader]:
+    """Yield a reader of the published tables, and close its connections afterwards."""
+    reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), [publication])
+    try:
+        yield reader
+    finally:
+        await reader.close()
+
+
 async def shape_of(database: Database, table: str, publication: str = "pgsluice") -> Shape:
     """Return the table's shape, which a ``ChunkReader`` needs to read the table."""
     with database.connect() as connection:
         found = connection.execute("SELECT %s::regclass::oid", [table]).fetchone()
     assert found is not None
-    reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), [publication])
-    try:
+    async with reading(database, publication) as reader:
         shape = await reader.shape(PublishedName(found[0], "public", table, columns=1, is_trusted=False))
-    finally:
-        await reader.close()
     assert shape is not None
     return shape
 
@@ -168,12 +177,9 @@ def test_a_key_in_binary_format_is_read_without_the_casts_of_its_type(new_databa
 
     async def read() -> Chunk:
         shape = await shape_of(database, "moods")
-        reader = ChunkReader(ConnectionOptions({"dsn": database.conninfo()}), ["pgsluice"])
-        try:
+        async with reading(database) as reader:
             await reader.begin(shape)
-            return await reader.rows_of(shape, [(f"b{b'good'.hex()}",)])
-        finally:
-            await reader.close()
+            return await reader.rows_of(shape, [(f"b{b'good'.hex()}",)], 1 << 20)
 
     (frame,) = asyncio.run(read()).frames
     assert b"good" in frame
@@ -196,3 +202,110 @@ def test_types_whose_values_cannot_be_compared_are_not_keys(type_: str, new_data
         connection.execute("CREATE TABLE odd (key t PRIMARY KEY)")
         connection.execute("CREATE PUBLICATION pgsluice FOR TABLE odd")
     assert asyncio.run(shape_of(database, "odd")).key == ()
+
+
+def test_only_oids_are_keys_that_postgresql_compares_as_oids(new_database: Callable[..., Database]) -> None:
+    """Check that a reg type is not a key, because PostgreSQL would take the name in its text for an oid."""
+    database = new_database(17)
+    with database.connect() as connection:
+        connection.execute("CREATE DOMAIN number AS oid; CREATE DOMAIN name_of_table AS regclass")
+        for table, type_ in (("a", "oid"), ("b", "number"), ("c", "regclass"), ("d", "name_of_table")):
+            connection.execute(f"CREATE TABLE {table} (key {type_} PRIMARY KEY)".encode())
+        connection.execute("CREATE PUBLICATION pgsluice FOR ALL TABLES")
+    keys = [asyncio.run(shape_of(database, table)).key for table in "abcd"]
+    assert keys == [("key",), ("key",), (), ()]
+
+
+def test_a_column_is_a_key_only_if_its_constraint_against_nulls_is_valid(new_database: Callable[..., Database]) -> None:
+    database = new_database(18)
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE items (id int UNIQUE)")
+        connection.execute("INSERT INTO items VALUES (1), (NULL), (NULL)")
+        connection.execute("ALTER TABLE items ADD CONSTRAINT no_null NOT NULL id NOT VALID")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
+        assert asyncio.run(shape_of(database, "items")).key == ()
+        connection.execute("TRUNCATE items")
+        connection.execute("ALTER TABLE items VALIDATE CONSTRAINT no_null")
+        assert asyncio.run(shape_of(database, "items")).key == ("id",)
+
+
+@pytest.mark.parametrize(
+    ("where", "is_valid"),
+    [
+        ("id IN (1, 2) AND note LIKE '%)%' -- (", True),
+        ("id = ANY (ARRAY[1, 2])", True),
+        ("id = 1) OR (id = 2", False),
+        ("id = 1] IS NOT NULL OR ARRAY[id = 2", False),
+        ("id = 1)] IS NOT NULL OR ARRAY[(id = 2", False),
+        ("id = 1 /*", False),
+        ("id = 1; SELECT 1", False),
+    ],
+)
+def test_a_condition_cannot_escape_from_its_parentheses(
+    where: str, *, is_valid: bool, new_database: Callable[..., Database]
+) -> None:
+    """Check such conditions, because they would select rows that the publication leaves out."""
+    database = new_database(17)
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE items (id int PRIMARY KEY, note text)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items WHERE (id > 1)")
+
+    async def check() -> None:
+        shape = replace(await shape_of(database, "items"), where=where)
+        async with reading(database) as reader:
+            await reader.check_readable(shape)
+
+    if is_valid:
+        asyncio.run(check())
+    else:
+        with pytest.raises(TableUnreadable, match=r"syntax error|unterminated"):
+            asyncio.run(check())
+
+
+def test_rows_of_any_size_are_read_in_portions_that_fit_into_memory(new_database: Callable[..., Database]) -> None:
+    """Read rows by their keys, and with a cursor. Both stop at a limit, although small rows precede the large ones."""
+    database, size = new_database(17), 1 << 20
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE items (id int PRIMARY KEY, note text)")
+        connection.execute(
+            "INSERT INTO items SELECT n, CASE WHEN n > 500 THEN repeat('x', 100000) END FROM generate_series(1, 700) n"
+        )
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE items")
+
+    async def read() -> list[Chunk]:
+        shape = await shape_of(database, "items")
+        found: list[Chunk] = []
+        async with reading(database) as reader:
+            await reader.begin(shape)
+            await reader.open_rows(shape)
+            while not (found and found[-1].is_last):
+                found.append(await reader.next_rows(shape, 10_000, size))
+            with pytest.raises(ReadTooSlow, match="more than 1,048,576 bytes"):
+                await reader.rows_of(shape, [(f"t{n}",) for n in range(501, 601)], size)
+            await reader.end()
+            await reader.begin(shape)
+            assert len((await reader.rows_of(shape, [("t501",)], 1)).frames) == 1
+        return found
+
+    chunks = asyncio.run(read())
+    assert sum(len(chunk.frames) for chunk in chunks) == 700
+    assert max(chunk.bytes for chunk in chunks) < 12 * size
+
+
+@pytest.mark.parametrize(
+    ("identity", "key"),
+    [("PRIMARY KEY (id)", ()), ("PRIMARY KEY (id, at)", ("id", "at")), ("UNIQUE (id)", ("id", "at"))],
+)
+def test_a_root_has_a_key_only_if_the_stream_sends_it_for_old_rows_of_all_partitions(
+    identity: str, key: tuple[str, ...], new_database: Callable[..., Database]
+) -> None:
+    """Check that a row cannot be missed because it moves to another key while the table is read."""
+    database = new_database(15)
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE whole (id int NOT NULL, at date NOT NULL) PARTITION BY LIST (at)")
+        connection.execute("CREATE UNIQUE INDEX ON whole (id, at)")
+        connection.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+        connection.execute("CREATE TABLE part PARTITION OF whole FOR VALUES IN ('2026-01-01') PARTITION BY LIST (id)")
+        connection.execute(f"CREATE TABLE leaf PARTITION OF part ({identity}) FOR VALUES IN (1)".encode())
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE whole WITH (publish_via_partition_root)")
+    assert asyncio.run(shape_of(database, "whole")).key == key

@@ -230,3 +230,40 @@ def test_loaded_rows_have_the_same_keys_as_changes(new_database: Callable[..., D
         cuts, _ = read(daemon, kafka, database)
     found = [event for cut in cuts for event in cut.events if event["table"] == "covering"]
     assert [(event["op"], event.key) for event in found] == [("r", {"id": 1}), ("u", {"id": 1})]
+
+
+@pytest.mark.parametrize(
+    ("identity", "key"),
+    [("PRIMARY KEY (id)", ["id"]), ("PRIMARY KEY (id, at)", ["at", "id"]), ("UNIQUE (n)", ["n"])],
+)
+def test_loaded_rows_of_partitions_have_the_same_keys_as_changes(
+    identity: str, key: list[str], new_database: Callable[..., Database], kafka: Kafka
+) -> None:
+    """Check that the keys are those of the partitions' replica identities, whatever keys the root has."""
+    database = new_database(15)
+    with database.connect() as connection:
+        connection.execute(
+            "CREATE TABLE whole (id int NOT NULL, at date NOT NULL, n int NOT NULL) PARTITION BY LIST (at)"
+        )
+        connection.execute(f"CREATE TABLE part PARTITION OF whole ({identity}) FOR VALUES IN ('2026-01-01')".encode())
+        connection.execute("CREATE UNIQUE INDEX ON whole (id, at)")
+        connection.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+        if key == ["n"]:
+            connection.execute("ALTER TABLE part REPLICA IDENTITY USING INDEX part_n_key")
+        connection.execute("INSERT INTO whole SELECT n, '2026-01-01', n FROM generate_series(1, 5) n")
+        connection.execute("CREATE TABLE last (n int PRIMARY KEY)")
+        connection.execute("CREATE PUBLICATION pgsluice FOR TABLE whole, last WITH (publish_via_partition_root)")
+    settings: dict[str, dict[str, Any]] = {
+        "snapshot": {"mode": "initial", "chunk_rows": 2},
+        "delivery": {"heartbeat": "500ms"},
+    }
+    name = f"k{uuid4().hex[:10]}"
+    with Daemon(name, database.conninfo(), kafka.bootstrap_servers, settings) as daemon:
+        wait_until_loaded(daemon, 2)
+        with database.connect() as connection:
+            connection.execute("UPDATE whole SET n = 30 WHERE id = 3")
+            connection.execute("DELETE FROM whole WHERE id = 4")
+        cuts, _ = read(daemon, kafka, database)
+    found = [event for cut in cuts for event in cut.events if event["table"] == "whole"]
+    assert {event["op"] for event in found} >= {"r", "d"}
+    assert {tuple(sorted(event.key or ())) for event in found} == {tuple(key)}

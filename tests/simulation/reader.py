@@ -118,7 +118,10 @@ class Reader:
             size -= len(found[-1])
         return Chunk(found, is_last=size > 0 and len(found) < limit)
 
-    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
+    async def check_keys(self, _shape: Shape, _after: Sequence[str], _keys: Sequence[Sequence[str]]) -> None:
+        await self._ask()
+
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]], _size: int) -> Chunk:
         rows = await self._rows(shape)
         wanted = {value[1:].encode() for (value,) in keys}
         return Chunk([_message(shape, row) for key, row in rows.items() if key in wanted], is_last=True)
@@ -131,7 +134,7 @@ class Reader:
     async def open_rows(self, shape: Shape) -> None:
         self._unread = [_message(shape, row) for row in (await self._rows(shape)).values()]
 
-    async def next_rows(self, _shape: Shape, limit: int) -> Chunk:
+    async def next_rows(self, _shape: Shape, limit: int, _size: int) -> Chunk:
         await self._ask()
         found, self._unread = self._unread[:limit], self._unread[limit:]
         return Chunk(found, is_last=len(found) < limit)

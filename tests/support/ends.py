@@ -14,7 +14,7 @@ from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
-from pgsluice.errors import PgsluiceError, SinkUnavailable, SlotInUse, TableUnreadable
+from pgsluice.errors import PgsluiceError, ReadTooSlow, SinkUnavailable, SlotInUse, TableUnreadable
 from pgsluice.history import ServerIdentity, TimelineSwitch
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
@@ -389,11 +389,17 @@ class FakeReader:
         kept = [message for place, message in enumerate(messages) if place * len(message) < size]
         return Chunk(kept, is_last=len(kept) == len(rows))
 
-    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]], size: int) -> Chunk:
         self._world.step("rows_of")
         wanted = {int(value[1:]) for (value,) in keys}
         rows = [row for row in self._world.rows[shape.relation.oid] if row in wanted]
-        return Chunk([insert_frame(shape.relation.oid, [str(row).encode()]) for row in rows], is_last=True)
+        chunk = Chunk([insert_frame(shape.relation.oid, [str(row).encode()]) for row in rows], is_last=True)
+        if len(keys) > 1 and chunk.bytes > size:
+            raise ReadTooSlow("the rows are too large")
+        return chunk
+
+    async def check_keys(self, _shape: Shape, _after: Sequence[str], _keys: Sequence[Sequence[str]]) -> None:
+        self._world.step("check_keys")
 
     async def size(self, shape: Shape) -> int:
         return 8192 * len(self._world.rows[shape.relation.oid])
@@ -402,12 +408,14 @@ class FakeReader:
         self._world.step("open_rows")
         self._rows = list(self._world.rows[shape.relation.oid])
 
-    async def next_rows(self, shape: Shape, limit: int) -> Chunk:
+    async def next_rows(self, shape: Shape, limit: int, size: int) -> Chunk:
         await self._world.read.wait()
         self._world.step("next_rows")
-        rows, self._rows = self._rows[:limit], self._rows[limit:]
-        messages = [insert_frame(shape.relation.oid, [str(row).encode()]) for row in rows]
-        return Chunk(messages, is_last=len(rows) < limit)
+        found: list[XLogData] = []
+        while self._rows and len(found) < limit and size > 0:
+            found.append(insert_frame(shape.relation.oid, [str(self._rows.pop(0)).encode()]))
+            size -= len(found[-1])
+        return Chunk(found, is_last=not self._rows)
 
     async def check_readable(self, shape: Shape) -> None:
         self._world.step("check_readable")

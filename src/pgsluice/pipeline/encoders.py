@@ -220,7 +220,8 @@ class Encoders:
         policy = self.policy(relation)
         assert policy is not None, "only tables that are published are read"
         described = await self._describe(relation)
-        return Rows(relation, await self._make(relation, policy, described, insert_op="r"))
+        identified = await self._identified(relation)
+        return Rows(relation, await self._make(identified, policy, described, insert_op="r"))
 
     async def _prepare(self, described: Iterable[messages.Relation]) -> None:
         """Create the topics of all new tables that certainly have keys, in one step. :meth:`of` creates the others."""

@@ -163,11 +163,14 @@ class Reader(Protocol):
         does not have this ``shape`` any more.
         """
 
-    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]], size: int) -> Chunk:
         """Return the rows with these keys (see :func:`pgsluice.loads.moved_key`).
 
-        Raise the same errors as :meth:`rows`.
+        Raise the same errors as :meth:`rows`. Raise ReadTooSlow if several rows together have more than ``size`` bytes.
         """
+
+    async def check_keys(self, shape: Shape, after: Sequence[str], keys: Sequence[Sequence[str]]) -> None:
+        """Raise ValueRefused if PostgreSQL does not accept ``after`` or one of ``keys`` as a key of the table."""
 
     async def size(self, shape: Shape) -> int:
         """Return how many bytes the table takes on disk, without its indexes."""
@@ -175,8 +178,8 @@ class Reader(Protocol):
     async def open_rows(self, shape: Shape) -> None:
         """Prepare to read all rows of the table, in any order. Raise TableUnreadable as :meth:`rows` does."""
 
-    async def next_rows(self, shape: Shape, limit: int) -> Chunk:
-        """Return the next rows, at most ``limit``."""
+    async def next_rows(self, shape: Shape, limit: int, size: int) -> Chunk:
+        """Return the next rows, at most ``limit``. Stop soon after the rows have ``size`` bytes."""
 
     async def check_readable(self, shape: Shape) -> None:
         """Raise TableUnreadable if we may not read the rows, or if ``shape.where`` is not a valid condition on them."""

@@ -85,8 +85,10 @@ class Loader:
         self._options = options
         if options.in_each_epoch:
             loaded = {name: one for name, one in loaded.items() if one.epoch == epoch}
-        wanted = [one for one in loads if options.is_initial or commands.of(one.name) is not None]
-        self._begun = Begun(encoders, epoch, wanted, loaded)
+        self._begun = Begun(encoders, epoch, loads, loaded)
+        for load in loads:
+            if not options.is_initial and commands.of(load.name) is None:
+                self._begun.drop(load.oid)
         self.requests = Requests(seams.outbox, self._begun, commands, seams.wake)
         self._rounds = Rounds(self._reader, stream, seams, metrics.snapshot_held_seconds.inc)
         self._inserter = Inserter(
@@ -255,6 +257,8 @@ class Loader:
     async def _look(self) -> None:
         """Find the tables to load: those that were never loaded or are stale, and those that commands request."""
         await self._until_shown()
+        # Commands can request more tables while the server answers. What it answers does not apply to those.
+        known, requests = list(self._tables), list(self.requests.state.requests)
         is_needed = self._options.is_initial or bool(self.requests.state.requests) or self._begun.has_loaded
         if is_needed:
             self._published = await self._alterations.look()
@@ -263,20 +267,21 @@ class Loader:
         if not is_needed:
             return
         found = {one.oid: one for one in self._published if self._may_load(one)}
-        self._begun.keep_only(found)
         trusted = {oid: one for oid, one in found.items() if one.is_trusted or self._encoders.names(one)}
-        for oid in self._tables.keys() - trusted.keys():
-            del self._tables[oid]
+        self._begun.keep_only(oid for oid, one in found.items() if self._is_wanted(one))
+        wanted = {oid: one for oid, one in trusted.items() if self._is_wanted(one)}
+        for oid in known:
+            if oid not in wanted:
+                self._tables.pop(oid, None)
         await self._leave_out([one for oid, one in found.items() if oid not in trusted and self._is_wanted(one)])
-        wanted = [one for one in trusted.values() if self._is_wanted(one)]
-        async for relation in self._source.published_relations(wanted):
+        async for relation in self._source.published_relations(list(wanted.values())):
             table = self._tables.get(relation.oid)
             if (table is None or table.relation != relation) and self._is_wanted(relation):
                 self._tables[relation.oid] = LoadingTable(relation)
         await self._ask_sizes()
         names = {(one.namespace, one.name) for one in found.values()}
-        for request in self.requests.state.requests:
-            if request.name not in names:
+        for request in requests:
+            if request.name not in names and request in self.requests.state.requests:
                 async with self._seams.pause():
                     self.requests.end(request.name, "ended", "It is not published any more.")
         self._watch_if_needed()
@@ -419,7 +424,8 @@ class Loader:
             if table.opened is None:
                 table.opened = await self._reading.open(table)
             if table.opened is None:
-                table.is_out = True
+                if not table.is_out:
+                    del self._tables[table.relation.oid]  # if the table is published, the next look finds it again
                 return
             await self._reading.read(table, table.opened)
             table.failures, table.said, self._trouble = 0, None, None

@@ -51,6 +51,7 @@ WRITERS_MAX_S: Final = 2.0
 tables."""
 
 MOVED_AT_ONCE: Final = 500
+"""The maximum number of rows that are read again by their keys in one read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,9 @@ class LoadingTable:
     failures: int = 0
     said: str | None = None
     """The reason why the table is not being read."""
+    moved_at_once: int = 1
+    """How many rows to read again by their keys in the next read. These rows may be far larger than others, because an
+    update that does not send all values of a row leaves out only large values."""
     writers: tuple[str, set[str]] | None = None
     """The digest of the table's shape, and the unfinished transactions that were changing the table. Set while we wait
     for these transactions before the table is opened."""
@@ -176,7 +180,10 @@ class TableReading:
         layout = (await self._source.layouts([table.relation.oid])).get(table.relation.oid)
         shape = await self._reader.shape(table.relation)
         if shape is None or layout is None:
-            return None  # the table does not exist or is not published any more, which the loader will notice
+            # The table does not exist or is not published now. If it is published again before the loader looks for
+            # tables, changes from the time between are missing, so its load begins again.
+            self._begun.drop(table.relation.oid)
+            return None
         policy = self._encoders.possible_policy(shape.relation)
         check_trusted(shape.relation, is_trusted=shape.is_trusted or self._encoders.names(shape.relation))
         if not shape.key:
@@ -198,6 +205,7 @@ class TableReading:
                     "a table cannot be loaded", table=str(shape.relation), reason=table.said
                 )
                 self._requests.end(table.name, "ended", table.said)
+                table.is_out = True
                 return None
         is_whole = self._options.replaces and shape.replaces and not shape.where
         log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
@@ -238,7 +246,7 @@ class TableReading:
         """Read one chunk, and insert it at its position in the stream."""
         async with self._round(opened.shape) as timestamp:
             load = self._begun.of(opened.oid)
-            moved = load.moved[:MOVED_AT_ONCE] if load is not None and load.is_read else ()
+            moved = load.moved[: table.moved_at_once] if load is not None and load.is_read else ()
             began = time.monotonic()
             chunk = await self._rows(table, opened.shape, load, moved)
             read = time.monotonic()
@@ -254,18 +262,16 @@ class TableReading:
     async def _read_whole(self, table: LoadingTable, opened: Opened) -> None:
         """Read all rows at one snapshot, in portions. Changes that the snapshot does not see wait meanwhile."""
         self._begun.drop(opened.oid)
-        options, limit = self._options, 1
+        options = self._options
         async with self._round(opened.shape) as timestamp:
             await self._reader.open_rows(opened.shape)
             lsn = await self._rounds.wait_complete(is_locked=True)
             await self._reader.confirm()
             is_last = lsn is None
             while lsn is not None and not is_last:
-                chunk = await self._reader.next_rows(opened.shape, limit)
+                chunk = await self._reader.next_rows(opened.shape, options.chunk_rows, options.chunk_bytes)
                 await self._insert(opened, self._begun.of(opened.oid), chunk, lsn, timestamp)
                 is_last = chunk.is_last or not self._is_current(opened)
-                size = 1 + chunk.bytes // limit
-                limit = max(1, min(options.chunk_rows, options.chunk_bytes // size, 10 * limit))
         self._note_fit(table, fits=lsn is not None)
 
     @asynccontextmanager
@@ -333,36 +339,43 @@ class TableReading:
         self, table: LoadingTable, shape: Shape, load: Load | None, moved: Sequence[tuple[str, ...]]
     ) -> Chunk:
         """Read the next rows of the table. If all rows have been read, read the rows with the keys ``moved`` again."""
-        options = self._options
-        after = load.last if load is not None else ()
-        limit = self._pace.at_once(max(1, options.chunk_rows >> table.voids))
         try:
             if load is not None and load.is_read:
-                return await self._reader.rows_of(shape, moved)
-            return await self._reader.rows(shape, after, limit, options.chunk_bytes)
-        except ReadTooSlow:
-            self._pace.on_timeout()
-            raise
+                return await self._rows_again(table, shape, moved)
+            return await self._rows_after(table, shape, load.last if load is not None else ())
         except ValueRefused:
             if load is not None and not await self._has_valid_keys(shape, load, moved):
                 self._begun.drop(shape.relation.oid)  # the next try reads the table from the beginning
             raise
 
+    async def _rows_after(self, table: LoadingTable, shape: Shape, after: Sequence[str]) -> Chunk:
+        limit = self._pace.at_once(max(1, self._options.chunk_rows >> table.voids))
+        try:
+            return await self._reader.rows(shape, after, limit, self._options.chunk_bytes)
+        except ReadTooSlow:
+            self._pace.on_timeout()
+            raise
+
+    async def _rows_again(self, table: LoadingTable, shape: Shape, moved: Sequence[tuple[str, ...]]) -> Chunk:
+        """Read the rows with these keys, and decide how many the next read takes."""
+        try:
+            chunk = await self._reader.rows_of(shape, moved, self._options.chunk_bytes)
+        except ReadTooSlow:
+            table.moved_at_once = max(1, len(moved) // 2)
+            raise
+        fit = self._options.chunk_bytes * len(moved) // max(1, chunk.bytes)
+        table.moved_at_once = max(1, min(MOVED_AT_ONCE, 2 * len(moved), fit))
+        return chunk
+
     async def _has_valid_keys(self, shape: Shape, load: Load, moved: Sequence[tuple[str, ...]]) -> bool:
         """Return whether PostgreSQL accepts the keys at which a load continues, after it has refused some value.
 
-        For example, it refuses a key with the former label of an enum. If it accepts the keys, the refused value is in
-        the table's condition.
+        For example, it refuses a key with the former label of an enum. If it accepts the keys, the refused value
+        belongs to a condition on the rows.
         """
-        if not shape.where:
-            return False
         await self._reader.end()  # after the refusal, PostgreSQL refuses all commands of the transaction
-        unconditional = replace(shape, where="")
         try:
-            if load.is_read:
-                await self._reader.rows_of(unconditional, moved)
-            else:
-                await self._reader.rows(unconditional, load.last, limit=0, size=1)
+            await self._reader.check_keys(shape, load.last, moved)
         except ValueRefused:
             return False
         return True

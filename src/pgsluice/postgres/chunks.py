@@ -37,7 +37,7 @@ from pgsluice.postgres.async_libpq import Wire, answered_within
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
-from pgsluice.relation import Column, PgType, Relation, TableId
+from pgsluice.relation import Column, PgType, Relation, TableId, with_partition_keys
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
 
 if TYPE_CHECKING or not COMPILED:
@@ -69,10 +69,14 @@ _SESSION_SETTINGS: Final = {
     "synchronous_commit": "local",  # so that flush() does not wait for a synchronous standby
 }
 
+_FETCHED_AT_ONCE: Final = 100
+"""How many rows are fetched from a cursor with one command. The client keeps all of them in memory, and each row may
+have any size."""
+
 _SHAPE_DIGITS: Final = 16
 
 _NO_LIMIT: Final = sys.maxsize
-"""The size limit when rows are read again by their keys. Such rows are few, so they need no real limit."""
+"""The size limit for a single row, which has to be read whatever its size is."""
 
 _CANCELLED: Final = "57014"
 """The SQLSTATE of a cancelled statement."""
@@ -138,15 +142,29 @@ class ChunkReader:
         frames, is_cut = await connection.copy(_copy_next(shape, after, limit), shape.relation, size)
         return Chunk(frames, is_last=not is_cut and len(frames) < limit)
 
-    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]]) -> Chunk:
-        """Return the rows with these keys (:func:`pgsluice.loads.moved_key`). Raise the same errors as :meth:`rows`."""
+    async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]], size: int) -> Chunk:
+        """Return the rows with these keys (:func:`pgsluice.loads.moved_key`). Raise the same errors as :meth:`rows`.
+
+        Raise ReadTooSlow if several rows together have more than ``size`` bytes.
+        """
         await self._check_shape(shape)
         connection = await self._reading()
-        columns = {column.name: column for column in shape.relation.columns}
-        oids = [columns[name].type.oid for name in shape.key]
-        found = await connection.texts(keys, oids)
-        frames, _ = await connection.copy(_copy_those(shape, found), shape.relation, _NO_LIMIT)
+        condition = _is_one_of(shape, await connection.texts(keys, _key_types(shape)))
+        limit = size if len(keys) > 1 else _NO_LIMIT
+        frames, is_cut = await connection.copy(_copy(shape, condition), shape.relation, limit)
+        if is_cut:
+            raise ReadTooSlow(f"{len(keys)} rows of table {shape.relation} together have more than {size:,} bytes.")
         return Chunk(frames, is_last=True)
+
+    async def check_keys(self, shape: Shape, after: Sequence[str], keys: Sequence[Sequence[str]]) -> None:
+        """Raise ValueRefused if PostgreSQL does not accept ``after`` or one of ``keys`` as a key of the table."""
+        connection = await self._reading()
+        found = await connection.texts(keys, _key_types(shape))
+        if after:
+            found.append(tuple(after))
+        if found:
+            every = replace(shape, where="", filter="")  # conditions may have refused a value as well
+            await connection.run_one(f"{_select(every, _is_one_of(every, found))} LIMIT 0", shape.relation)
 
     async def size(self, shape: Shape) -> int:
         """Return how many bytes the table takes on disk, with its partitions and without indexes."""
@@ -165,16 +183,28 @@ class ChunkReader:
         await connection.query(f"SET LOCAL idle_in_transaction_session_timeout = {WHOLE_IDLE_TIMEOUT_MS}")
         await connection.run_one(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR {_select(shape)}", shape.relation)
 
-    async def next_rows(self, shape: Shape, limit: int) -> Chunk:
-        """Return the next rows, at most ``limit``."""
+    async def next_rows(self, shape: Shape, limit: int, size: int) -> Chunk:
+        """Return the next rows, at most ``limit``. Stop soon after the rows have ``size`` bytes."""
         connection = await self._reading()
-        rows = await connection.fetch(f"FETCH FORWARD {limit} FROM {_CURSOR}", shape.relation)
-        return Chunk([insert_frame(shape.relation.oid, row) for row in rows], is_last=len(rows) < limit)
+        frames: list[XLogData] = []
+        is_last = False
+        while not is_last and len(frames) < limit and size > 0:
+            step = min(_FETCHED_AT_ONCE, limit - len(frames))
+            rows = await connection.fetch(f"FETCH FORWARD {step} FROM {_CURSOR}", shape.relation)
+            frames += [insert_frame(shape.relation.oid, row) for row in rows]
+            size -= sum(len(value) for row in rows for value in row if value is not None)
+            is_last = len(rows) < step
+        return Chunk(frames, is_last=is_last)
 
     async def check_readable(self, shape: Shape) -> None:
         """Raise TableUnreadable if we may not read the rows, or if ``shape.where`` is not a valid condition on them."""
         connection = await self._reading()
         await connection.run_one(f"{_select(shape)} LIMIT 0", shape.relation)
+        if shape.where:
+            # A parenthesis in the condition could end the one in which _select() puts the condition, so that the rest
+            # of the condition would apply to other rows. Within a bracket, such a parenthesis is a syntax error.
+            probe = f"SELECT ARRAY[{shape.where}\n] FROM {_table(shape)} AS r LIMIT 0"  # noqa: S608 - see _select()
+            await connection.run_one(probe, shape.relation)
 
     async def _check_shape(self, shape: Shape) -> None:
         if await self.shape(shape.relation) != replace(shape, where=""):
@@ -384,12 +414,16 @@ def _shape(oid: int, text: str) -> Shape:
         Column(name, PgType(type_oid, namespace, type_name), typmod, is_key=identity == "f" or name in names)
         for _, name, type_oid, namespace, type_name, typmod, _ in found["columns"]
     )
-    described = Relation(oid, found["schema"], found["table"], identity, columns)
+    key = tuple(found["key"] or ())
+    partition_keys = tuple(map(frozenset, found["partition_keys"] or ()))
+    if not all(one.issuperset(key) for one in partition_keys):
+        key = ()  # the stream does not send the key of every old row, so a row that gets another key could be missed
+    described = with_partition_keys(Relation(oid, found["schema"], found["table"], identity, columns), partition_keys)
     digest = hashlib.sha256(text.encode()).hexdigest()[:_SHAPE_DIGITS]
     return Shape(
         described,
         is_root=found["kind"] == "p",
-        key=tuple(found["key"] or ()),
+        key=key,
         filter=found["filter"] or "",
         replaces=bool(found["replaces"]),
         is_trusted=found["trusted"],
@@ -403,9 +437,15 @@ def _copy_next(shape: Shape, after: Sequence[str], limit: int) -> str:
     return _copy(shape, condition, f" ORDER BY {_key(shape)} LIMIT {limit}")
 
 
-def _copy_those(shape: Shape, keys: Sequence[Sequence[str]]) -> str:
-    """Return the command that copies the rows with these keys."""
-    return _copy(shape, f"({_key(shape)}) IN ({', '.join(f'({_literals(key)})' for key in keys)})")
+def _is_one_of(shape: Shape, keys: Sequence[Sequence[str]]) -> str:
+    """Return the condition that a row has one of these keys."""
+    return f"({_key(shape)}) IN ({', '.join(f'({_literals(key)})' for key in keys)})"
+
+
+def _key_types(shape: Shape) -> list[int]:
+    """Return the oids of the types of the key."""
+    types = {column.name: column.type.oid for column in shape.relation.columns}
+    return [types[name] for name in shape.key]
 
 
 def _copy(shape: Shape, condition: str, rest: str = "") -> str:

@@ -244,9 +244,11 @@ _IDENTITY = """ARRAY(
 # The operators have to be in pg_catalog, because the search_path is empty. For a type of an extension (citext), a query
 # would therefore use the operators of another type, which sort differently. The queries that read rows write the values
 # of keys as string literals. PostgreSQL cannot compare such a literal with a composite type (category C), or with a
-# domain over an enum or a range. A domain has the category of its base type, so these domains have category E or R. If
-# there is a replica identity, it has to include the columns of the key, because for an old row, the stream sends only
-# the columns of the replica identity.
+# domain over an enum or a range. A domain has the category of its base type, so these domains have category E or R. In
+# a comparison with a reg type (regclass), PostgreSQL takes a literal as an oid, not as a name. A column can have nulls
+# even if it is NOT NULL, because such a constraint can be NOT VALID (since PostgreSQL 18). If there is a replica
+# identity, it has to include the columns of the key, because for an old row, the stream sends only the columns of the
+# replica identity.
 _KEY = """(
         SELECT json_agg(a.attname ORDER BY k.place)
         FROM pg_index i
@@ -262,6 +264,11 @@ _KEY = """(
         GROUP BY i.indexrelid, i.indclass, i.indisprimary, i.indisreplident
         HAVING count(*) = cardinality(i.indclass::oid[])
            AND NOT bool_or(y.typcategory = 'C' OR y.typtype = 'd' AND y.typcategory IN ('E', 'R'))
+           AND NOT bool_or(o.opcintype = 'oid'::regtype AND 'oid'::regtype::oid NOT IN (y.oid, y.typbasetype))
+           AND NOT EXISTS (
+               SELECT FROM pg_constraint n
+               WHERE n.conrelid = c.oid AND n.contype = 'n' AND NOT n.convalidated
+                 AND n.conkey[1] = ANY (array_agg(a.attnum)))
            AND bool_and(a.attnotnull AND o.opcdefault AND o.opcnamespace = 'pg_catalog'::regnamespace
                         AND k.sorting = a.attcollation AND a.attname = ANY ({columns}::text[]))
            AND (cardinality({identity}) = 0 OR bool_and(a.attnum = ANY ({identity})))
@@ -305,6 +312,28 @@ _TRUSTED = """(NOT EXISTS (
         WHERE m.prrelid IN (SELECT oid FROM whole) AND p.pubname = ANY ({publications}::text[])
     ))"""
 
+# The columns of the replica identities of a root's partitions, as arrays of names. PostgreSQL uses these identities for
+# old rows, and not that of the root. A partition without such columns is left out.
+_PARTITION_KEYS = """(
+        WITH RECURSIVE part AS (
+            SELECT c.oid, c.relkind WHERE c.relkind = 'p'
+            UNION
+            SELECT p.oid, p.relkind
+            FROM part
+            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
+            JOIN pg_class p ON p.oid = i.inhrelid
+        ), known AS (
+            SELECT DISTINCT ARRAY(
+                SELECT a.attname::text
+                FROM pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})
+                ORDER BY 1) AS names
+            FROM part
+            JOIN pg_class c ON c.oid = part.oid
+            WHERE part.relkind <> 'p'
+        )
+        SELECT json_agg(names ORDER BY names) FROM known WHERE names <> '{}')"""
+
 # Everything about a table that affects how its rows are read, as one JSON text. Any change of the table changes the
 # text.
 _SHAPE = """
@@ -319,6 +348,7 @@ SELECT json_build_object(
         SELECT json_agg(a.attname ORDER BY a.attnum)
         FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})),
+    'partition_keys', {partition_keys},
     'key', {key},
     'filter', {filter},
     'trusted', {trusted},
@@ -414,4 +444,11 @@ def shape(server_version: int, oid: int, publications: str) -> str:
     found = _FILTER_SINCE_15.format(publications=publications) if has_filters else "NULL::text"
     key = _KEY.format(columns="sent.columns")
     trusted = _TRUSTED.format(publications=publications)
-    return carried + described + _SHAPE.format(key=key, filter=found, trusted=trusted, publications=publications)
+    partition_keys = _PARTITION_KEYS.replace("{identity}", _IDENTITY)
+    return (
+        carried
+        + described
+        + _SHAPE.format(
+            key=key, filter=found, trusted=trusted, publications=publications, partition_keys=partition_keys
+        )
+    )

@@ -22,7 +22,7 @@ from pgsluice.pipeline.outbox import Limits
 from pgsluice.pipeline.reading import LoadOptions
 from pgsluice.pipeline.session import Ends, Session, SessionOptions
 from pgsluice.progress import Progress
-from pgsluice.relation import Column, PgType, Relation
+from pgsluice.relation import Column, PgType, PublishedName, Relation
 from pgsluice.snapshot import Shape
 from pgsluice.tables import Tables
 from tests.support.ends import FakeRegistry, FakeSink, FakeSource, MemorySpool, World
@@ -201,6 +201,33 @@ async def test_after_a_load_of_some_rows_the_table_is_still_stale() -> None:
     *_, end, stale = [mark for cut, _, _ in world.cuts for mark in cut.marks]
     assert (end.state, stale.state, stale.id, stale.rows) == ("end", "stale", "old", 3)
     assert (stale.lsn, stale.seq) == (end.lsn, end.seq + 1)
+
+
+async def test_a_request_that_comes_while_the_loader_looks_for_tables_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish and request a table after the loader has asked which tables are published."""
+    monkeypatch.setattr(loader_module, "LOOK_S", 0.05)
+    world = world_of()
+    world.published = [OTHERS]
+    world.loaded = {("public", "others"): Loaded("old", "public", "others", 8, 1, 1)}  # so that the loader looks often
+    is_looking, may_go_on = asyncio.Event(), asyncio.Event()
+    usual = FakeSource.published_relations
+
+    async def slow(self: FakeSource, tables: Sequence[PublishedName]) -> AsyncIterator[Relation]:
+        if world.steps.count("published_names") > 1:  # commands wait for the first look
+            is_looking.set()
+            await may_go_on.wait()
+        async for one in usual(self, tables):
+            yield one
+
+    monkeypatch.setattr(FakeSource, "published_relations", slow)
+    async with running(world):
+        await until(is_looking.is_set)
+        world.published = [NUMBERS, OTHERS]
+        world.commands.append(command("start", "public.numbers").to_json())
+        await until(lambda: outcomes(world))
+        may_go_on.set()
+        await until(lambda: len(outcomes(world)) > 1)
+    assert outcomes(world) == ["accepted", "loaded"]
 
 
 async def test_loads_without_a_request_end_if_the_settings_load_nothing() -> None:

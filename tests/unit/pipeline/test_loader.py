@@ -513,7 +513,8 @@ async def test_rows_that_do_not_come_in_time_are_read_in_smaller_chunks() -> Non
 
 async def test_a_load_begins_again_if_its_key_is_no_longer_valid() -> None:
     world = world_of(*range(4))
-    world.faults = {"rows": [None, ValueRefused("invalid input value for enum")]}
+    refusal = ValueRefused("invalid input value for enum")
+    world.faults = {"rows": [None, refusal], "check_keys": [refusal]}
     async with loading(world, chunk_rows=2) as found:
         await found.finish()
     assert [number for _, number in arrived(world)] == [0, 1, 0, 1, 2, 3]
@@ -595,7 +596,7 @@ async def test_a_table_without_key_is_read_from_the_beginning_after_a_restart() 
     world = world_of(1, 2)
     world.shapes = {7: WITHOUT_KEY}
     load = Load("x", "public", "numbers", 7, "one", rows=1)
-    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,)), chunk_rows=1) as found:
         await found.finish()
     assert [mark.state for mark in marks(world)] == ["begin", "rows", "rows", "end"]
     assert "x" not in {mark.id for mark in marks(world)}
@@ -696,6 +697,63 @@ async def test_a_row_that_got_its_key_while_the_table_was_read_is_read_again() -
     assert [(op, n) for op, n in arrived(world) if op == "r"] == [("r", 1), ("r", 3), ("r", 0)]
     assert marks(world)[-1].rows == 3
     assert "rows_of" in world.steps
+
+
+def moved_load(*rows: int) -> Checkpoint:
+    """Return a checkpoint with a load that has read all keys, and has to read these rows again."""
+    moved = tuple((f"t{number}",) for number in rows)
+    load = Load("former", "public", "numbers", 7, "one", ("n",), ("99",), 100, is_read=True, moved=moved)
+    return replace(CHECKPOINT, loads=(load,))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1])
+async def test_rows_that_moved_are_read_again_in_portions_that_fit(chunk_bytes: int) -> None:
+    """Check that all rows are read even if only one at a time fits into a chunk."""
+    world = world_of(*range(8))
+    async with loading(world, checkpoint=moved_load(*range(8)), chunk_bytes=chunk_bytes) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == list(range(8))
+    assert world.steps.count("rows_of") == (4 if chunk_bytes > 1 else 8)
+
+
+async def test_rows_that_moved_are_read_in_smaller_portions_after_a_time_out() -> None:
+    world = world_of(*range(4))
+    world.faults = {"rows_of": [None, ReadTooSlow("cancelled")]}
+    async with loading(world, checkpoint=moved_load(*range(4))) as found:
+        await found.finish()
+    assert [number for _, number in arrived(world)] == list(range(4))
+    assert world.steps.count("rows_of") == 4
+
+
+async def test_rows_that_move_while_the_settings_load_nothing_are_not_missed() -> None:
+    """Check that a load that a session does not continue begins again later.
+
+    The session does not note the new keys of rows, so these rows could be missing from the rest of the load.
+    """
+    world = world_of(1, 3)
+    former = Load("former", "public", "numbers", 7, "one", ("n",), ("1",), 1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(former,)), is_initial=False):
+        change_key(world, b"9", b"0", xid=VISIBLE)
+        await until(lambda: ("c", 0) in arrived(world))
+        await until(lambda: world.checkpoint and not world.checkpoint.loads)
+    world.rows[7] = [0, 1, 3]
+    assert world.checkpoint is not None
+    async with loading(world, checkpoint=world.checkpoint) as found:
+        await found.finish()
+    assert [number for op, number in arrived(world) if op == "r"] == [0, 1, 3]
+
+
+async def test_a_table_that_was_not_published_for_a_moment_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the table is loaded although no look for tables noticed that it was not published."""
+    world = world_of(1, 2)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    world.shapes = {}
+    async with loading(world) as found:
+        await until(lambda: "shape" in world.steps)
+        assert not arrived(world)
+        world.shapes = {7: SHAPE}
+        await found.finish()
+    assert [number for _, number in arrived(world)] == [1, 2]
 
 
 async def test_rows_that_move_before_the_first_read_are_ignored() -> None:
@@ -981,16 +1039,15 @@ async def test_a_table_of_which_a_rule_selects_some_rows_counts_as_loaded() -> N
     assert {mark.replaces for mark in marks(world)} == {False}
 
 
-@pytest.mark.parametrize("is_key_refused", [True, False])
-async def test_a_load_of_some_rows_begins_again_only_if_its_key_is_refused(*, is_key_refused: bool) -> None:
-    """Check that PostgreSQL is asked about the key alone, because it may have refused a value of the condition."""
-    refusal = ValueRefused("invalid input value for enum")
+async def test_a_load_continues_if_a_condition_has_refused_a_value() -> None:
+    """Check that PostgreSQL is asked about the key alone, because it may have refused a value of a condition."""
     world = world_of_some("some")
     world.rows[7] = list(range(4))
-    world.faults = {"rows": [None, refusal, refusal if is_key_refused else None]}
+    world.faults = {"rows": [None, ValueRefused("invalid input value for integer")]}
     async with loading(world, chunk_rows=2) as found:
         await found.finish()
-    assert [number for _, number in arrived(world)] == [0, 1] * is_key_refused + [0, 1, 2, 3]
+    assert [number for _, number in arrived(world)] == [0, 1, 2, 3]
+    assert "check_keys" in world.steps
 
 
 async def test_with_another_condition_a_load_begins_again() -> None:
@@ -1001,6 +1058,24 @@ async def test_with_another_condition_a_load_begins_again() -> None:
         async with loading(world, checkpoint=replace(CHECKPOINT, loads=(former,))) as found:
             await found.finish()
         assert (marks(world)[-1].id == "former") is is_same
+
+
+async def test_a_renamed_table_is_not_loaded_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the load of some rows, which a command requested, does not become a load of all rows."""
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    world = world_of(1, 2, 3, 4)
+    state = CommandState("topic", requests=(Request("a", "public", "numbers", "n > 1"),))
+    checkpoint = replace(CHECKPOINT, commands=state)
+    async with loading(world, checkpoint=checkpoint, is_initial=False, chunk_rows=1, max_rows_per_s=5) as found:
+        await until(lambda: world.checkpoint and world.checkpoint.loads)
+        renamed = replace(NUMBERS, name="renamed")
+        world.published, world.shapes = [renamed], {7: replace(SHAPE, relation=renamed, digest="two")}
+        await until(lambda: [one.outcome for cut, _, _ in world.cuts for one in cut.answers] == ["ended"])
+        await until(lambda: world.checkpoint and not world.checkpoint.loads)
+        loader = found.session._loader
+        assert loader is not None
+        assert not loader.loading
+    assert {mark.table for mark in marks(world)} == {"numbers"}
 
 
 async def test_small_tables_come_first() -> None:
