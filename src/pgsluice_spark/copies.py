@@ -6,7 +6,7 @@ Used by :mod:`.query`, :mod:`.job`, :mod:`.pipeline` and :mod:`.maintenance`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from pgsluice_spark.control import NAME as CONTROL
 from pgsluice_spark.control import ControlTable, Entry, TableEntry
-from pgsluice_spark.cuts import Cut, marks_of
+from pgsluice_spark.cuts import Cut, Position, marks_of
 from pgsluice_spark.errors import TopicRecreated
-from pgsluice_spark.loads import GAP, PARTIAL, UNLOADED, TableState, advanced
+from pgsluice_spark.loads import GAP, UNLOADED, TableState, advanced, lacking
 from pgsluice_spark.names import is_chosen
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.rows import SYSTEM, is_before
@@ -115,14 +115,14 @@ class Copies:
     def _version(self, table: str) -> int | None:
         return self._tables[table].version if table in self._tables else None
 
-    def finish(self, cuts: Sequence[Cut], incomplete: Iterable[str]) -> None:
+    def finish(self, cuts: Sequence[Cut], missing: Mapping[str, Position]) -> None:
         """Apply the marks of tables that had no changes, then add a row to the control table.
 
-        ``incomplete`` names the tables that lack changes of these cuts.
+        ``missing`` has the tables that lack changes of these cuts, with the position of the last one.
         """
         self._follow_marks(cuts)
-        for table in filter(self.is_chosen, incomplete):
-            self.applied_to(table, replace(self.state(table), status=PARTIAL), None)
+        for table in filter(self.is_chosen, missing):
+            self.applied_to(table, lacking(self.state(table), marks_of(cuts, table), missing[table]), None)
         last = cuts[-1]
         if any(table.state.offset > last.offset for table in self._tables.values()):
             return  # after a crash, some tables are ahead of these cuts, so the tables do not have one common state

@@ -21,6 +21,8 @@ from pyspark.sql.types import StructType
 from pgsluice_spark.cuts import Position
 from pgsluice_spark.lives import BEGIN, POSITION, comparable, follow_moves, is_unknown, lives_of, position, raw_texts
 from pgsluice_spark.loads import Interval
+from pgsluice_spark.numerics import numeric_keys, shortest
+from pgsluice_spark.targets import quoted
 
 OPS: Final = ("c", "u", "d", "r", "t")
 """The operations that are counted.
@@ -49,9 +51,15 @@ def located(events: DataFrame, floor: Position | None) -> DataFrame:
 
 def placed(events: DataFrame, floor: Position | None) -> DataFrame:
     """Add the columns that :func:`located` adds, and ``row``, which identifies the key."""
-    key = events.schema["key"].dataType
+    key, row = events.schema["key"].dataType, events.schema["after"].dataType
     assert isinstance(key, StructType), "keys are records"
-    parts = (comparable(F.col("key").getField(part.name), part.dataType).alias(part.name) for part in key)
+    assert isinstance(row, StructType), "rows are records"
+    numeric = numeric_keys(key, row)
+    values = {part: F.expr(shortest(f"key.{quoted(part)}")) for part in numeric}
+    parts = (
+        values.get(part.name, comparable(F.col("key").getField(part.name), part.dataType)).alias(part.name)
+        for part in key
+    )
     return located(events, floor).withColumn("row", F.struct(*parts))
 
 

@@ -61,6 +61,12 @@ _REWRITING: Final = (
 _REWRITTEN: Final = "replace"
 """The operation of snapshots that have the same rows as their parent snapshot, in other files."""
 
+_RESERVED: Final = frozenset(("_deleted", "_file", "_partition", "_pos", "_spec_id"))
+"""The names of Iceberg's metadata columns in Spark.
+
+https://iceberg.apache.org/spec/#reserved-field-ids
+"""
+
 _WIDENINGS: Final = {("int", "bigint"), ("float", "double")}
 """The changes of a type that Iceberg supports. Decimals can also get more digits."""
 
@@ -143,6 +149,7 @@ class IcebergTable:
         """Create the table with this schema, and then add these rows. Return the id of the snapshot with the rows."""
         if self.since is not None:
             raise ForeignWrite(vanished(self.name))
+        self._check_names(schema)
         self._create(schema)
         return self._append(rows, commit)
 
@@ -155,6 +162,7 @@ class IcebergTable:
 
     def fit(self, schema: StructType) -> None:
         """Add missing columns and widen types."""
+        self._check_names(schema)
         added, widened = _differences(self.read().schema, schema)
         for name, known, wanted in widened:
             if (known, wanted) not in _WIDENINGS and not _are_decimals(known, wanted):
@@ -175,6 +183,15 @@ class IcebergTable:
 
     def _append(self, rows: DataFrame, commit: Commit) -> int:
         return self._commit(commit, lambda branch: rows.writeTo(branch).append())
+
+    def _check_names(self, schema: StructType) -> None:
+        """Raise TableRefused if a column has a reserved name. Iceberg accepts such a table, but no merge into it."""
+        if reserved := sorted(_RESERVED.intersection(name.lower() for name in schema.fieldNames())):
+            raise TableRefused(
+                f"{self.name}: a table in Iceberg cannot have columns with the names {', '.join(reserved)}, because "
+                "Iceberg's own metadata columns have these names. Nothing of this batch was applied. Rename the "
+                "columns in PostgreSQL, leave the table out of `tables`, or mirror it to Delta"
+            )
 
     def extend(self, rows: DataFrame, commit: Commit) -> int:
         """Add rows, which may have columns, fields and wider types that the table lacks."""

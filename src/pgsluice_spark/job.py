@@ -40,6 +40,23 @@ class TopicJob:
         self._readings = {table: topic_reading(versions, topic, table) for table in tables_of(versions)}
         self._chosen = [table for table in self._readings if copies.is_chosen(table)]
 
+    @property
+    def tables(self) -> Sequence[str]:
+        """The tables that this job applies."""
+        return self._chosen
+
+    def leave(self, table: str) -> None:
+        """Do not apply a table, because it has changes in another topic. Its events here are still counted."""
+        self._chosen.remove(table)
+
+    def has_changes(self, table: str) -> bool:
+        """Return whether the cuts have changes of a table in this topic."""
+        offsets = self._offsets([cut for cut in self._cuts if not self._is_of_a_former_topic(cut)])
+        if not offsets:
+            return False
+        with self._copies.session() as spark:
+            return not self._readings[table].changes(self._origin.read(spark, self._topic, offsets)).isEmpty()
+
     def run(self) -> None:
         """Read all tables, compare the counts, and only then commit the tables, one after the other."""
         with self._copies.session() as spark:

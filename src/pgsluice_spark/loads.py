@@ -7,7 +7,7 @@ marks in the cut records. The ``r`` events of a load are between its marks ``beg
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pgsluice_spark.cuts import Cut, Mark, Position
 
@@ -26,11 +26,16 @@ GAP: Final = "gap"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that has begun and not ended. ``rows`` is the number of its distinct ``r`` events that have been read."""
+    """A load that has begun and not ended.
+
+    ``rows`` is the number of its distinct ``r`` events that have been read. If ``lacks_changes`` is true, changes of
+    the table since the load began are missing, so the table is not complete when the load ends.
+    """
 
     id: str
     begin: Position
     rows: int = 0
+    lacks_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,13 @@ class TableState:
         """Return the state from a text of :meth:`to_json`. Raise ValueError, TypeError or KeyError for other texts."""
         fields = json.loads(text)
         load = fields["load"]
-        fields["load"] = None if load is None else Load(load["id"], Position(*load["begin"]), load["rows"])
+        fields["load"] = None if load is None else _load(load)
         return cls(**{**fields, "key": tuple(fields["key"])})
+
+
+def _load(fields: Mapping[str, Any]) -> Load:
+    lacks_changes = fields.get("lacks_changes", False)  # former versions have not written it
+    return Load(fields["id"], Position(*fields["begin"]), fields["rows"], lacks_changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +112,23 @@ def advanced(
     return replace(state, offset=last.offset, cut=last.number, epoch=last.epoch, end_lsn=last.end_lsn), gone
 
 
+def lacking(state: TableState, marks: Sequence[Mark], place: Position) -> TableState:
+    """Return the state of a table that lacks a change. ``place`` is the position of the last such change in a piece.
+
+    ``marks`` are the table's marks in the piece. A load that began after the change has read the row since.
+    """
+    if state.load is not None and state.load.begin < place:
+        state = replace(state, load=replace(state.load, lacks_changes=True))
+    ended = {mark.id for mark in marks if mark.state == "end"}
+    is_replaced = any(mark.state == "begin" and mark.id in ended and mark.position > place for mark in marks)
+    return state if is_replaced and state.status == LOADED else replace(state, status=PARTIAL)
+
+
 def _after(state: TableState, mark: Mark, rows: Mapping[str, int]) -> TableState:
     if mark.state == "begin":
-        status = LOADING if state.status == UNLOADED else state.status
+        # Without a key, the rows of the load do not replace the earlier rows before the load ends.
+        is_doubled = state.status == LOADED and not state.key
+        status = LOADING if state.status == UNLOADED or is_doubled else state.status
         return replace(state, status=status, load=Load(mark.id, mark.position))
     if mark.state == "stale":
         return replace(state, status=STALE)
@@ -117,7 +141,7 @@ def _ended(state: TableState, mark: Mark, rows: Mapping[str, int]) -> TableState
     load = state.load
     if load is None or load.id != mark.id:  # the beginning of the load was not among the cuts that were read
         return state if state.status == LOADED else replace(state, status=PARTIAL)
-    is_whole = load.rows + rows.get(load.id, 0) == mark.rows
+    is_whole = load.rows + rows.get(load.id, 0) == mark.rows and not load.lacks_changes
     if is_whole and mark.replaces:
         return replace(state, status=LOADED, load=None)
     return replace(state, status=LOADED if state.status == LOADED and is_whole else PARTIAL, load=None)

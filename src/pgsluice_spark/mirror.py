@@ -19,6 +19,7 @@ from pgsluice_spark.errors import TableRefused
 from pgsluice_spark.fold import NET, OF_LIVES, OPS, folded, located, moved, placed, unfolded
 from pgsluice_spark.lives import POSITION
 from pgsluice_spark.loads import Interval, TableState, advanced, intervals
+from pgsluice_spark.numerics import numeric_keys, text_in_row
 from pgsluice_spark.rows import SYSTEM, Effect, bounded_columns, is_before, merge_of, remaining, target_schema
 from pgsluice_spark.targets import Commit, TargetTable, quoted
 from pgsluice_spark.work import Prepared, Work
@@ -38,7 +39,9 @@ def prepare(work: Work, table: TargetTable) -> Prepared:
 
 
 def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
-    return truncates_of(work.events) if work.declared.get("t") else (None, {})
+    """Return the position of the last truncate that was not applied before, and the number of all truncates."""
+    last, counts = truncates_of(work.events) if work.declared.get("t") else (None, {})
+    return None if last is not None and work.is_repeated(last) else last, counts
 
 
 def _without_truncates(work: Work) -> DataFrame:
@@ -182,8 +185,15 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
         for name, kind in kinds.items()
     }
     key = events.schema["key"].dataType
+    numeric = numeric_keys(key, after)
+    texts = {
+        name: F.expr(text_in_row("", name, f"{SYSTEM}.raw", scale)) if name.lower() in have else F.lit(None)
+        for name, scale in numeric.items()
+    }
     known = rows.select(
-        F.struct(*(columns[part.name].cast(part.dataType).alias(part.name) for part in key)).alias("key"),
+        F.struct(
+            *(texts.get(part.name, columns[part.name]).cast(part.dataType).alias(part.name) for part in key)
+        ).alias("key"),
         F.struct(*(column.alias(name) for name, column in columns.items())).alias("after"),
         *(F.col(f"{SYSTEM}.{name}").alias(name) for name in (*POSITION, "ts", "unchanged", "raw")),
         F.lit("r").alias("op"),

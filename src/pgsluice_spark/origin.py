@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 
 from pgsluice_spark.batches import ranges
 from pgsluice_spark.brokers import Brokers
-from pgsluice_spark.cuts import Cut, Ranges, collected, cut_reading, decoded_cuts
+from pgsluice_spark.cuts import Cut, Position, Ranges, collected, cut_reading, decoded_cuts
 from pgsluice_spark.decode import decoded
 from pgsluice_spark.names import table_name
 from pgsluice_spark.registry import Registry
@@ -65,18 +65,23 @@ class Origin:
         marks = found.select(F.inline("snapshots")).where("state = 'begin' AND replaces")
         return {table_name(mark["schema"], mark["table"]) for mark in marks.select("schema", "table").collect()}
 
-    def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> set[str]:
-        """Return the tables that lack changes of these cuts, because dead letters replace these changes."""
+    def tables_with_dead_letters(self, cuts: Sequence[Cut]) -> Mapping[str, Position]:
+        """Return the tables that lack changes of these cuts, because dead letters replace these changes.
+
+        Each table has the position of the last of these changes.
+        """
         topic = f"{self.prefix}.dead_letters"
         offsets = ranges(cuts, topic)
         if not offsets:
-            return set()
+            return {}
         reading = record_reading(self.registry.versions((f"{topic}-value",)))
         letters = self.read(self.spark, topic, offsets).select(decoded("value", reading).alias("letter"))
         # Dead letters of rows that a load has read do not matter here. The missing rows are noticed when the load ends,
         # because its rows are counted then.
-        tables = letters.where("letter.op != 'r'").select("letter.schema", "letter.table").distinct()
-        return {table_name(row["schema"], row["table"]) for row in tables.collect()}
+        changes = letters.where("letter.op != 'r'").select("letter.*")
+        last = F.max(F.struct("epoch", "lsn", "seq")).alias("last")
+        tables = changes.groupBy("schema", "table").agg(last).collect()
+        return {table_name(row["schema"], row["table"]): Position(*row["last"]) for row in tables}
 
     def topics_of_tables(self, offset: int) -> list[str]:
         """Return the topics of tables, including those that were created after the cut record at ``offset``."""

@@ -89,8 +89,15 @@ _RELATION: Final = """
 _FILTERS: Final = "SELECT 1 FROM pg_publication_rel WHERE prrelid = {oid} AND prqual IS NOT NULL"
 
 _COLUMNS: Final = """
-    SELECT a.attname, coalesce(b.typname, t.typname), t.typcategory
-    FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_type AS b ON b.oid = t.typbasetype
+    SELECT a.attname, base.typname, t.typcategory
+    FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid CROSS JOIN LATERAL (
+        WITH RECURSIVE domain AS (
+            SELECT t.typname, t.typbasetype
+            UNION ALL
+            SELECT b.typname, b.typbasetype FROM domain AS d JOIN pg_type AS b ON b.oid = d.typbasetype
+        )
+        SELECT typname FROM domain WHERE typbasetype = 0
+    ) AS base
     WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 

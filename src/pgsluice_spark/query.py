@@ -149,13 +149,45 @@ class Applier:
 
     def _apply_piece(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> None:
         begin = time.monotonic()
-        used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
-        now = self._brokers.topics(places(cuts, used)) if used else {}
-        jobs = [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in used]
+        jobs = self._jobs(cuts, versions)
+        for table, among in _in_several_topics(jobs).items():
+            # The table's topic was changed in the settings. It may change between two of these cuts.
+            having = [job for job in among if job.has_changes(table)] or among[:1]
+            if len(having) > 1:
+                self._apply_halves(cuts, versions, table)
+                return
+            for job in among:
+                if job is not having[0]:
+                    job.leave(table)
         with ThreadPoolExecutor(PARALLELISM) as pool:
             running = [pool.submit(job.run) for job in jobs]
-        for job in running:
-            job.result()
+        for one in running:
+            one.result()
         self._copies.finish(cuts, self._origin.tables_with_dead_letters(cuts))
-        self.progress = Progress.of(cuts, len(used), time.monotonic() - begin, time.time())
+        self.progress = Progress.of(cuts, len(jobs), time.monotonic() - begin, time.time())
         _LOG.info("%s", self.progress)
+
+    def _apply_halves(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]], table: str) -> None:
+        """Apply the cuts in two pieces, because a piece must not have changes of ``table`` in several topics."""
+        if len(cuts) == 1:
+            raise PipelineError(
+                f"cut {cuts[0].number} has changes of table {table} in several topics, which pgsluice never writes. "
+                "Nothing of this cut was applied. Find out what else writes to these topics"
+            )
+        middle = len(cuts) // 2
+        self._apply_piece(cuts[:middle], versions)
+        self._apply_piece(cuts[middle:], versions)
+
+    def _jobs(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> list[TopicJob]:
+        used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
+        now = self._brokers.topics(places(cuts, used)) if used else {}
+        return [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in used]
+
+
+def _in_several_topics(jobs: Sequence[TopicJob]) -> Mapping[str, list[TopicJob]]:
+    """Return the tables that several topics have schemas of, with the jobs of these topics."""
+    found: dict[str, list[TopicJob]] = {}
+    for job in jobs:
+        for table in job.tables:
+            found.setdefault(table, []).append(job)
+    return {table: among for table, among in found.items() if len(among) > 1}

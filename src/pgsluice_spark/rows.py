@@ -17,6 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, IntegralType, MapType, String
 from pgsluice_spark.cuts import Position
 from pgsluice_spark.errors import TableRefused
 from pgsluice_spark.lives import POSITION
+from pgsluice_spark.numerics import numeric_keys, shortest, text_in_row
 from pgsluice_spark.targets import Merge, quoted
 
 SYSTEM: Final = "_pgsluice"
@@ -98,11 +99,7 @@ def merge_of(effect: Effect, gone: Position | None, *, sweeps: bool) -> Merge:
     source = (
         net if gone is None else net.withColumn("op", F.when(F.expr(is_before("", gone)), "d").otherwise(F.col("op")))
     )
-    kinds = {part.name: part.dataType for part in net.schema["key"].dataType} if effect.key else {}
-    equal = [
-        f"{comparable_sql(f't.{quoted(name)}', kinds[name])} = {comparable_sql(f's.key.{quoted(name)}', kinds[name])}"
-        for name in effect.key
-    ]
+    equal = _equal_keys(effect.key, net.schema["key"].dataType, net.schema["cells"].dataType) if effect.key else ()
     # without a key, all rows are new
     condition = " AND ".join([*equal, *_within(effect.bounds)]) or "false"
     clauses = [
@@ -113,6 +110,18 @@ def merge_of(effect: Effect, gone: Position | None, *, sweeps: bool) -> Merge:
     if gone is not None and sweeps:
         clauses.append(f"WHEN NOT MATCHED BY SOURCE AND {is_before(f't.{SYSTEM}.', gone)} THEN DELETE")
     return Merge(source, condition, clauses)
+
+
+def _equal_keys(names: Sequence[str], key: StructType, row: StructType) -> Iterator[str]:
+    """Yield conditions which together are true if the row ``t`` of the target has the key of the record ``s``."""
+    kinds, numeric = {part.name: part.dataType for part in key}, numeric_keys(key, row)
+    for name in names:
+        theirs, ours = f"t.{quoted(name)}", f"s.key.{quoted(name)}"
+        if name in numeric:
+            theirs = text_in_row("t.", name, f"t.{SYSTEM}.raw", numeric[name])
+            yield f"{shortest(theirs)} = {shortest(ours)}"
+        else:
+            yield f"{comparable_sql(theirs, kinds[name])} = {comparable_sql(ours, kinds[name])}"
 
 
 def _within(bounds: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:

@@ -25,10 +25,12 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
     """
     seen = work.events.where("op != 'r'").where(snapshot.sees(F.col("xid"))).localCheckpoint()
     truncated, _ = truncates_of(seen) if work.declared.get("t") else (None, {})
+    if truncated is not None and work.is_repeated(truncated):
+        truncated = None
     floor = max(filter(None, (truncated, work.repeated)), default=None)
     kept = rows if truncated is None else rows.limit(0)
     if not key:
-        return _with_inserts(kept, seen, work)
+        return _with_inserts(kept, seen)
     events = placed(seen.where("op != 't'"), floor)
     fields = work.row_type.fieldNames()
     known = as_events(kept, events)
@@ -38,11 +40,11 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
     return there.select("after.*", _system()).unionByName(changed.select("cells.*", _system()))
 
 
-def _with_inserts(rows: DataFrame, seen: DataFrame, work: Work) -> DataFrame:
+def _with_inserts(rows: DataFrame, seen: DataFrame) -> DataFrame:
     """Return ``rows`` and the inserted rows. A mirrored table without a key has only inserts."""
     events = seen.where("op != 't'")
     new = events.select("after.*", _system())
-    return rows.select(*work.row_type.fieldNames(), F.col(SYSTEM)).unionByName(new, allowMissingColumns=True)
+    return rows.unionByName(new, allowMissingColumns=True)
 
 
 def _system() -> Column:

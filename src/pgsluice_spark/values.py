@@ -42,8 +42,13 @@ _LAST_UNSIGNED: Final = 9999
 _MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text"
 _MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
 _FINITE: Final = f"CASE WHEN isfinite({{0}}) THEN {_MICROS.replace('{}', '{0}')} END"
-_CODES: Final = {("time", "bigint"): _MICROS, ("time", "int"): _MILLIS, ("interval", "bigint"): _FINITE}
-"""The SQL for values that are numbers in a mirror, by PostgreSQL's type and the mirror's type."""
+_CODES: Final = {
+    ("time", "bigint"): _MICROS,
+    ("time", "int"): _MILLIS,
+    ("interval", "bigint"): _FINITE,
+    ("float4", "double"): "{}::float8::text",  # a double that is read from the text of a float4 would be another one
+}
+"""The SQL for values whose text is not the text of the mirror's value, by PostgreSQL's type and the mirror's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +76,17 @@ class Pair:
         ]
 
     def _code(self, name: str) -> str | None:
-        if isinstance(self.kind, MapType):
-            return f"{name}::json::text"
         if isinstance(self.kind, ArrayType) and self.category == "A":
-            items = f"(SELECT json_agg({_output('e')})::text FROM (SELECT unnest({name}) AS e) AS u)"  # noqa: S608 - quoted
+            element = _code(self.type.removeprefix("_"), self.kind.elementType, "e") or _output("e")
+            items = f"(SELECT json_agg({element})::text FROM (SELECT unnest({name}) AS e) AS u)"  # noqa: S608 - quoted
             is_plain = f"coalesce(array_ndims({name}), 1) = 1 AND coalesce(array_lower({name}, 1), 1) = 1"
             return f"CASE WHEN {name} IS NOT NULL AND {is_plain} THEN coalesce({items}, '[]') END"
-        code = _CODES.get((self.type, self.kind.simpleString()))
-        return None if code is None else code.format(name)
+        return _code(self.type, self.kind, name)
 
     def value(self) -> Column:
         """Return PostgreSQL's value as the mirror's type, or null if the type cannot hold it."""
-        text = F.col(f"t{self.number}")
-        if isinstance(self.kind, MapType):
-            return F.from_json(F.col(f"c{self.number}"), self.kind)
-        if isinstance(self.kind, ArrayType):
-            kind, source = self.kind.elementType, F.col(f"c{self.number}") if self.category == "A" else text
-            return F.transform(F.from_json(source, "array<string>"), lambda item: _read(item, kind))
-        if (self.type, self.kind.simpleString()) in _CODES:
-            return F.col(f"c{self.number}").cast(self.kind)
-        return _read(text, self.kind)
+        is_coded = self._code("") is not None
+        return _read(F.col(f"c{self.number}") if is_coded else self.text(), self.kind)
 
     def key(self) -> Column:
         """Return PostgreSQL's value in the form by which rows are joined.
@@ -155,6 +151,14 @@ class Pair:
         return _CHAR if name == "char" and version < _FIRST_OCTAL else ""
 
 
+def _code(type_: str, kind: DataType, name: str) -> str | None:
+    """Return SQL for a text from which :func:`_read` can read the value, or None if PostgreSQL's own text is enough."""
+    if isinstance(kind, MapType):
+        return f"{name}::json::text"
+    code = _CODES.get((type_, kind.simpleString()))
+    return None if code is None else code.format(name)
+
+
 def _output(name: str) -> str:
     """Return SQL for the text that the type's output function returns for a value.
 
@@ -164,7 +168,14 @@ def _output(name: str) -> str:
 
 
 def _read(text: Column, kind: DataType) -> Column:
-    """Convert a text of PostgreSQL to a value of this type, or to null if the type cannot hold the value."""
+    """Convert a text of PostgreSQL to a value of this type, or to null if the type cannot hold the value.
+
+    The texts of arrays and maps are JSON.
+    """
+    if isinstance(kind, MapType):
+        return F.from_json(text, kind)
+    if isinstance(kind, ArrayType):
+        return F.transform(F.from_json(text, "array<string>"), lambda item: _read(item, kind.elementType))
     reading = _READINGS.get(kind.simpleString())
     return text.try_cast(kind) if reading is None else reading(text)
 

@@ -62,6 +62,10 @@ class Work:
             return None
         return Position(self.state.epoch, self.state.end_lsn - 1, _SEQ_MAX)
 
+    def is_repeated(self, place: Position) -> bool:
+        """Return whether the change at this position was applied before."""
+        return self.repeated is not None and place <= self.repeated
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:

@@ -115,10 +115,10 @@ class Handmade:
             self._producer.produce(self.transactions, frame(CUT_ID, CUT, datum))
         assert self._producer.flush(30) == 0
 
-    def letter(self, table: str, op: str) -> Json:
+    def letter(self, table: str, op: str, lsn: int = 1) -> Json:
         """Write a dead letter. Return the topic entry that the cut record has to contain for this dead letter."""
         fields = {"schema": "public", "table": table, "op": op, "topic": self.topics[table], "reason": "refused"}
-        datum = {**fields, "epoch": 1, "lsn": 1, "seq": 0, "xid": 1, "ts": COMMITTED, "detail": "", "key": None}
+        datum = {**fields, "epoch": 1, "lsn": lsn, "seq": 0, "xid": 1, "ts": COMMITTED, "detail": "", "key": None}
         self._producer.produce(self.dead_letters, frame(LETTER_ID, LETTER, datum))
         assert self._producer.flush(30) == 0
         return {

@@ -26,18 +26,23 @@ pytestmark = pytest.mark.usefixtures("without_compilation")
 SETTINGS: dict[str, dict[str, Any]] = {
     "kafka": {"topics": {"partitions": 2}},
     "snapshot": {"mode": "initial", "chunk_rows": 300},
+    "tables": {"rules": [{"match": "public.kinds", "types": {"widened": "double"}}]},
     "delivery": {"heartbeat": "500ms"},
 }
 SETUP = (
     "CREATE TYPE mood AS ENUM ('sad', 'happy')",
     "CREATE TYPE pair AS (a int, b text)",
+    "CREATE EXTENSION hstore",
+    "CREATE DOMAIN early AS time",
+    "CREATE DOMAIN late AS early",
     """
     CREATE TABLE kinds (
         id int PRIMARY KEY, flag bool, small int2, big int8, amount numeric(10,2), free numeric, ratio float8,
         one float4, note text, fixed char(5), day date, at time, local timestamp, moment timestamptz,
         span interval, token uuid, data bytea, counts int[], tags text[], days date[], blobs bytea[], moods mood[],
         pairs pair[], pair pair, address inet, document jsonb, range int4range,
-        kind regclass, "order lines" text, "cost" money
+        kind regclass, "order lines" text, "cost" money, late late, widened float4,
+        times time[], maps hstore[]
     )
     """,
     r"""
@@ -46,13 +51,14 @@ SETUP = (
      '23:59:59.999999', '1066-10-14 09:00:00.000001', '2024-10-27 02:30:00.123456+02', '1 year 2 days 03:04:05.6',
      '6f1e2c1c-7b1f-4e0e-9f0a-0d6e2a3b4c5d', '\x00ff', '{1,NULL,-3}', '{"a, b",NULL,"","\"\\"}',
      '{2024-02-29,infinity}', '{"\\x00","\\xff"}', '{sad,NULL}', '{"(1,x)",NULL,"(,)"}', '(1,)', '10.0.0.1',
-     '{"b": 1, "a": [null]}', '[1,5)', 'kinds', 'x', '12.5'),
+     '{"b": 1, "a": [null]}', '[1,5)', 'kinds', 'x', '12.5', '12:30:00', 0.1,
+     '{12:00:00,NULL}', '{"a=>1, b=>NULL",NULL}'),
     (2, false, 0, 0, 'NaN', 'NaN', 'NaN', '-Infinity', '', '', 'infinity', '24:00:00', '-infinity',
      '0044-03-15 12:00:00+00 BC', '-1 day', NULL, '', '{}', '{}', '{}', '{}', '{}', '{}', '(,)', '10.0.0.0/8', 'null',
-     'empty', NULL, '', '0'),
+     'empty', NULL, '', '0', '24:00:00', 'NaN', '{}', '{}'),
     (3, NULL, 1, 1, 1, 1, '-Infinity', 'NaN', 'c', 'ccccc', '9999-12-31', '00:00:00', '9999-12-31 23:59:59.999999',
      '0001-01-01 00:00:00+00', NULL, NULL, NULL, '[2:3]={1,2}', '{{a,b},{c,d}}', NULL, NULL, NULL, NULL, NULL, '::1',
-     NULL, NULL, NULL, NULL, NULL)
+     NULL, NULL, NULL, NULL, NULL, NULL, '-Infinity', NULL, NULL)
     """,
     "INSERT INTO kinds (id) VALUES (4)",
     "CREATE TABLE orders (id int, part int, amount numeric(10,2), note text, PRIMARY KEY (id, part))",
@@ -61,6 +67,8 @@ SETUP = (
     "INSERT INTO orders SELECT n, 1, n, repeat('kept out of line ', 300) FROM generate_series(1, 1000) AS n",
     "CREATE TABLE events (what text, many int)",
     "INSERT INTO events SELECT 'event ' || n % 10, n % 7 FROM generate_series(1, 100) AS n",
+    "CREATE TABLE growing (few int)",
+    "INSERT INTO growing VALUES (1)",
     "CREATE TABLE empty (id int PRIMARY KEY, note text)",
     "CREATE TABLE truncated (id int PRIMARY KEY, note text)",
     "INSERT INTO truncated SELECT n, 'row ' || n FROM generate_series(1, 100) AS n",
@@ -69,7 +77,7 @@ SETUP = (
     "CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (50) TO (100)",
     "INSERT INTO parted SELECT n, 'row ' || n FROM generate_series(1, 99) AS n",
 )
-LOADED = 8
+LOADED = 9
 
 WRITES = (
     "UPDATE orders SET amount = amount + 1 WHERE id <= 1000 AND id % 50 = {n} % 50",
@@ -174,6 +182,7 @@ def test_undamaged_tables_that_are_written_to(
     target = mirrored(shop, tmp_path)
     with writing(database) as writer:
         shop.run("TRUNCATE truncated", "INSERT INTO truncated VALUES (1, 'again')")
+        shop.run("ALTER TABLE growing ADD more int", "INSERT INTO growing VALUES (2, 2)")
         commits = writer.commits
         report = audited(shop, target, database)
         assert writer.commits > commits

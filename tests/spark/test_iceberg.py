@@ -148,3 +148,12 @@ def test_a_type_that_iceberg_cannot_widen(orders: Orders) -> None:
     assert orders.table.read().count() == 2
     with pytest.raises(TableRefused, match="column `id` has become double, and Iceberg cannot change bigint"):
         orders.table.extend(orders.rows().select(F.col("id").cast("double")), orders.commit())
+
+
+def test_names_that_iceberg_reserves(orders: Orders) -> None:
+    wide = orders.rows().withColumns({"_Pos": F.lit(1), "_file": F.lit("a")})
+    with pytest.raises(TableRefused, match="cannot have columns with the names _file, _pos, because"):
+        orders.table.extend(wide, orders.commit())
+    assert orders.table.read().columns == ["id"]
+    with pytest.raises(TableRefused, match="_file, _pos"):
+        Orders(orders.spark).table.create(wide.schema, wide, orders.commit())

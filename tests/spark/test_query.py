@@ -124,6 +124,21 @@ def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path
     assert set(consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))) == {"public.orders", "public.lines"}
 
 
+def test_a_table_whose_topic_changes(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """Check that the changes in both topics are applied, and in their order, even if one batch has all of them."""
+    made = make("orders", "goods")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    made.cut(event("orders", "c", 11, 0, {"id": 2}, after={"note": "a"}))
+    made.topics["orders"] = made.topics["goods"]
+    made.register("orders", COLUMNS, {"id": "int"})
+    made.cut(event("orders", "u", 20, 0, {"id": 1}, after={"note": "b"}))
+    mirrored(made, tmp_path)
+    made.cut(event("orders", "c", 30, 0, {"id": 3}, after={"note": "c"}))
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("b", None), 2: ("a", None), 3: ("c", None)}
+
+
 def test_a_truncate_in_every_partition(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders", partitions=2)
     event = made.event
@@ -159,6 +174,29 @@ def test_rows_that_are_read_again(make: Callable[..., Handmade], tmp_path: Path)
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 2: ("r", 5)}
 
 
+def test_a_dead_letter_during_a_load(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """Check that only the next load makes the table complete, whether one piece has all cuts or each cut is a piece."""
+    made = make("orders")
+    event = made.event
+    read = event("orders", "r", 20, -9, {"id": 1}, after={"note": "old"})
+    made.cut(read, snapshots=[mark("begin", 20, -10)])
+    made.write_cut([made.letter("orders", "u", 30)], end_lsn=31)
+    made.cut(snapshots=[mark("end", 40, -8, rows=1)], end_lsn=40)
+    for place, most in (("each cut", 1), ("at once", 1000)):
+        mirrored(made, tmp_path / place, max_events=most)
+    read = event("orders", "r", 50, -9, {"id": 1}, after={"note": "new"})
+    made.cut(read, snapshots=[mark("begin", 50, -10, id="b"), mark("end", 50, -8, id="b", rows=1)])
+    for place, most in (("each cut", 1), ("at once", 1000)):
+        target = Delta(str(tmp_path / place / "lake"))
+        assert consistent_view(made.pipeline.spark, target).status == {"public.orders": "partial"}
+        mirrored(made, tmp_path / place, max_events=most)
+        assert consistent_view(made.pipeline.spark, target).status == {"public.orders": "loaded"}
+    mirrored(made, tmp_path / "later")
+    assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "later/lake"))).status == {
+        "public.orders": "loaded"
+    }
+
+
 def test_a_row_that_is_inserted_and_loaded_in_the_same_piece(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     event = made.event
@@ -171,6 +209,49 @@ def test_a_row_that_is_inserted_and_loaded_in_the_same_piece(make: Callable[...,
     assert rows(made, tmp_path) == {1: ("r", None), 3: ("r", None)}
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == {1: ("r", None), 3: ("r", None)}
+
+
+def _text(row: Any) -> str:  # noqa: ANN401 - Spark's rows have no types
+    """Return the numeric in the row's column ``code``."""
+    if row["code"] is None:
+        return str(row["_pgsluice"]["raw"]["code"])
+    text = f"{row['code']:f}"
+    return text.rstrip("0").rstrip(".")
+
+
+def test_keys_that_are_numerics(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """A numeric is a string in keys, and a decimal in rows (tables.numeric)."""
+    made = make("orders")
+    made.register("orders", [column("code", decimal(38, 9)), *COLUMNS[1:]], {"code": "string"})
+    near = "9007199254740992", "9007199254740993"  # which are equal as doubles
+
+    def event(op: str, lsn: int, key: str, note: str | None = None, seq: int = 0, **fields: Any) -> Any:  # noqa: ANN401
+        code = None if key == "NaN" else Decimal(key).quantize(Decimal("1e-9"))
+        raw = {"code": key} if code is None and op != "d" else {}
+        return made.event("orders", op, lsn, seq, {"code": key}, after={"code": code, "note": note}, raw=raw, **fields)
+
+    def found() -> dict[str, str]:
+        rows = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))["public.orders"].collect()
+        assert len({row["code"] for row in rows}) == len(rows)
+        return {_text(row): row["note"] for row in rows}
+
+    made.cut(*(event("c", 10 + n, key, "a") for n, key in enumerate((*near, "NaN", "9", "0.000000001", "1200"))))
+    mirrored(made, tmp_path)
+    moves: Json = {"flags": ["key_change"]}
+    made.cut(
+        event("d", 20, near[1]),
+        event("u", 21, "NaN", "b"),
+        event("d", 22, "9", seq=0, **moves),
+        event("c", 22, "10", seq=1, unchanged=["note"], **moves),
+        event("d", 23, "0.000000001", seq=0, **moves),
+        event("c", 23, "0.0000000010", "c", seq=1, **moves),
+        event("u", 24, "1200", "d"),
+    )
+    mirrored(made, tmp_path)
+    assert found() == {near[0]: "a", "NaN": "b", "10": "a", "0.000000001": "c", "1200": "d"}
+    made.cut(*(event("d", 30, key, seq=n) for n, key in enumerate(("NaN", "10", "0.0000000010", "1200"))))
+    mirrored(made, tmp_path)
+    assert found() == {near[0]: "a"}
 
 
 class Keys(NamedTuple):
@@ -318,6 +399,21 @@ def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
     assert rows(made, tmp_path) == expected
     mirrored(made, tmp_path / "at once")
     assert rows(made, tmp_path / "at once") == expected
+
+
+def test_a_repeated_truncate(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 7}, after={"note": "x"}))
+    first = event("orders", "t", 20, 0, {"id": 0}), event("orders", "c", 21, 0, {"id": 1}, after={"note": "a"})
+    made.cut(*first)
+    mirrored(made, tmp_path)
+    made.cut(*first, event("orders", "c", 30, 0, {"id": 2}, after={"note": "b"}), number=2)
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("a", None), 2: ("b", None)}
+    made.cut(event("orders", "t", 40, 0, {"id": 0}))
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {}
 
 
 @pytest.mark.long

@@ -123,7 +123,7 @@ def a_load_that_lacks_rows_is_incomplete(patch: pytest.MonkeyPatch) -> None:
 
 
 def dead_letters_count_as_missing_changes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Origin, "tables_with_dead_letters", lambda *_: [])
+    patch.setattr(Origin, "tables_with_dead_letters", lambda *_: {})
 
 
 def records_of_other_tables_in_the_topic_are_left_out(patch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from pgsluice_spark.loads import (
     TableState,
     advanced,
     intervals,
+    lacking,
 )
 
 BEGIN, END = Position(1, 50, -9), Position(1, 70, -2)
@@ -59,8 +60,33 @@ def test_a_load_that_replaces_nothing() -> None:
     marks = mark("begin", BEGIN), mark("end", END, 10, replaces=False)
     state, gone = after(TableState(), *marks, a=10)
     assert (state.status, gone) == (PARTIAL, None)
-    state, gone = after(TableState(status=LOADED), *marks, a=10)
+    state, gone = after(TableState(status=LOADED, key=("id",)), *marks, a=10)
     assert (state.status, gone) == (LOADED, None)
+
+
+def test_a_table_without_key_is_loaded_only_if_the_load_replaces_its_rows() -> None:
+    """Without a key, the rows of the load are in the copy beside the same rows from before."""
+    state, _ = after(TableState(status=LOADED), mark("begin", BEGIN), a=4)
+    assert state.status == LOADING
+    assert after(state, mark("end", END, 4))[0].status == LOADED
+    assert after(state, mark("end", END, 4, replaces=False))[0].status == PARTIAL
+
+
+@pytest.mark.parametrize("begins_in_piece", [False, True])
+@pytest.mark.parametrize(
+    ("place", "status"), [(Position(1, 49, 0), LOADED), (Position(1, 50, 0), PARTIAL), (Position(1, 90, 0), PARTIAL)]
+)
+def test_a_load_repairs_only_changes_that_are_missing_from_before_its_beginning(
+    place: Position, status: str, *, begins_in_piece: bool
+) -> None:
+    begin, end = mark("begin", BEGIN), mark("end", END, 4)
+    if begins_in_piece:
+        state = lacking(after(TableState(), begin, end, a=4)[0], [begin, end], place)
+    else:
+        state = lacking(after(TableState(), begin, a=4)[0], [begin], place)
+        assert (state.status, TableState.from_json(state.to_json())) == (PARTIAL, state)
+        state, _ = after(state, end)
+    assert state.status == status
 
 
 def test_a_load_whose_beginning_is_missing() -> None:
@@ -79,7 +105,7 @@ def test_a_load_that_begins_again() -> None:
 
 
 def test_a_table_stays_loaded_while_it_is_loaded_again() -> None:
-    state, gone = after(TableState(status=LOADED), mark("begin", BEGIN), a=4)
+    state, gone = after(TableState(status=LOADED, key=("id",)), mark("begin", BEGIN), a=4)
     assert (state.status, gone) == (LOADED, None)
 
 
