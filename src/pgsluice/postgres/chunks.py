@@ -37,6 +37,15 @@ from pgsluice.postgres.async_libpq import Wire, answered_within
 from pgsluice.postgres.failures import ServerError
 from pgsluice.postgres.options import ConnectionOptions
 from pgsluice.postgres.primary import Primary
+from pgsluice.postgres.row_commands import (
+    array,
+    copy_next,
+    copy_those,
+    select_all,
+    select_condition,
+    select_those,
+    table_name,
+)
 from pgsluice.relation import Column, PgType, Relation, TableId, with_partition_keys
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
 
@@ -103,7 +112,7 @@ class ChunkReader:
     async def shape(self, table: TableId) -> Shape | None:
         """Return the present shape of the table, or None if it does not exist or is not published any more."""
         connection = await self._reading()
-        sql = published_queries.shape(connection.version, table.oid, _array(self._publications))
+        sql = published_queries.shape(connection.version, table.oid, array(self._publications))
         rows = await connection.query_again(sql, table)
         return _shape(table.oid, str(rows[0][0])) if rows else None
 
@@ -120,7 +129,7 @@ class ChunkReader:
         """
         connection = await self._reading()
         begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-        await connection.query(f"{begin}; LOCK TABLE {_table(shape)} IN ACCESS SHARE MODE", shape.relation)
+        await connection.query(f"{begin}; LOCK TABLE {table_name(shape)} IN ACCESS SHARE MODE", shape.relation)
 
     async def look(self) -> Snapshot:
         """Return a snapshot that says which transactions are visible now."""
@@ -139,7 +148,7 @@ class ChunkReader:
         """
         await self._check_shape(shape)
         connection = await self._reading()
-        frames, is_cut = await connection.copy(_copy_next(shape, after, limit), shape.relation, size)
+        frames, is_cut = await connection.copy(copy_next(shape, after, limit), shape.relation, size)
         return Chunk(frames, is_last=not is_cut and len(frames) < limit)
 
     async def rows_of(self, shape: Shape, keys: Sequence[Sequence[str]], size: int) -> Chunk:
@@ -149,9 +158,9 @@ class ChunkReader:
         """
         await self._check_shape(shape)
         connection = await self._reading()
-        condition = _is_one_of(shape, await connection.texts(keys, _key_types(shape)))
+        found = await connection.texts(keys, _key_types(shape))
         limit = size if len(keys) > 1 else _NO_LIMIT
-        frames, is_cut = await connection.copy(_copy(shape, condition), shape.relation, limit)
+        frames, is_cut = await connection.copy(copy_those(shape, found), shape.relation, limit)
         if is_cut:
             raise ReadTooSlow(f"{len(keys)} rows of table {shape.relation} together have more than {size:,} bytes.")
         return Chunk(frames, is_last=True)
@@ -164,7 +173,7 @@ class ChunkReader:
             found.append(tuple(after))
         if found:
             every = replace(shape, where="", filter="")  # conditions may have refused a value as well
-            await connection.run_one(f"{_select(every, _is_one_of(every, found))} LIMIT 0", shape.relation)
+            await connection.run_one(f"{select_those(every, found)} LIMIT 0", shape.relation)
 
     async def size(self, shape: Shape) -> int:
         """Return how many bytes the table takes on disk, with its partitions and without indexes."""
@@ -181,7 +190,7 @@ class ChunkReader:
         connection = await self._reading()
         # Between two portions, the rows are written to Kafka, which may take a long time.
         await connection.query(f"SET LOCAL idle_in_transaction_session_timeout = {WHOLE_IDLE_TIMEOUT_MS}")
-        await connection.run_one(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR {_select(shape)}", shape.relation)
+        await connection.run_one(f"DECLARE {_CURSOR} NO SCROLL CURSOR FOR {select_all(shape)}", shape.relation)
 
     async def next_rows(self, shape: Shape, limit: int, size: int) -> Chunk:
         """Return the next rows, at most ``limit``. Stop soon after the rows have ``size`` bytes."""
@@ -199,12 +208,9 @@ class ChunkReader:
     async def check_readable(self, shape: Shape) -> None:
         """Raise TableUnreadable if we may not read the rows, or if ``shape.where`` is not a valid condition on them."""
         connection = await self._reading()
-        await connection.run_one(f"{_select(shape)} LIMIT 0", shape.relation)
+        await connection.run_one(f"{select_all(shape)} LIMIT 0", shape.relation)
         if shape.where:
-            # A parenthesis in the condition could end the one in which _select() puts the condition, so that the rest
-            # of the condition would apply to other rows. Within a bracket, such a parenthesis is a syntax error.
-            probe = f"SELECT ARRAY[{shape.where}\n] FROM {_table(shape)} AS r LIMIT 0"  # noqa: S608 - see _select()
-            await connection.run_one(probe, shape.relation)
+            await connection.run_one(f"{select_condition(shape)} LIMIT 0", shape.relation)
 
     async def _check_shape(self, shape: Shape) -> None:
         if await self.shape(shape.relation) != replace(shape, where=""):
@@ -431,59 +437,10 @@ def _shape(oid: int, text: str) -> Shape:
     )
 
 
-def _copy_next(shape: Shape, after: Sequence[str], limit: int) -> str:
-    """Return the command that copies the rows that follow the key ``after``."""
-    condition = f"({_key(shape)}) > ({_literals(after)})" if after else ""
-    return _copy(shape, condition, f" ORDER BY {_key(shape)} LIMIT {limit}")
-
-
-def _is_one_of(shape: Shape, keys: Sequence[Sequence[str]]) -> str:
-    """Return the condition that a row has one of these keys."""
-    return f"({_key(shape)}) IN ({', '.join(f'({_literals(key)})' for key in keys)})"
-
-
 def _key_types(shape: Shape) -> list[int]:
     """Return the oids of the types of the key."""
     types = {column.name: column.type.oid for column in shape.relation.columns}
     return [types[name] for name in shape.key]
-
-
-def _copy(shape: Shape, condition: str, rest: str = "") -> str:
-    return f"COPY ({_select(shape, condition)}{rest}) TO STDOUT"
-
-
-def _select(shape: Shape, condition: str = "") -> str:
-    # All names and values are quoted. Only shape.where is a user's SQL. The line break ends a comment in shape.where.
-    columns = ", ".join(f"r.{queries.identifier(column.name)}" for column in shape.relation.columns)
-    own = f"{shape.where}\n" if shape.where else ""
-    conditions = " AND ".join(f"({one})" for one in (shape.filter, condition, own) if one)
-    where = f" WHERE {conditions}" if conditions else ""
-    return f"SELECT {columns} FROM {_table(shape)} AS r{where}"  # noqa: S608 - names and values are quoted
-
-
-def _key(shape: Shape) -> str:
-    return ", ".join(f"r.{queries.identifier(name)}" for name in shape.key)
-
-
-def _literals(values: Sequence[str]) -> str:
-    return ", ".join(_literal(value) for value in values)
-
-
-def _table(shape: Shape) -> str:
-    """Return the table as SQL: a root with its partitions, any other table without the tables that inherit from it."""
-    name = f"{queries.identifier(shape.relation.namespace)}.{queries.identifier(shape.relation.name)}"
-    return name if shape.is_root else f"ONLY {name}"
-
-
-def _array(names: Sequence[str]) -> str:
-    """Return an array of strings as SQL."""
-    return f"ARRAY[{_literals(names)}]"
-
-
-def _literal(text: str) -> str:
-    """Return a string literal that is correct even if standard_conforming_strings is off."""
-    escaped = text.replace("\\", "\\\\").replace("'", "''")
-    return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 
 
 def _text(value: bytes | None) -> str | None:
