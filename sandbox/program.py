@@ -128,7 +128,7 @@ class Program:
         return found
 
     def status_text(self) -> str:
-        """Return the content of ``/status``, or the reason why there is none, for the message of an error."""
+        """Return the content of ``/status`` for an error message. If there is none, return the reason."""
         try:
             return json.dumps(self.status())
         except ServerError as error:

@@ -30,7 +30,7 @@ _INFINITE: Final = (DateType, TimestampType, TimestampNTZType)
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
     """Read the changes of ``work``. Return their counts and the function that commits them."""
-    truncated, truncates = _truncates(work)
+    truncated, truncates = truncates_of(work, work.events)
     floor = max(filter(None, (truncated, work.repeated)), default=None)
     piece = _Piece(work, table, truncated)
     if work.reading.keys is None:
@@ -38,22 +38,18 @@ def prepare(work: Work, table: TargetTable) -> Prepared:
     return _prepare(piece, floor, truncates)
 
 
-def _truncates(work: Work) -> tuple[Position | None, Mapping[str, int]]:
-    """Return the position of the last truncate that was not applied before, and the number of all truncates."""
-    last, counts = truncates_of(work.events) if work.declared.get("t") else (None, {})
-    return None if last is not None and work.is_repeated(last) else last, counts
-
-
 def _without_truncates(work: Work) -> DataFrame:
     """Return the changes of single rows. A filter makes Spark decode each record twice, so use it only if necessary."""
     return work.events.where("op != 't'") if work.declared.get("t") else work.events
 
 
-def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
-    """Return the position of the last truncate, and the number of truncates.
+def truncates_of(work: Work, events: DataFrame) -> tuple[Position | None, Mapping[str, int]]:
+    """Return the position of the last truncate that was not applied before, and the number of all truncates.
 
-    A truncate has a record in every partition, but is counted once.
+    ``events`` has the events of ``work`` to consider. A truncate has a record in every partition, but is counted once.
     """
+    if not work.declared.get("t"):
+        return None, {}
     found = (
         events.where("op = 't'")
         .select(F.struct(*POSITION).alias("position"))
@@ -61,7 +57,10 @@ def truncates_of(events: DataFrame) -> tuple[Position | None, Mapping[str, int]]
         .first()
     )
     assert found is not None, "an aggregation without groups has one row"
-    return (Position(*found["last"]), {"t": found["count"]}) if found["count"] else (None, {})
+    if not found["count"]:
+        return None, {}
+    last = Position(*found["last"])
+    return None if work.is_repeated(last) else last, {"t": found["count"]}
 
 
 def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
@@ -185,10 +184,10 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
         for name, kind in kinds.items()
     }
     key = events.schema["key"].dataType
-    numeric = numeric_keys(key, after)
     texts = {
-        name: F.expr(text_in_row("", name, f"{SYSTEM}.raw", scale)) if name.lower() in have else F.lit(None)
-        for name, scale in numeric.items()
+        name: F.expr(text_in_row("", name, f"{SYSTEM}.raw", scale))
+        for name, scale in numeric_keys(key, after).items()
+        if name.lower() in have
     }
     known = rows.select(
         F.struct(

@@ -10,8 +10,6 @@ doubles. So both are compared as texts without zeros at the end of the fraction.
 https://www.postgresql.org/docs/current/datatype-numeric.html
 """
 
-from collections.abc import Iterator
-
 from pyspark.sql.types import DecimalType, StringType, StructType
 
 from pgsluice_spark.targets import quoted
@@ -19,15 +17,12 @@ from pgsluice_spark.targets import quoted
 
 def numeric_keys(key: StructType, row: StructType) -> dict[str, int]:
     """Return the columns of the key that are strings in the key and decimals in the row, with the decimals' scales."""
-    return dict(_numeric_keys(key, row))
-
-
-def _numeric_keys(key: StructType, row: StructType) -> Iterator[tuple[str, int]]:
-    of_row = {field.name: field.dataType for field in row}
-    for part in key:
-        kind = of_row.get(part.name)
-        if isinstance(part.dataType, StringType) and isinstance(kind, DecimalType):
-            yield part.name, kind.scale
+    strings = {part.name for part in key if isinstance(part.dataType, StringType)}
+    return {
+        field.name: field.dataType.scale
+        for field in row
+        if field.name in strings and isinstance(field.dataType, DecimalType)
+    }
 
 
 def shortest(text: str) -> str:

@@ -24,9 +24,7 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
     In the result, the column ``_pgsluice`` has only the fields ``unchanged`` and ``raw``.
     """
     seen = work.events.where("op != 'r'").where(snapshot.sees(F.col("xid"))).localCheckpoint()
-    truncated, _ = truncates_of(seen) if work.declared.get("t") else (None, {})
-    if truncated is not None and work.is_repeated(truncated):
-        truncated = None
+    truncated, _ = truncates_of(work, seen)
     floor = max(filter(None, (truncated, work.repeated)), default=None)
     kept = rows if truncated is None else rows.limit(0)
     if not key:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark import CountMismatch, batches, copies, delta_log, fold, job, loads, mirror, query, reading
@@ -70,11 +71,13 @@ def events_are_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_truncate_in_every_partition_counts_once(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(work: Work) -> Any:  # noqa: ANN401 - as the original
-        last, _ = mirror.truncates_of(work.events)
-        return last, {"t": work.events.where("op = 't'").count()}
+    usual = mirror.truncates_of
 
-    patch.setattr(mirror, "_truncates", all_of_them)
+    def all_of_them(work: Work, events: DataFrame) -> Any:  # noqa: ANN401 - as the original
+        last, _ = usual(work, events)
+        return last, {"t": events.where("op = 't'").count()}
+
+    patch.setattr(mirror, "truncates_of", all_of_them)
 
 
 def a_truncate_removes_all_earlier_rows(patch: pytest.MonkeyPatch) -> None:

@@ -266,20 +266,19 @@ class Loader:
             await self._assume()
         if not is_needed:
             return
-        found = {one.oid: one for one in self._published if self._may_load(one)}
-        trusted = {oid: one for oid, one in found.items() if one.is_trusted or self._encoders.names(one)}
-        self._begun.keep_only(oid for oid, one in found.items() if self._is_wanted(one))
-        wanted = {oid: one for oid, one in trusted.items() if self._is_wanted(one)}
+        wanted = {one.oid: one for one in self._published if self._may_load(one) and self._is_wanted(one)}
+        trusted = {oid: one for oid, one in wanted.items() if one.is_trusted or self._encoders.names(one)}
+        self._begun.keep_only(wanted)
         for oid in known:
-            if oid not in wanted:
+            if oid not in trusted:
                 self._tables.pop(oid, None)
-        await self._leave_out([one for oid, one in found.items() if oid not in trusted and self._is_wanted(one)])
-        async for relation in self._source.published_relations(list(wanted.values())):
+        await self._leave_out([one for oid, one in wanted.items() if oid not in trusted])
+        async for relation in self._source.published_relations(list(trusted.values())):
             table = self._tables.get(relation.oid)
             if (table is None or table.relation != relation) and self._is_wanted(relation):
                 self._tables[relation.oid] = LoadingTable(relation)
         await self._ask_sizes()
-        names = {(one.namespace, one.name) for one in found.values()}
+        names = {(one.namespace, one.name) for one in wanted.values()}  # with all tables that commands request
         for request in requests:
             if request.name not in names and request in self.requests.state.requests:
                 async with self._seams.pause():

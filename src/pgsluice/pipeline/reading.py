@@ -102,8 +102,8 @@ class LoadingTable:
     said: str | None = None
     """The reason why the table is not being read."""
     moved_at_once: int = 1
-    """How many rows to read again by their keys in the next read. These rows may be far larger than others, because an
-    update that does not send all values of a row leaves out only large values."""
+    """The number of rows that the next read takes if rows are read again by their keys. It begins low, because these
+    rows may be very large: an update leaves out only large values."""
     writers: tuple[str, set[str]] | None = None
     """The digest of the table's shape, and the unfinished transactions that were changing the table. Set while we wait
     for these transactions before the table is opened."""

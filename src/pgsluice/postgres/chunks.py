@@ -79,8 +79,8 @@ _SESSION_SETTINGS: Final = {
 }
 
 _FETCHED_AT_ONCE: Final = 100
-"""How many rows are fetched from a cursor with one command. The client keeps all of them in memory, and each row may
-have any size."""
+"""The number of rows that one command fetches from a cursor. It is small, because all of them are in memory at once,
+and rows can have any size."""
 
 _SHAPE_DIGITS: Final = 16
 
@@ -200,8 +200,9 @@ class ChunkReader:
         while not is_last and len(frames) < limit and size > 0:
             step = min(_FETCHED_AT_ONCE, limit - len(frames))
             rows = await connection.fetch(f"FETCH FORWARD {step} FROM {_CURSOR}", shape.relation)
-            frames += [insert_frame(shape.relation.oid, row) for row in rows]
-            size -= sum(len(value) for row in rows for value in row if value is not None)
+            new = [insert_frame(shape.relation.oid, row) for row in rows]
+            frames += new
+            size -= sum(map(len, new))
             is_last = len(rows) < step
         return Chunk(frames, is_last=is_last)
 
