@@ -8,7 +8,6 @@ Used by :mod:`.query`, :mod:`.job`, :mod:`.pipeline` and :mod:`.maintenance`.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -17,7 +16,7 @@ from pgsluice_spark.control import NAME as CONTROL
 from pgsluice_spark.control import ControlTable, Entry, TableEntry
 from pgsluice_spark.cuts import Cut, Position, marks_of
 from pgsluice_spark.errors import TopicRecreated
-from pgsluice_spark.loads import GAP, UNLOADED, TableState, advanced, lacking
+from pgsluice_spark.loads import TableState, advanced, lacking, lost
 from pgsluice_spark.names import is_chosen
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.rows import SYSTEM, is_before
@@ -106,21 +105,19 @@ class Copies:
         """Note the present state of a table. ``version`` is the number of its commit, or None if there was none."""
         self._tables[table] = TableEntry(self._version(table) if version is None else version, state)
 
-    def lose(self, table: str, cuts: Sequence[Cut]) -> None:
-        """Record that the changes of a table in these cuts are lost."""
-        state = self.state(table)
-        state = replace(state, load=None, status=UNLOADED if state.status == UNLOADED else GAP)
-        self.applied_to(table, replace(advanced(state, cuts, (), {})[0], load=None), None)
+    def without(self, table: str, cuts: Sequence[Cut]) -> TableState:
+        """Return the state of a table after these cuts if its changes in them are lost."""
+        return advanced(lost(self.state(table)), cuts, (), {})[0]
 
     def _version(self, table: str) -> int | None:
         return self._tables[table].version if table in self._tables else None
 
     def finish(self, cuts: Sequence[Cut], missing: Mapping[str, Position]) -> None:
-        """Apply the marks of tables that had no changes, then add a row to the control table.
+        """Bring the tables that had no changes to the end of these cuts, then add a row to the control table.
 
         ``missing`` has the tables that lack changes of these cuts, with the position of the last one.
         """
-        self._follow_marks(cuts)
+        self._follow_all(cuts)
         for table in filter(self.is_chosen, missing):
             self.applied_to(table, lacking(self.state(table), marks_of(cuts, table), missing[table]), None)
         last = cuts[-1]
@@ -129,11 +126,13 @@ class Copies:
         self.entry = Entry(last.number, last.epoch, last.end_lsn, last.ts_us, last.offset, self.app, dict(self._tables))
         self.control.add(self.entry)
 
-    def _follow_marks(self, cuts: Sequence[Cut]) -> None:
-        old = {name for name, table in self._tables.items() if table.state.epoch != cuts[-1].epoch}
+    def _follow_all(self, cuts: Sequence[Cut]) -> None:
+        states = {name: table.state for name, table in self._tables.items()}
+        old = {name for name, state in states.items() if state.epoch != cuts[-1].epoch}
+        repeated = {name for name, state in states.items() if state.load and cuts[0].number <= state.cut}
         marked = {mark.table for cut in cuts for mark in cut.marks if self.is_chosen(mark.table)}
         with self.session() as spark:
-            for table in sorted(old | marked):
+            for table in sorted(old | repeated | marked):
                 offset = self.applied(spark, table)
                 if pending := [cut for cut in cuts if cut.offset > offset]:
                     self._follow(spark, table, pending)

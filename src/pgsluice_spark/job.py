@@ -16,7 +16,7 @@ from pgsluice_spark.batches import declared, ranges
 from pgsluice_spark.brokers import TopicNow
 from pgsluice_spark.copies import Copies
 from pgsluice_spark.cuts import Cut, Ranges, marks_of
-from pgsluice_spark.errors import CountMismatch, PipelineError, RetentionGap, TopicRecreated
+from pgsluice_spark.errors import CountMismatch, PipelineError, RetentionGap, TableRefused, TopicRecreated
 from pgsluice_spark.lives import POSITION
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.reading import tables_of, topic_reading
@@ -110,8 +110,9 @@ class TopicJob:
         """
         if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
             raise error
+        skipped = [cut for cut in cuts if cut.offset <= lost[-1].offset]
         for table in tables:
-            self._copies.lose(table, [cut for cut in cuts if cut.offset <= lost[-1].offset])
+            self._copies.applied_to(table, self._copies.without(table, skipped), None)
         self._apply(spark, [cut for cut in cuts if cut.offset > lost[-1].offset], tables)
 
     def _is_of_a_former_topic(self, cut: Cut) -> bool:
@@ -150,7 +151,12 @@ class TopicJob:
             records=lambda: self._origin.read(spark, self._topic, offsets),
             distinct=distinct,
         )
-        return self._copies.prepare(spark, work)
+        try:
+            return self._copies.prepare(spark, work)
+        except TableRefused:
+            if table not in self._origin.tables_loaded_after(cuts[-1]):
+                raise
+            return Prepared(self._count(spark, table, offsets), lambda: (self._copies.without(table, cuts), None))
 
     def _offsets(self, cuts: Sequence[Cut]) -> Ranges:
         """Return the offsets of the topic's records in ``cuts``, as far as Kafka still has these records."""

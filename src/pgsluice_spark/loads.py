@@ -28,13 +28,15 @@ GAP: Final = "gap"
 class Load:
     """A load that has begun and not ended.
 
-    ``rows`` is the number of its distinct ``r`` events that have been read. If ``lacks_changes`` is true, changes of
-    the table since the load began are missing, so the table is not complete when the load ends.
+    ``rows`` is the number of its distinct ``r`` events that have been read, and ``rows_before`` is this number without
+    the events of the last cut. If ``lacks_changes`` is true, changes of the table since the load began are missing, so
+    the table is not complete when the load ends.
     """
 
     id: str
     begin: Position
     rows: int = 0
+    rows_before: int = 0
     lacks_changes: bool = False
 
 
@@ -65,8 +67,7 @@ class TableState:
 
 
 def _load(fields: Mapping[str, Any]) -> Load:
-    lacks_changes = fields.get("lacks_changes", False)  # former versions have not written it
-    return Load(fields["id"], Position(*fields["begin"]), fields["rows"], lacks_changes)
+    return Load(**{**fields, "begin": Position(*fields["begin"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,41 @@ def advanced(
     last = cuts[-1]
     if state.epoch and last.epoch != state.epoch and state.status == LOADED:
         state = replace(state, status=GAP)
-    gone = None
+    state, gone = _before_repetition(state, cuts), None
     for mark in marks:
         before, state = state, _after(state, mark, rows)
         if before.load is not None and state.load is None and state.status == LOADED and mark.replaces:
             gone = before.load.begin
     if state.load is not None:
-        state = replace(state, load=replace(state.load, rows=state.load.rows + rows.get(state.load.id, 0)))
+        state = replace(state, load=_read_on(state.load, cuts, marks, rows.get(state.load.id, 0)))
     return replace(state, offset=last.offset, cut=last.number, epoch=last.epoch, end_lsn=last.end_lsn), gone
+
+
+def _before_repetition(state: TableState, cuts: Sequence[Cut]) -> TableState:
+    """Return the state in which the rows of cuts that ``cuts`` repeat are not counted.
+
+    In at-least-once mode, pgsluice repeats the last cut after a crash, and reads rows again that the cut has. These
+    rows have other positions than before. If the table has a key, they replace the earlier ones.
+    """
+    if state.load is None or not state.key or cuts[0].number > state.cut:
+        return state
+    is_known = cuts[0].number == state.cut
+    lacks = state.load.lacks_changes or not is_known
+    return replace(state, load=replace(state.load, rows=state.load.rows_before, lacks_changes=lacks))
+
+
+def _read_on(load: Load, cuts: Sequence[Cut], marks: Sequence[Mark], count: int) -> Load:
+    """Return a load after a piece of a batch with ``count`` of its rows."""
+    total = load.rows + count
+    own = [mark for mark in marks if mark.id == load.id]
+    earlier = [mark.rows for mark in own if mark not in cuts[-1].marks]
+    in_last = own[-1].rows - earlier[-1] if earlier else count
+    return replace(load, rows=total, rows_before=total - in_last)
+
+
+def lost(state: TableState) -> TableState:
+    """Return the state of a table whose changes are lost."""
+    return replace(state, load=None, status=UNLOADED if state.status == UNLOADED else GAP)
 
 
 def lacking(state: TableState, marks: Sequence[Mark], place: Position) -> TableState:

@@ -18,7 +18,7 @@ from pgsluice_spark.cuts import Position
 from pgsluice_spark.errors import TableRefused
 from pgsluice_spark.fold import NET, OF_LIVES, OPS, folded, located, moved, placed, unfolded
 from pgsluice_spark.lives import POSITION
-from pgsluice_spark.loads import Interval, TableState, advanced, intervals
+from pgsluice_spark.loads import Interval, TableState, advanced, intervals, lost
 from pgsluice_spark.numerics import numeric_keys, text_in_row
 from pgsluice_spark.rows import SYSTEM, Effect, bounded_columns, is_before, merge_of, remaining, target_schema
 from pgsluice_spark.targets import Commit, TargetTable, quoted
@@ -29,13 +29,27 @@ _INFINITE: Final = (DateType, TimestampType, TimestampNTZType)
 
 
 def prepare(work: Work, table: TargetTable) -> Prepared:
-    """Read the changes of ``work``. Return their counts and the function that commits them."""
+    """Read the changes of ``work``. Return their counts and the function that commits them.
+
+    If the mirror cannot follow the changes, but a load begins in these cuts, the copy begins again with this load.
+    """
+    try:
+        return _prepare(work, table)
+    except TableRefused:
+        begins = [mark.position for mark in work.marks if mark.state == "begin" and mark.replaces]
+        if not begins:
+            raise
+        return _prepare(replace(work, state=replace(lost(work.state), key=()), since=begins[-1]), table)
+
+
+def _prepare(work: Work, table: TargetTable) -> Prepared:
     truncated, truncates = truncates_of(work, work.events)
-    floor = max(filter(None, (truncated, work.repeated)), default=None)
-    piece = _Piece(work, table, truncated)
+    emptied = max(filter(None, (truncated, work.since)), default=None)
+    floor = max(filter(None, (emptied, work.repeated)), default=None)
+    piece = _Piece(work, table, emptied)
     if work.reading.keys is None:
         return _prepare_without_key(piece, floor, truncates)
-    return _prepare(piece, floor, truncates)
+    return _prepare_with_key(piece, floor, truncates)
 
 
 def _without_truncates(work: Work) -> DataFrame:
@@ -63,7 +77,7 @@ def truncates_of(work: Work, events: DataFrame) -> tuple[Position | None, Mappin
     return None if work.is_repeated(last) else last, {"t": found["count"]}
 
 
-def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
+def _prepare_with_key(piece: "_Piece", floor: Position | None, truncates: Mapping[str, int]) -> Prepared:
     work = piece.work
     key = work.state.key or work.reading.newest_key
     loads = intervals(work.state, work.marks)
@@ -85,7 +99,7 @@ def _prepare(piece: "_Piece", floor: Position | None, truncates: Mapping[str, in
         bounds={name: facts[f"limits_{n}"] for n, name in enumerate(bounded)},
         rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
         state=replace(work.state, key=key),
-        is_empty=not facts["live"] and not truncates,
+        is_empty=not facts["live"] and piece.emptied is None,
     )
     counts = {op: facts[op] for op in OPS if facts[op]}
     return Prepared({**counts, **truncates}, lambda: _commit(piece))
@@ -156,8 +170,9 @@ def _limits(columns: Sequence[str]) -> list[Column]:
 def _other_key(table: str, key: Sequence[str]) -> str:
     return (
         f"table {table} no longer has the key ({', '.join(key)}), so the mirror cannot identify its rows any more. "
-        "Nothing of this batch was applied. Leave the table out of `tables`, or begin a new target for it and load it "
-        "with `pgsluice snapshot start`"
+        f"Nothing of this batch was applied. If the table has another key now, load it with `pgsluice snapshot start "
+        f"{table}`, then start this query again: the copy will begin again with that load. Otherwise leave the table "
+        "out of `tables`"
     )
 
 
@@ -168,7 +183,7 @@ def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool)
         return live.select(*NET)
     fields = piece.work.row_type.fieldNames()
     target = (
-        as_events(piece.table.read(), events) if piece.table.exists and piece.truncated is None else events.limit(0)
+        as_events(piece.table.read(), events) if piece.table.exists and piece.emptied is None else events.limit(0)
     )
     apart = moved(events, live.where("is_moving"), target.select(*OF_LIVES), fields).select(*NET)
     return live.where("NOT is_moving").select(*NET).unionByName(apart)
@@ -206,13 +221,14 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
 class _Piece:
     """The changes to commit. ``net`` is their net effect, and ``rows`` has the number of ``r`` events of each load.
 
+    If ``emptied`` is a position, no earlier row is left: the table was truncated there, or the copy begins again there.
     ``kept`` has the columns in which some rows keep the target's value. ``bounds`` has the least and the greatest value
     of some columns of the key.
     """
 
     work: Work
     table: TargetTable
-    truncated: Position | None
+    emptied: Position | None
     net: DataFrame | None = None
     kept: Sequence[str] = ()
     bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -232,7 +248,7 @@ def _commit(piece: _Piece) -> tuple[TableState, int | None]:
     if not piece.table.exists:
         return state, piece.table.create(schema, remaining(net, gone), commit)
     piece.table.fit(schema)
-    if piece.truncated is not None:
+    if piece.emptied is not None:
         return state, piece.table.overwrite(remaining(net, gone), commit)
     sweeps = _has_before(piece.table, gone)
     if not (state.key or sweeps):  # no row of the target is updated or deleted
@@ -259,15 +275,16 @@ def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mappi
     if facts["u"] or facts["d"]:
         raise TableRefused(
             f"table {work.table} has no key, so the mirror cannot find the rows that were updated or deleted. "
-            "Nothing of this batch was applied. Give the table a primary key and load it with `pgsluice snapshot "
-            "start`, or leave it out of `tables`. `changelog` accepts tables without a key"
+            "Nothing of this batch was applied. Either leave the table out of `tables` (`changelog` accepts tables "
+            f"without a key), or give it a primary key and load it with `pgsluice snapshot start {work.table}`. Then "
+            "start this query again: the copy will begin again with that load"
         )
     piece = replace(
         piece,
         net=rows.where("is_live").select(*NET),
         rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
         state=work.state,
-        is_empty=not facts["live"] and not truncates,
+        is_empty=not facts["live"] and piece.emptied is None,
     )
     counts = {op: facts[op] for op in OPS if facts[op]}
     return Prepared({**counts, **truncates}, lambda: _commit(piece))

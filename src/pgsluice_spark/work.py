@@ -36,6 +36,8 @@ class Work:
     records: Callable[[], DataFrame]
     distinct: bool = False
     """Whether to drop duplicates. In at-least-once mode, records may be in the topic twice after a crash."""
+    since: Position | None = None
+    """The position before which changes are only counted, because the copy begins again with a load there."""
 
     @cached_property
     def events(self) -> DataFrame:

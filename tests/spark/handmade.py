@@ -54,10 +54,19 @@ class Handmade:
             spark, prefix=self.prefix, bootstrap_servers=kafka.bootstrap_servers, registry=self.registry
         )
 
-    def register(self, table: str, columns: list[Json], key: dict[str, str | Json]) -> None:
-        """Register schemas with other columns for a table. Later events have these columns."""
+    def register(self, table: str, columns: list[Json], key: dict[str, str | Json] | None) -> None:
+        """Register schemas with other columns for a table. Later events have these columns.
+
+        If ``key`` is None, the table has never had a key.
+        """
         topic = self.topics[table]
-        for part, schema in (("key", key_schema(key)), ("value", envelope_schema(columns))):
+        schemas = {"value": envelope_schema(columns)}
+        if key is None:
+            self.registry.schemas.pop(f"{topic}-key", None)
+            self._ids.pop(f"{table}-key", None)
+        else:
+            schemas["key"] = key_schema(key)
+        for part, schema in schemas.items():
             known = self.registry.schemas.setdefault(f"{topic}-{part}", {})
             self._ids[f"{table}-{part}"] = identifier = 10 + sum(map(len, self.registry.schemas.values()))
             known[identifier] = schema_of(table, schema)
@@ -76,13 +85,18 @@ class Handmade:
 
         for table, key, event in events:
             topic = self.topics[table]
-            schemas = [self.registry.schemas[f"{topic}-{part}"] for part in ("key", "value")]
-            ids = [self._ids[f"{table}-{part}"] for part in ("key", "value")]
-            data = [frame(one, known[one], datum) for one, known, datum in zip(ids, schemas, (key, event), strict=True)]
-            framed_key = None if event["op"] == "t" else data[0]
-            self._producer.produce(topic, data[1], framed_key, partition, on_delivery=delivered)
+            framed_key = None if event["op"] == "t" else self._framed(table, "key", key)
+            value = self._framed(table, "value", event)
+            self._producer.produce(topic, value, framed_key, partition, on_delivery=delivered)
             assert self._producer.flush(30) == 0  # so that events of several topics are written in order
         return places
+
+    def _framed(self, table: str, part: str, datum: Json) -> bytes | None:
+        """Return an encoded key or value, or None if the table has no key."""
+        identifier = self._ids.get(f"{table}-{part}")
+        if identifier is None:
+            return None
+        return frame(identifier, self.registry.schemas[f"{self.topics[table]}-{part}"][identifier], datum)
 
     def cut(self, *events: tuple[str, Json, Json], counts: dict[str, int] | None = None, **fields: Any) -> None:  # noqa: ANN401 - any field of a cut record
         """Write events, and the cut record that lists them. ``counts`` replaces the counts of the first topic."""

@@ -400,6 +400,53 @@ def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
     assert rows(made, tmp_path / "at once") == expected
 
 
+@pytest.mark.parametrize("before", [1, 1000])
+def test_rows_that_are_read_again_in_a_repeated_cut(
+    make: Callable[..., Handmade], tmp_path: Path, before: int
+) -> None:
+    """In at-least-once mode, the rows of the last cut are read again after a crash, at another position."""
+    made = make("orders")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 7}, after={"note": "obsolete"}))
+    made.cut(
+        event("orders", "r", 20, -9, {"id": 3}, after={"note": "r"}),
+        snapshots=[mark("begin", 20, -10), mark("rows", 20, -8, rows=1)],
+    )
+    first = [event("orders", "r", 30, seq, {"id": number}, after={"note": "r"}) for seq, number in ((-9, 1), (-8, 2))]
+    made.cut(*first, snapshots=[mark("rows", 30, -7, rows=3)])
+    mirrored(made, tmp_path, max_events=before)
+    again = [event("orders", "r", 40, seq, {"id": number}, after={"note": "s"}) for seq, number in ((-9, 1), (-8, 2))]
+    made.cut(
+        *again,
+        event("orders", "c", 41, 0, {"id": 5}, after={"note": "c"}),
+        snapshots=[mark("rows", 40, -7, rows=3)],
+        number=3,
+    )
+    made.cut(snapshots=[mark("end", 50, -6, rows=3)], end_lsn=50)
+    mirrored(made, tmp_path)
+    expected = {1: ("s", None), 2: ("s", None), 3: ("r", None), 5: ("c", None)}
+    assert rows(made, tmp_path) == expected
+    assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).unfinished == []
+    mirrored(made, tmp_path / "at once")
+    assert rows(made, tmp_path / "at once") == expected
+
+
+def test_rows_that_a_repeated_cut_lacks(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """A cut that is repeated can be shorter than before, and its rows are then in the next cut."""
+    made = make("orders", "lines")
+    event = made.event
+    first = event("orders", "r", 20, -9, {"id": 1}, after={"note": "r"})
+    made.cut(first, snapshots=[mark("begin", 20, -10), mark("rows", 20, -8, rows=1)])
+    made.cut(event("orders", "r", 30, -9, {"id": 2}, after={"note": "r"}), snapshots=[mark("rows", 30, -8, rows=2)])
+    mirrored(made, tmp_path)
+    made.cut(event("lines", "c", 31, 0, {"id": 1}), number=2)
+    read = event("orders", "r", 40, -9, {"id": 2}, after={"note": "s"})
+    made.cut(read, snapshots=[mark("rows", 40, -8, rows=2), mark("end", 40, -7, rows=2)])
+    mirrored(made, tmp_path, max_events=1)
+    assert rows(made, tmp_path) == {1: ("r", None), 2: ("s", None)}
+    assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).status["public.orders"] == "loaded"
+
+
 def test_a_repeated_truncate(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     event = made.event
@@ -586,3 +633,44 @@ def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Pa
     made.cut(made.event("orders", "u", 30, 0, {"note": "a"}, after={"id": 1}))
     with pytest.raises(TableRefused, match=r"public\.orders no longer has the key \(id\)"):
         mirrored(made, tmp_path, target=lake.target)
+
+
+@pytest.mark.parametrize("most", [1, 1000])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_table_whose_key_changes(make: Callable[..., Handmade], tmp_path: Path, most: int, *, is_new: bool) -> None:
+    """The copy begins again with the next load, both in a target that has rows under the former key and in a new one."""
+    made = make("orders")
+    event = made.event
+    made.cut(*(event("orders", "c", 10, n, {"id": n}, after={"note": "same"}) for n in (1, 2)))
+    mirrored(made, tmp_path)
+    made.register("orders", COLUMNS, {"note": "string"})
+    made.cut(event("orders", "u", 20, 0, {"note": "same"}, after={"id": 1}))
+    refused(made, tmp_path, TableRefused, r"the copy will begin again with that load")
+    place = tmp_path / "new" if is_new else tmp_path
+    made.cut(
+        event("orders", "u", 30, 0, {"note": "other"}, after={"id": 1}),
+        event("orders", "r", 31, -8, {"note": "a"}, after={"id": 8}),
+        snapshots=[mark("begin", 31, -9), mark("rows", 31, -7, rows=1)],
+    )
+    made.cut(event("orders", "r", 40, -9, {"note": "same"}, after={"id": 9}), snapshots=[mark("end", 40, -8, rows=2)])
+    mirrored(made, place, max_events=most)
+    assert rows(made, place) == {8: ("a", None), 9: ("same", None)}
+    assert consistent_view(made.pipeline.spark, Delta(str(place / "lake"))).status == {"public.orders": "loaded"}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_table_that_gets_a_key(make: Callable[..., Handmade], tmp_path: Path, *, is_new: bool) -> None:
+    made = make("orders")
+    event = made.event
+    made.register("orders", COLUMNS, None)
+    made.cut(event("orders", "c", 10, 0, {}, after={"id": 1, "note": "a"}))
+    mirrored(made, tmp_path)
+    made.cut(event("orders", "d", 20, 0, {}))
+    refused(made, tmp_path, TableRefused, "orders has no key.*the copy will begin again with that load")
+    made.register("orders", COLUMNS, {"id": "int"})
+    read = event("orders", "r", 30, -8, {"id": 2}, after={"note": "b"})
+    made.cut(read, snapshots=[mark("begin", 30, -9), mark("end", 30, -7, rows=1)])
+    place = tmp_path / "new" if is_new else tmp_path
+    mirrored(made, place)
+    assert rows(made, place) == {2: ("b", None)}
+    assert consistent_view(made.pipeline.spark, Delta(str(place / "lake"))).status == {"public.orders": "loaded"}

@@ -16,18 +16,22 @@ from pgsluice_spark.loads import (
     advanced,
     intervals,
     lacking,
+    lost,
 )
 
 BEGIN, END = Position(1, 50, -9), Position(1, 70, -2)
-CUTS = [Cut(3, 1, 80, None, 7, 0, 1)]
 
 
 def mark(state: str, position: Position, rows: int = 0, *, id: str = "a", replaces: bool = True) -> Mark:  # noqa: A002
     return Mark("public.orders", id, state, position, rows, replaces)
 
 
+def cut(number: int, *marks: Mark) -> Cut:
+    return Cut(number, 1, 80, None, 7, 0, 1, marks=marks)
+
+
 def after(state: TableState, *marks: Mark, **rows: int) -> tuple[TableState, Position | None]:
-    return advanced(state, CUTS, marks, rows)
+    return advanced(state, [cut(3, *marks)], marks, rows)
 
 
 def test_the_last_cut_is_remembered() -> None:
@@ -44,10 +48,36 @@ def test_a_table_is_loaded_after_a_load_in_one_piece() -> None:
 def test_a_table_is_loaded_after_a_load_in_several_pieces() -> None:
     state, gone = after(TableState(), mark("begin", BEGIN), a=4)
     assert (state.status, state.load, gone) == (LOADING, Load("a", BEGIN, 4), None)
-    state, _ = after(state, a=5)
-    assert state.load == Load("a", BEGIN, 9)
-    state, gone = after(state, mark("end", END, 10), a=1)
+    state, _ = advanced(state, [cut(4)], (), {"a": 5})
+    assert state.load == Load("a", BEGIN, 9, 4)
+    state, gone = advanced(state, [cut(5)], [mark("end", END, 10)], {"a": 1})
     assert (state.status, state.load, gone) == (LOADED, None, BEGIN)
+
+
+def test_the_rows_of_a_repeated_cut_are_counted_once() -> None:
+    marks = mark("begin", BEGIN), mark("rows", Position(1, 55, 0), 4), mark("rows", Position(1, 60, 0), 7)
+    state, _ = advanced(TableState(key=("id",)), [cut(1, *marks[:2]), cut(2, marks[2])], marks, {"a": 7})
+    assert state.load == Load("a", BEGIN, 7, 4)
+    again = mark("rows", Position(1, 65, 0), 6)
+    state, _ = advanced(state, [cut(2, again)], [again], {"a": 2})
+    assert state.load == Load("a", BEGIN, 6, 4)
+    assert after(state, mark("end", END, 6))[0].status == LOADED
+
+
+def test_only_the_last_cut_can_be_repeated_within_a_load() -> None:
+    """How many rows of the load belong to earlier cuts is not known."""
+    state = TableState(cut=4, key=("id",), load=Load("a", BEGIN, 7, 4))
+    assert after(state, mark("end", END, 4))[0].status == PARTIAL
+
+
+def test_without_a_key_the_rows_of_a_repeated_cut_are_in_the_copy_twice() -> None:
+    state = TableState(cut=3, load=Load("a", BEGIN, 7, 4))
+    assert after(state, mark("end", END, 7), a=3)[0].status == PARTIAL
+
+
+def test_the_changes_of_a_table_are_lost() -> None:
+    assert lost(TableState(status=LOADED, load=Load("a", BEGIN))) == TableState(status=GAP)
+    assert lost(TableState()) == TableState()
 
 
 @pytest.mark.parametrize("status", [UNLOADED, STALE, GAP, PARTIAL])
