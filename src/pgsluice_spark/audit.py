@@ -57,11 +57,11 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pgsluice_spark.batches import declared, ranges, topics
+from pgsluice_spark.batches import declared, ranges
 from pgsluice_spark.compare import Columns, compared
 from pgsluice_spark.control import NAME, ControlTable, Entry, View
 from pgsluice_spark.cuts import Cut, collected, joined, last_of_each_number, marks_of
-from pgsluice_spark.errors import NoSuchView, PipelineError
+from pgsluice_spark.errors import NoSuchView, PipelineError, TableRefused
 from pgsluice_spark.loads import LOADED, PARTIAL, STALE
 from pgsluice_spark.names import is_chosen, postgres_name
 from pgsluice_spark.origin import Origin
@@ -123,6 +123,18 @@ def _last_entry(spark: SparkSession, target: Target) -> Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """A topic that has the changes of a table, and the schemas in the topic."""
+
+    topic: str
+    versions: tuple[SchemaVersion, ...]
+
+    def newest(self, table: str) -> SchemaVersion:
+        """Return the newest schema of the table's rows."""
+        return [one for one in self.versions if one.subject == f"{self.topic}-value" and table_of(one) == table][-1]
+
+
+@dataclass(frozen=True, slots=True)
 class _Tail:
     """The cuts after the mirror's last cut, and the topics of all tables."""
 
@@ -171,20 +183,21 @@ class _Job:
     entry: Entry
     tail: _Tail
     differences: int
-    schemas: Mapping[str, tuple[str, tuple[SchemaVersion, ...]]] = field(init=False)
-    """The topic and the schemas of each table."""
+    places: Mapping[str, Sequence[_Place]] = field(init=False)
+    """The topics of each table. There are several if the table's topic was changed in the settings."""
     lacking: set[str] = field(init=False)
     """The tables that lack changes after the mirror's last cut, because dead letters replace these changes."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schemas", self._schemas())
+        object.__setattr__(self, "places", self._places())
         object.__setattr__(self, "lacking", self.origin.tables_with_dead_letters(self.tail.cuts))
 
-    def _schemas(self) -> dict[str, tuple[str, tuple[SchemaVersion, ...]]]:
-        found: dict[str, tuple[str, tuple[SchemaVersion, ...]]] = {}
+    def _places(self) -> dict[str, list[_Place]]:
+        found: dict[str, list[_Place]] = {}
         for topic in self.tail.topics:
-            versions = tuple(self.origin.registry.versions((f"{topic}-value", f"{topic}-key")))
-            found |= dict.fromkeys(tables_of(versions), (topic, versions))
+            place = _Place(topic, tuple(self.origin.registry.versions((f"{topic}-value", f"{topic}-key"))))
+            for table in tables_of(place.versions):
+                found.setdefault(table, []).append(place)
         return found
 
     def report(self, table: str, side: SourceTable | None) -> TableReport:
@@ -196,10 +209,15 @@ class _Job:
             return TableReport(table, REFUSED, "PostgreSQL has no such table")
         if side.refusal:
             return TableReport(table, REFUSED, side.refusal)
-        if table not in self.schemas:
+        if table not in self.places:
             return self._report_of_empty(table, side)
-        rows, key = self._mirror(table)
-        return compared(table, rows, key, Columns.of(columns_of(self._newest(table)), rows, side), self.differences)
+        try:
+            place = self._place(table)
+            rows, key = self._mirror(table, place)
+        except TableRefused as error:
+            return TableReport(table, REFUSED, str(error))
+        columns = Columns.of(columns_of(place.newest(table)), rows, side)
+        return compared(table, rows, key, columns, self.differences)
 
     def _report_of_empty(self, table: str, side: SourceTable) -> TableReport:
         """Compare a table that has no topic. No change of such a table was ever sent, so both sides should be empty."""
@@ -215,17 +233,36 @@ class _Job:
             return STALE
         return PARTIAL if table in self.lacking else self.entry.tables[table].state.status
 
-    def _newest(self, table: str) -> SchemaVersion:
-        topic, versions = self.schemas[table]
-        return [one for one in versions if one.subject == f"{topic}-value" and table_of(one) == table][-1]
+    def _place(self, table: str) -> _Place:
+        """Return the topic that has the table's changes after the mirror's last cut.
 
-    def _mirror(self, table: str) -> tuple[DataFrame, Sequence[str]]:
+        If there are no such changes, return the topic with the table's newest schema.
+        """
+        places = self.places[table]
+        if len(places) > 1:
+            used = [place for place in places if self._has_changes(table, place)]
+            if len(used) > 1:
+                raise TableRefused(
+                    "its topic has changed after the mirror's last cut. Repeat the audit when the mirror has passed "
+                    "this change"
+                )
+            places = used or places
+        return max(places, key=lambda place: place.newest(table).id)
+
+    def _has_changes(self, table: str, place: _Place) -> bool:
+        offsets = ranges(self.tail.cuts, place.topic)
+        if not offsets:
+            return False
+        reading = topic_reading(place.versions, place.topic, table)
+        return not reading.changes(self.origin.read(self.origin.spark, place.topic, offsets)).isEmpty()
+
+    def _mirror(self, table: str, place: _Place) -> tuple[DataFrame, Sequence[str]]:
         """Return the mirror's rows in their state at the snapshot, and the columns of their key."""
-        topic, versions = self.schemas[table]
-        reading = topic_reading(versions, topic, table)
+        topic = place.topic
+        reading = topic_reading(place.versions, topic, table)
         reading.check_names(self.origin.spark)
         state, cuts, spark = self.entry.tables[table].state, self.tail.cuts, self.origin.spark
-        offsets = ranges(cuts, topic) if topic in topics(cuts) else {}
+        offsets = ranges(cuts, topic)
         work = Work(
             app=self.entry.topic_id,
             table=table,

@@ -15,7 +15,6 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import StringType
 
-from pgsluice_spark.lives import comparable
 from pgsluice_spark.postgres import SourceTable
 from pgsluice_spark.report import DIFFERENT, EQUAL, Difference, TableReport
 from pgsluice_spark.values import Pair
@@ -35,7 +34,7 @@ class Columns:
     def of(cls, names: Mapping[str, str], rows: DataFrame, side: SourceTable) -> "Columns":
         """Return the columns. ``names`` has PostgreSQL's name for each field in the topic's newest schema."""
         kinds = {field.name.lower(): field.dataType for field in rows.schema}
-        known = {name: (kind, category) for name, kind, category in side.columns}
+        known = {name: (type_, arrays) for name, type_, arrays in side.columns}
         pairs = [
             Pair(number, column, field, *known[column], kinds.get(field.lower(), StringType()))
             for number, (field, column) in enumerate(names.items())
@@ -116,17 +115,15 @@ def _joined(rows: DataFrame, keyed: Sequence[Pair], columns: Columns) -> DataFra
 def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
     """Return the distinct rows of a table without a key, and how often each row occurs on each side."""
     pairs = columns.compared
-    text = _numbered(pairs, lambda pair: _cell(pair.value(), pair.text(), pair))
     ours = columns.source(rows).select(
-        text.alias("cells"),
+        _numbered(pairs, Pair.cell).alias("cells"),
         _shown(pairs, Pair.text).alias("row"),
         F.lit(1).alias("in_postgres"),
         F.lit(0).alias("in_mirror"),
     )
     theirs = columns.mirror(rows).select(F.struct("*").alias("m"))
-    known = _numbered(pairs, lambda pair: _cell(F.col("m")[pair.field], pair.shown("m"), pair))
     mirrored = theirs.select(
-        known.alias("cells"),
+        _numbered(pairs, lambda pair: pair.mirrored_cell("m")).alias("cells"),
         _shown(pairs, lambda pair: pair.shown("m")).alias("row"),
         F.lit(0).alias("in_postgres"),
         F.lit(1).alias("in_mirror"),
@@ -142,11 +139,6 @@ def _counted(rows: DataFrame, columns: Columns) -> DataFrame:
         "row",
         F.array().cast("array<struct<column: string, postgres: string, mirror: string>>").alias("changes"),
     )
-
-
-def _cell(value: Column, text: Column, pair: Pair) -> Column:
-    """Return a column's value in a form to group by. If the type cannot hold the value, the form contains its text."""
-    return F.struct(comparable(value, pair.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
 
 def _numbered(pairs: Sequence[Pair], value: Callable[[Pair], Column]) -> Column:

@@ -182,9 +182,7 @@ def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool)
     if not has_gaps:
         return live.select(*NET)
     fields = piece.work.row_type.fieldNames()
-    target = (
-        as_events(piece.table.read(), events) if piece.table.exists and piece.emptied is None else events.limit(0)
-    )
+    target = as_events(piece.table.read(), events) if piece.table.exists and piece.emptied is None else events.limit(0)
     apart = moved(events, live.where("is_moving"), target.select(*OF_LIVES), fields).select(*NET)
     return live.where("NOT is_moving").select(*NET).unionByName(apart)
 

@@ -89,15 +89,17 @@ _RELATION: Final = """
 _FILTERS: Final = "SELECT 1 FROM pg_publication_rel WHERE prrelid = {oid} AND prqual IS NOT NULL"
 
 _COLUMNS: Final = """
-    SELECT a.attname, base.typname, t.typcategory
-    FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid CROSS JOIN LATERAL (
-        WITH RECURSIVE domain AS (
-            SELECT t.typname, t.typbasetype
+    SELECT a.attname, scalar.typname, scalar.arrays
+    FROM pg_attribute AS a CROSS JOIN LATERAL (
+        WITH RECURSIVE part AS (
+            SELECT a.atttypid AS oid, 0 AS arrays, 0 AS level
             UNION ALL
-            SELECT b.typname, b.typbasetype FROM domain AS d JOIN pg_type AS b ON b.oid = d.typbasetype
+            SELECT coalesce(e.oid, t.typbasetype), p.arrays + (e.oid IS NOT NULL)::int, p.level + 1
+            FROM part AS p JOIN pg_type AS t ON t.oid = p.oid LEFT JOIN pg_type AS e ON e.typarray = t.oid
+            WHERE e.oid IS NOT NULL OR t.typbasetype != 0
         )
-        SELECT typname FROM domain WHERE typbasetype = 0
-    ) AS base
+        SELECT t.typname, p.arrays FROM part AS p JOIN pg_type AS t ON t.oid = p.oid ORDER BY p.level DESC LIMIT 1
+    ) AS scalar
     WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
@@ -174,7 +176,8 @@ class Snapshot:
 class SourceTable:
     """A table as a snapshot sees it.
 
-    ``columns`` has, for each column, its name, its type (for a domain, the base type), and the category of the type.
+    ``columns`` has the name and the type of each column, and the number of arrays around the type, which is 0 if the
+    column is no array. Domains are replaced by their base types.
     """
 
     source: Source
@@ -182,7 +185,7 @@ class SourceTable:
     version: int
     sql: str
     pages: int
-    columns: Sequence[tuple[str, str, str]]
+    columns: Sequence[tuple[str, str, int]]
     refusal: str = ""
 
     def read(self, spark: SparkSession, selected: Sequence[str]) -> DataFrame:
@@ -300,7 +303,8 @@ class Session:
     def table(self, source: Source, snapshot: Snapshot, relation: tuple[str, str, str]) -> SourceTable:
         """Return a table as a snapshot of this session sees it. The session has to hold a lock on the table."""
         oid, kind, sql = relation
-        columns = [(str(name), str(of), str(category)) for name, of, category in self.rows(_COLUMNS.format(oid=oid))]
+        found = self.rows(_COLUMNS.format(oid=oid))
+        columns = [(str(name), str(type_), int(arrays or 0)) for name, type_, arrays in found]
         pages = self._row(_PAGES.format(oid=oid, is_root="true" if kind == "p" else "false"))[0]
         return SourceTable(source, snapshot, self.version, sql, int(pages or 0), columns, self._refusal(oid))
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
-from pyspark.sql.types import ArrayType, DataType, MapType
+from pyspark.sql.types import ArrayType, DataType, DecimalType, IntegralType, MapType
 
 from pgsluice_spark.lives import comparable
 from pgsluice_spark.rows import SYSTEM
@@ -39,31 +39,41 @@ _CHAR: Final = 'PostgreSQL before 16 sends a "char" that is not ASCII as a bare 
 _FIRST_OCTAL: Final = 16
 _LAST_UNSIGNED: Final = 9999
 
-_MICROS: Final = "round(extract(epoch FROM {})::numeric * 1000000)::bigint::text"
-_MILLIS: Final = "round(extract(epoch FROM {})::numeric * 1000)::bigint::text"
-_FINITE: Final = f"CASE WHEN isfinite({{0}}) THEN {_MICROS.replace('{}', '{0}')} END"
+_MICROS: Final = "round(extract(epoch FROM {0})::numeric * 1000000)::bigint"
+_IS_TIME: Final = "{0} < '24:00'"
+_IS_MILLIS: Final = f"{_MICROS} % 1000 = 0"
+_HAS_NO_MONTHS: Final = "isfinite({0}) AND extract(year FROM {0}) = 0 AND extract(month FROM {0}) = 0"
 _CODES: Final = {
-    ("time", "bigint"): _MICROS,
-    ("time", "int"): _MILLIS,
-    ("interval", "bigint"): _FINITE,
-    ("float4", "double"): "{}::float8::text",  # a double that is read from the text of a float4 would be another one
+    ("time", "bigint"): f"CASE WHEN {_IS_TIME} THEN {_MICROS}::text END",
+    ("time", "int"): f"CASE WHEN {_IS_TIME} AND {_IS_MILLIS} THEN ({_MICROS} / 1000)::text END",
+    ("interval", "bigint"): f"CASE WHEN {_HAS_NO_MONTHS} THEN {_MICROS}::text END",
+    ("float4", "double"): "{0}::float8::text",  # a double that is read from the text of a float4 would be another one
 }
-"""The SQL for values whose text is not the text of the mirror's value, by PostgreSQL's type and the mirror's type."""
+"""The SQL for values whose text is not the text of the mirror's value, by PostgreSQL's type and the mirror's type.
+
+It is null for values that the mirror's type cannot hold (docs/types.md).
+"""
+_NOT_HELD: Final = "'not held'"
+"""Stands for an element of an array that the mirror's type cannot hold. No type can read it."""
+
+_INTEGER: Final = r"^-?\d+$"
+_PLAIN_ARRAY: Final = r"^\{[^{}]*\}$"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A column in PostgreSQL and its field in the mirror. ``kind`` is the field's type.
 
-    In the rows that are read from PostgreSQL, ``t<number>`` is the column's text. If the value cannot be computed from
-    this text, it is computed from another column, ``c<number>``.
+    ``type`` is PostgreSQL's type, or the type of the elements if ``arrays`` is not 0. In the rows that are read from
+    PostgreSQL, ``t<number>`` is the column's text. If the value cannot be computed from this text, it is computed from
+    another column, ``c<number>``.
     """
 
     number: int
     column: str
     field: str
     type: str
-    category: str
+    arrays: int
     kind: DataType
 
     def selected(self) -> list[str]:
@@ -76,12 +86,7 @@ class Pair:
         ]
 
     def _code(self, name: str) -> str | None:
-        if isinstance(self.kind, ArrayType) and self.category == "A":
-            element = _code(self.type.removeprefix("_"), self.kind.elementType, "e") or _output("e")
-            items = f"(SELECT json_agg({element})::text FROM (SELECT unnest({name}) AS e) AS u)"  # noqa: S608 - quoted
-            is_plain = f"coalesce(array_ndims({name}), 1) = 1 AND coalesce(array_lower({name}, 1), 1) = 1"
-            return f"CASE WHEN {name} IS NOT NULL AND {is_plain} THEN coalesce({items}, '[]') END"
-        return _code(self.type, self.kind, name)
+        return _code(self.type, self.arrays, self.kind, name)
 
     def value(self) -> Column:
         """Return PostgreSQL's value as the mirror's type, or null if the type cannot hold it."""
@@ -110,6 +115,30 @@ class Pair:
         text = F.try_element_at(F.col(f"{SYSTEM}.raw"), F.lit(self.field))
         raw = F.when(text.isin(*_INFINITIES), text)
         return F.struct(F.when(raw.isNull(), here).alias("value"), raw.alias("raw"))
+
+    def cell(self) -> Column:
+        """Return PostgreSQL's value in the form by which rows without a key are grouped."""
+        return self._cell(self.value(), self.text())
+
+    def mirrored_cell(self, mirror: str) -> Column:
+        """Return the mirror's value in the form of :meth:`cell`.
+
+        Spark's types can hold some values that the types of Avro cannot hold, so these values are read from ``raw``.
+        """
+        raw = F.try_element_at(F.col(f"{mirror}.{SYSTEM}.raw"), F.lit(self.field))
+        here = F.coalesce(F.col(f"{mirror}.{quoted(self.field)}"), self._of_raw(raw))
+        return self._cell(here, self.shown(mirror))
+
+    def _of_raw(self, raw: Column) -> Column:
+        """Return the value of a text in ``raw``, or null if it cannot be read."""
+        if self.arrays == 1 and isinstance(self.kind, ArrayType):
+            items = F.split(F.regexp_replace(raw, r'[{}"]', ""), ",")
+            items = F.transform(items, lambda item: F.when(item != "NULL", item))
+            return F.when(raw.rlike(_PLAIN_ARRAY), _elements(items, self.kind.elementType))
+        return F.lit(None).cast(self.kind) if self._code("") is not None else _read(raw, self.kind)
+
+    def _cell(self, value: Column, text: Column) -> Column:
+        return F.struct(comparable(value, self.kind).alias("value"), F.when(value.isNull(), text).alias("raw"))
 
     def text(self) -> Column:
         """Return PostgreSQL's text."""
@@ -145,14 +174,19 @@ class Pair:
 
     def exception(self, version: int) -> str:
         """Return why the column cannot be compared on this version of PostgreSQL, or "" if it can be compared."""
-        name = self.type.removeprefix("_")
-        if name in _REFERENCES:
+        if self.type in _REFERENCES:
             return _REFERENCE
-        return _CHAR if name == "char" and version < _FIRST_OCTAL else ""
+        return _CHAR if self.type == "char" and version < _FIRST_OCTAL else ""
 
 
-def _code(type_: str, kind: DataType, name: str) -> str | None:
+def _code(type_: str, arrays: int, kind: DataType, name: str) -> str | None:
     """Return SQL for a text from which :func:`_read` can read the value, or None if PostgreSQL's own text is enough."""
+    if arrays and isinstance(kind, ArrayType):
+        code = _code(type_, arrays - 1, kind.elementType, "e")
+        element = _output("e") if code is None else f"CASE WHEN e IS NOT NULL THEN coalesce({code}, {_NOT_HELD}) END"
+        items = f"(SELECT json_agg({element})::text FROM (SELECT unnest({name}) AS e) AS u)"  # noqa: S608 - quoted
+        is_plain = f"coalesce(array_ndims({name}), 1) = 1 AND coalesce(array_lower({name}, 1), 1) = 1"
+        return f"CASE WHEN {name} IS NOT NULL AND {is_plain} THEN coalesce({items}, '[]') END"
     if isinstance(kind, MapType):
         return f"{name}::json::text"
     code = _CODES.get((type_, kind.simpleString()))
@@ -175,9 +209,20 @@ def _read(text: Column, kind: DataType) -> Column:
     if isinstance(kind, MapType):
         return F.from_json(text, kind)
     if isinstance(kind, ArrayType):
-        return F.transform(F.from_json(text, "array<string>"), lambda item: _read(item, kind.elementType))
+        return _elements(F.from_json(text, "array<string>"), kind.elementType)
+    if isinstance(kind, DecimalType):
+        fraction = F.regexp_extract(text, r"\.(\d*?)0*$", 1)
+        return F.when(F.length(fraction) <= kind.scale, text).try_cast(kind)
+    if isinstance(kind, IntegralType):
+        return F.when(text.rlike(_INTEGER), text).try_cast(kind)
     reading = _READINGS.get(kind.simpleString())
     return text.try_cast(kind) if reading is None else reading(text)
+
+
+def _elements(items: Column, kind: DataType) -> Column:
+    """Return the values of an array, or null if the type cannot hold one of them."""
+    is_lost = F.exists(items, lambda item: item.isNotNull() & _read(item, kind).isNull())
+    return F.when(~is_lost, F.transform(items, lambda item: _read(item, kind)))
 
 
 def _timestamp(text: Column, zone: str) -> Column:

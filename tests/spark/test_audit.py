@@ -4,6 +4,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
+from pyspark.sql.types import StructType
 
 from pgsluice_spark import AuditReport, Delta, NoSuchView, PipelineError, origin
 from pgsluice_spark.command_line import parser
 from pgsluice_spark.commands import COMMANDS
 from pgsluice_spark.config import Config
 from pgsluice_spark.postgres import Snapshot, Source, before_header
+from pgsluice_spark.values import Pair
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database, Postgres
 from tests.spark.shop import Shop, opened
@@ -26,7 +30,15 @@ pytestmark = pytest.mark.usefixtures("without_compilation")
 SETTINGS: dict[str, dict[str, Any]] = {
     "kafka": {"topics": {"partitions": 2}},
     "snapshot": {"mode": "initial", "chunk_rows": 300},
-    "tables": {"rules": [{"match": "public.kinds", "types": {"widened": "double"}}]},
+    "tables": {
+        "rules": [
+            {"match": "public.kinds", "types": {"widened": "double"}},
+            {
+                "match": "public.without_key",
+                "types": {"amount*": "decimal(10,2)", "span": "interval-micros", "milli*": "timestamp-millis"},
+            },
+        ]
+    },
     "delivery": {"heartbeat": "500ms"},
 }
 SETUP = (
@@ -35,6 +47,7 @@ SETUP = (
     "CREATE EXTENSION hstore",
     "CREATE DOMAIN early AS time",
     "CREATE DOMAIN late AS early",
+    "CREATE DOMAIN lates AS late[]",
     """
     CREATE TABLE kinds (
         id int PRIMARY KEY, flag bool, small int2, big int8, amount numeric(10,2), free numeric, ratio float8,
@@ -42,7 +55,7 @@ SETUP = (
         span interval, token uuid, data bytea, counts int[], tags text[], days date[], blobs bytea[], moods mood[],
         pairs pair[], pair pair, address inet, document jsonb, range int4range,
         kind regclass, "order lines" text, "cost" money, late late, widened float4,
-        times time[], maps hstore[]
+        times time[], maps hstore[], nested lates[]
     )
     """,
     r"""
@@ -52,13 +65,13 @@ SETUP = (
      '6f1e2c1c-7b1f-4e0e-9f0a-0d6e2a3b4c5d', '\x00ff', '{1,NULL,-3}', '{"a, b",NULL,"","\"\\"}',
      '{2024-02-29,infinity}', '{"\\x00","\\xff"}', '{sad,NULL}', '{"(1,x)",NULL,"(,)"}', '(1,)', '10.0.0.1',
      '{"b": 1, "a": [null]}', '[1,5)', 'kinds', 'x', '12.5', '12:30:00', 0.1,
-     '{12:00:00,NULL}', '{"a=>1, b=>NULL",NULL}'),
+     '{12:00:00,NULL}', '{"a=>1, b=>NULL",NULL}', '{"{12:00:00,NULL}",NULL,"{}"}'),
     (2, false, 0, 0, 'NaN', 'NaN', 'NaN', '-Infinity', '', '', 'infinity', '24:00:00', '-infinity',
      '0044-03-15 12:00:00+00 BC', '-1 day', NULL, '', '{}', '{}', '{}', '{}', '{}', '{}', '(,)', '10.0.0.0/8', 'null',
-     'empty', NULL, '', '0', '24:00:00', 'NaN', '{}', '{}'),
+     'empty', NULL, '', '0', '24:00:00', 'NaN', '{}', '{}', '{}'),
     (3, NULL, 1, 1, 1, 1, '-Infinity', 'NaN', 'c', 'ccccc', '9999-12-31', '00:00:00', '9999-12-31 23:59:59.999999',
      '0001-01-01 00:00:00+00', NULL, NULL, NULL, '[2:3]={1,2}', '{{a,b},{c,d}}', NULL, NULL, NULL, NULL, NULL, '::1',
-     NULL, NULL, NULL, NULL, NULL, NULL, '-Infinity', NULL, NULL)
+     NULL, NULL, NULL, NULL, NULL, NULL, '-Infinity', NULL, NULL, '{"[2:2]={12:00:00}"}')
     """,
     "INSERT INTO kinds (id) VALUES (4)",
     "CREATE TABLE orders (id int, part int, amount numeric(10,2), note text, PRIMARY KEY (id, part))",
@@ -67,6 +80,26 @@ SETUP = (
     "INSERT INTO orders SELECT n, 1, n, repeat('kept out of line ', 300) FROM generate_series(1, 1000) AS n",
     "CREATE TABLE events (what text, many int)",
     "INSERT INTO events SELECT 'event ' || n % 10, n % 7 FROM generate_series(1, 100) AS n",
+    """
+    CREATE TABLE without_key (
+        day date, days date[], local timestamp, milli timestamptz, millis timestamptz[], at time, times time[],
+        amount numeric, amounts numeric[], span interval, note text
+    )
+    """,
+    """
+    INSERT INTO without_key SELECT
+        '0044-03-15 BC', '{0044-03-15 BC,NULL}', '12024-01-01 12:00:00', '2024-01-01 12:00:00.123456',
+        '{2024-01-01 12:00:00.123456}', '24:00:00', '{24:00:00,NULL}', '1.001', '{1.001,NULL,NaN}', '1 month', n % 2
+    FROM generate_series(1, 5) AS n
+    """,
+    """
+    INSERT INTO without_key VALUES
+    ('infinity', '{-infinity}', '-infinity', 'infinity', '{}', '12:00', '{12:00}', 1.0, '{1,2.50}', '1 day', 'x'),
+    ('2024-01-01', '{2024-01-01}', '2024-01-01', '0044-03-15 12:00:00+00 BC', '{{infinity}}', NULL, NULL, 'NaN', '{}',
+     '-1 second', 'y'),
+    (NULL, NULL, NULL, NULL, NULL, NULL, NULL, 1e20, NULL, NULL, NULL)
+    """,
+    "ALTER TABLE without_key REPLICA IDENTITY FULL",
     "CREATE TABLE growing (few int)",
     "INSERT INTO growing VALUES (1)",
     "CREATE TABLE empty (id int PRIMARY KEY, note text)",
@@ -77,7 +110,7 @@ SETUP = (
     "CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (50) TO (100)",
     "INSERT INTO parted SELECT n, 'row ' || n FROM generate_series(1, 99) AS n",
 )
-LOADED = 9
+LOADED = 10
 
 WRITES = (
     "UPDATE orders SET amount = amount + 1 WHERE id <= 1000 AND id % 50 = {n} % 50",
@@ -276,14 +309,17 @@ DAMAGE = (
 def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path: Path) -> None:
     with pytest.raises(NoSuchView, match="Start the mirror first"):
         audited(shop, Delta(str(tmp_path / "lake")), database)
-    target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty"])
+    target = mirrored(shop, tmp_path, ["public.parted_low", "public.empty", "public.without_key"])
+    shop.run("UPDATE without_key SET note = 'later' WHERE note = 'x'")
     shop.run("ALTER TABLE parted ADD COLUMN price int DEFAULT 7", "UPDATE parted SET note = 'later' WHERE id = 1")
     # Both partitions are loaded again. The cut records report them as stale before they are loaded.
     shop.wait_until_loaded(LOADED + 2)
     with database.connect() as connection, connection.transaction(force_rollback=True):
         # The audit does not wait for a transaction that is idle.
         connection.execute("UPDATE parted_high SET note = 'open' WHERE id = 60")
-        assert status(audited(shop, target, database)) == {"empty": "equal", "parted_low": "stale"}
+        report = audited(shop, target, database)
+    assert status(report) == {"empty": "equal", "parted_low": "stale", "without_key": "refused"}
+    assert "table public.without_key has no key, and some of its rows were updated or deleted" in str(report)
     shop.run("CREATE ROLE stranger LOGIN")
     with pytest.raises(PipelineError, match=r"refused a statement of the audit: ERROR: permission denied for table"):
         shop.pipeline.audit(target, postgres=f"{database.conninfo()} user=stranger")
@@ -312,6 +348,30 @@ def test_connection_strings() -> None:
         Source.parse("host=db gssencmode=disable")
     with pytest.raises(ValueError, match="not of the form"):
         Source.parse("db")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("decimal(10,2)", "1.5", Decimal("1.50")),
+        ("decimal(10,2)", "1.500", Decimal("1.50")),
+        ("decimal(10,2)", "-100", Decimal("-100.00")),
+        ("decimal(10,2)", "1.501", None),
+        ("decimal(10,2)", "123456789", None),
+        ("decimal(10,2)", "NaN", None),
+        ("bigint", "-1", -1),
+        ("bigint", "1.5", None),
+        ("bigint", "9223372036854775808", None),
+        ("array<bigint>", '["1", null]', [1, None]),
+        ("array<bigint>", '["1", "1.5"]', None),
+        ("array<array<date>>", '["[\\"2024-01-01\\"]", null]', [[date(2024, 1, 1)], None]),
+        ("array<array<date>>", '["[\\"infinity\\"]"]', None),
+    ],
+)
+def test_values_that_a_type_can_hold_exactly(spark: SparkSession, kind: str, text: str, value: object) -> None:
+    pair = Pair(0, "c", "c", "", 0, StructType.fromDDL(f"c {kind}")["c"].dataType)
+    (row,) = spark.createDataFrame([(text,)], "t0 string").select(pair.value().alias("value")).collect()
+    assert row["value"] == value
 
 
 def test_transactions_that_a_snapshot_sees(spark: SparkSession) -> None:

@@ -401,9 +401,7 @@ def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [1, 1000])
-def test_rows_that_are_read_again_in_a_repeated_cut(
-    make: Callable[..., Handmade], tmp_path: Path, before: int
-) -> None:
+def test_rows_that_are_read_again_in_a_repeated_cut(make: Callable[..., Handmade], tmp_path: Path, before: int) -> None:
     """In at-least-once mode, the rows of the last cut are read again after a crash, at another position."""
     made = make("orders")
     event = made.event
@@ -638,7 +636,7 @@ def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Pa
 @pytest.mark.parametrize("most", [1, 1000])
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_table_whose_key_changes(make: Callable[..., Handmade], tmp_path: Path, most: int, *, is_new: bool) -> None:
-    """The copy begins again with the next load, both in a target that has rows under the former key and in a new one."""
+    """The copy begins again with the next load, in a target with rows under the former key and in a new target."""
     made = make("orders")
     event = made.event
     made.cut(*(event("orders", "c", 10, n, {"id": n}, after={"note": "same"}) for n in (1, 2)))
