@@ -328,6 +328,21 @@ def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path
         shop.pipeline.audit(target, postgres="host=127.0.0.1 port=1 dbname=none user=none")
 
 
+def test_a_table_whose_topic_changes(shop: Shop, database: Database, tmp_path: Path) -> None:
+    target = mirrored(shop, tmp_path, ["public.truncated"])
+    rule = {"match": "public.truncated", "topic": "{prefix}.moved"}
+    shop.run("INSERT INTO truncated VALUES (101, 'in the former topic')")
+    shop.daemon.settings["tables"] = {"rules": [rule]}
+    shop.daemon.restart()
+    shop.run("INSERT INTO truncated VALUES (102, 'in the new topic')")
+    report = audited(shop, target, database)
+    assert "its topic has changed after the mirror's last cut" in str(report)
+    mirrored(shop, tmp_path, ["public.truncated"])
+    shop.run("INSERT INTO truncated VALUES (103, 'in the new topic')", "DELETE FROM truncated WHERE id = 1")
+    report = audited(shop, target, database)
+    assert (report.equal, report.tables[0].rows) == (True, 102), str(report)
+
+
 def from_the_shell(shop: Shop, target: Delta, database: Database, *words: str) -> int:
     """Run a command of ``pgsluice-spark`` in the Spark session of the tests. Return its exit code."""
     values: dict[str, dict[str, Any]] = {
