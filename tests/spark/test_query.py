@@ -400,7 +400,7 @@ def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
     assert rows(made, tmp_path / "at once") == expected
 
 
-@pytest.mark.parametrize("before", [1, 1000])
+@pytest.mark.parametrize("before", [1000, *long(1)])
 def test_rows_that_are_read_again_in_a_repeated_cut(make: Callable[..., Handmade], tmp_path: Path, before: int) -> None:
     """In at-least-once mode, the rows of the last cut are read again after a crash, at another position."""
     made = make("orders")
@@ -633,8 +633,7 @@ def test_what_a_mirror_cannot_follow(make: Callable[..., Handmade], tmp_path: Pa
         mirrored(made, tmp_path, target=lake.target)
 
 
-@pytest.mark.parametrize("most", [1, 1000])
-@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(("is_new", "most"), [(False, 1), (True, 1000)])
 def test_a_table_whose_key_changes(make: Callable[..., Handmade], tmp_path: Path, most: int, *, is_new: bool) -> None:
     """The copy begins again with the next load, in a target with rows under the former key and in a new target."""
     made = make("orders")
@@ -656,7 +655,7 @@ def test_a_table_whose_key_changes(make: Callable[..., Handmade], tmp_path: Path
     assert consistent_view(made.pipeline.spark, Delta(str(place / "lake"))).status == {"public.orders": "loaded"}
 
 
-@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("is_new", [False, *long(True)])
 def test_a_table_that_gets_a_key(make: Callable[..., Handmade], tmp_path: Path, *, is_new: bool) -> None:
     made = make("orders")
     event = made.event

@@ -58,6 +58,10 @@ def duplicate_records_count_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Work, "events", property(lambda work: work.reading.changes(work.records())))
 
 
+def rows_of_a_repeated_cut_are_counted_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loads, "_before_repetition", lambda state, _cuts: state)
+
+
 def the_parts_of_a_cut_record_are_joined(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(query, "joined", list)
 
@@ -168,6 +172,10 @@ NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
     the_parts_of_a_cut_record_are_joined: (tests.test_a_cut_record_in_parts, KeyError),
     records_between_cuts_are_not_read: (tests.test_repeated_cuts, WRONG),
     the_last_record_of_a_repeated_cut_is_used: (tests.test_repeated_cuts, CountMismatch),
+    rows_of_a_repeated_cut_are_counted_once: (
+        partial(tests.test_rows_that_are_read_again_in_a_repeated_cut, before=1),
+        WRONG,
+    ),
     duplicate_records_count_once: (tests.test_repeated_cuts, CountMismatch),
     a_truncate_in_every_partition_counts_once: (tests.test_a_truncate_in_every_partition, CountMismatch),
     records_of_other_tables_in_the_topic_are_left_out: (tests.test_tables_that_share_a_topic, UNTYPED),
