@@ -655,7 +655,7 @@ def test_a_table_whose_key_changes(make: Callable[..., Handmade], tmp_path: Path
     assert consistent_view(made.pipeline.spark, Delta(str(place / "lake"))).status == {"public.orders": "loaded"}
 
 
-@pytest.mark.parametrize("is_new", [False, *long(True)])
+@pytest.mark.parametrize("is_new", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_table_that_gets_a_key(make: Callable[..., Handmade], tmp_path: Path, *, is_new: bool) -> None:
     made = make("orders")
     event = made.event
