@@ -301,21 +301,21 @@ class Metrics:
         )
 
     def _add_memory(self) -> None:
-        self.buffered_bytes = self._gauge("buffered_bytes", "Encoded bytes on their way to Kafka.")
+        self.buffered_bytes = self._known("buffered_bytes", "Encoded bytes on their way to Kafka.")
         self.buffered_limit_bytes = self._gauge(
             "buffered_limit_bytes", "The limit of buffered_bytes: delivery.inflight_max."
         )
-        self.waiting_transactions = self._gauge(
+        self.waiting_transactions = self._known(
             "waiting_transactions", "Streamed and prepared transactions whose rows wait for the commit."
         )
-        self.waiting_bytes = self._gauge("waiting_bytes", "Bytes of rows that wait for their commit.", "place")
+        self.waiting_bytes = self._known("waiting_bytes", "Bytes of rows that wait for their commit.", "place")
         self.waiting_limit_bytes = self._gauge(
             "waiting_limit_bytes", "The limits of waiting_bytes: buffer.memory_max and buffer.spill_max.", "place"
         )
-        self.prepared_transactions = self._gauge(
+        self.prepared_transactions = self._known(
             "prepared_transactions", "Prepared transactions that were received and have not ended."
         )
-        self.oldest_prepared_seconds = self._gauge(
+        self.oldest_prepared_seconds = self._known(
             "oldest_prepared_seconds",
             "Age of the oldest prepared transaction with changes, which holds the slot back; 0 if there is none.",
         )

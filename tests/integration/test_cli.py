@@ -125,6 +125,19 @@ def test_a_registry_runs_without_a_pipeline(settings: str) -> None:
         pass
 
 
+def test_the_status_is_watched_even_while_no_daemon_answers(settings: str) -> None:
+    command = [sys.executable, "-m", "pgsluice", "status", "-c", settings, "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        lines = iter(watching.stdout)
+        assert "no daemon answers at" in next(lines)
+        with running(settings, "run"):
+            assert any(line.startswith("state ") for line in lines)
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=60)
+    assert watching.returncode == 130
+
+
 def test_run_delivers_until_it_is_stopped(settings: str, capsys: pytest.CaptureFixture[str]) -> None:
     with running(settings, "run"):
         while cli.main(["health", "-c", settings, "--role", "active"]) != 0:

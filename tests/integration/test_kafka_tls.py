@@ -2,16 +2,17 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
 from pgsluice.errors import ConfigError, PermissionDenied, PgsluiceError, SinkUnavailable
 from pgsluice.kafka import topics as topics_module
-from pgsluice.kafka.client import ClientOptions
+from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.kafka.msk import token_callback
 from pgsluice.kafka.topics import Topics
 from sandbox.daemon import Daemon
@@ -129,6 +130,22 @@ class TestTokens:
                 assert broker.tokens.given > 0
                 assert CLIENT_SECRET not in pipeline.daemon.log_text()
 
+    def test_a_token_endpoint_that_is_down(self, broker: TlsKafka, new_database: Callable[..., Database]) -> None:
+        database = new_database()
+        with ExitStack() as stack:
+            url = stack.enter_context(broker.tokens.endpoint())
+            client = oidc(broker, url, CLIENT_SECRET)
+            with daemon(broker, database, "OAUTH", {"client": client}) as pipeline:
+                pipeline.write()
+                pipeline.wait_until_confirmed()
+                stack.close()
+                with database.connect() as connection:
+                    connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+                wait_until(lambda: "gets no token" in pipeline.daemon.log_text(), "the reason")
+                stack.enter_context(broker.tokens.endpoint(urlsplit(url).port or 0))
+                pipeline.write()
+                pipeline.wait_until_confirmed()
+
     def test_a_wrong_secret(self, broker: TlsKafka, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(topics_module, "REQUEST_S", REFUSED_S)
         with broker.tokens.endpoint() as url:
@@ -145,7 +162,7 @@ class TestTokens:
         given = []
 
         def callback(config: str) -> tuple[str, float]:
-            given.append(token_callback("eu-central-1")(config))
+            given.append(token_callback("eu-central-1", ClientErrors())(config))
             return given[-1]
 
         properties = {**broker.properties("OAUTH"), "sasl.mechanism": "OAUTHBEARER"}
@@ -164,6 +181,19 @@ def oidc(broker: TlsKafka, url: str, secret: str) -> dict[str, str]:
         "sasl.oauthbearer.client.secret": secret,
         "sasl.oauthbearer.token.endpoint.url": url,
     }
+
+
+def test_a_password_command_that_fails_at_first(
+    broker: TlsKafka, new_database: Callable[..., Database], tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    kafka = {"client": broker.properties("SCRAM", **SCRAM), "password_command": ["cat", str(file)]}
+    with daemon(broker, new_database(), "SCRAM", kafka, wait=False) as pipeline:
+        wait_until(lambda: "kafka.password_command: " in pipeline.daemon.log_text(), "the failure")
+        file.write_text(f"{PASSWORD}\n")
+        pipeline.daemon.wait_until_ready("active")
+        pipeline.write()
+        pipeline.wait_until_confirmed()
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from pgsluice.errors import ConfigError, PermissionDenied, SinkUnavailable, Tabl
 from pgsluice.finding import Finding, Verdict
 from pgsluice.kafka import topic_spec
 from pgsluice.kafka import topics as module
-from pgsluice.kafka.checks import check
+from pgsluice.kafka.checks import check, refused_tables
 from pgsluice.kafka.client import ClientErrors, ClientOptions
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.producer import ProducerOptions
@@ -357,7 +357,21 @@ class TestCheck:
         verdict, detail = found["kafka may create topics"]
         assert verdict is Verdict.WARN
         assert "Fewer brokers are up" in detail
+        assert found[f"topic {name}.transactions"] == (Verdict.FAIL, detail)
+        create_topic(kafka, f"{name}.transactions")
+        assert "Fewer brokers are up" in by_name(check(options))["kafka may create topics"][1]
         assert found["kafka transaction timeout"] == (Verdict.OK, "3600 s wanted, 900 s allowed and used")
+
+    def test_tables_whose_topics_kafka_would_not_create_are_reported(self, kafka: Kafka, name: str) -> None:
+        options = sink_options(client_options(kafka), name)
+        create_topic(kafka, f"{name}.old")
+        wrong = [TopicSpec(f"{name}.{table}", 1, config={"cleanup.policy": "bogus"}) for table in ("old", "a", "b")]
+        (sentence,) = refused_tables(options, [*wrong, TopicSpec(f"{name}.c", 1)])
+        assert "Invalid value bogus for configuration cleanup.policy" in sentence
+
+    def test_the_topic_of_schemas_is_left_out(self, kafka: Kafka, name: str) -> None:
+        found = by_name(check(sink_options(client_options(kafka), name), has_schemas=False))
+        assert f"topic {name}.schemas" not in found
 
     @pytest.mark.parametrize(("is_read_again", "code"), [(False, 77), (True, 69)])
     def test_a_wrong_password_is_reported(

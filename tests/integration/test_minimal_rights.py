@@ -296,7 +296,7 @@ class TestEnough:
             scene.insert()
             scene.assert_delivered()
             code, found = scene.problems()
-            assert (code, [*found]) == (0, ["kafka may create topics"])
+            assert (code, [*found]) == (0, ["tables", "kafka may create topics"])
             with scene.server(NEW).connect("shop") as connection:
                 connection.execute("INSERT INTO customers VALUES (1)")
             wait_until(lambda: daemon.status()["quarantined"], "the table to be in quarantine")

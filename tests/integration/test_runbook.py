@@ -101,7 +101,7 @@ PRODUCED: Mapping[str, str] = {
     "Table … and its partitions do not all have the same replica identity": "partition_identity::partitions_with_different_keys",
     "Table … would go to topic …, which Kafka cannot distinguish from … of table …": "hostile_tables::check_names_the_tables_that_cannot_be_published",
     "Topic … belongs to another pipeline, whose kafka.topic_prefix is …": "hostile_tables::the_service_topics_of_another_pipeline_are_not_written_to",
-    "Create topic … yourself, give pgsluice the right to create it (Create)": "minimal_rights::topics_made_beforehand_need_no_right_to_create_them",
+    "Create topic … yourself, …, or leave the table out with tables.exclude": "minimal_rights::topics_made_beforehand_need_no_right_to_create_them",
     "Topic … was not created, because this pipeline already has … topics, including reserved ones": "kafka_sink::",
     "Topic … has cleanup.policy=compact, but truncates or rows without a key go to it": "poison::a_table_whose_topic_was_made_compacted",
     "The types of a table's columns contain more than … other types": "postgres_catalog::",

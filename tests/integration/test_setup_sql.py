@@ -125,6 +125,10 @@ def test_only_missing_things_are_printed(
     ]
     assert cli.main(["setup-sql", "-c", file, "public.gone"]) == 2
     assert "there is no table public.gone" in capsys.readouterr().err
+    with database.connect() as admin:
+        admin.execute("CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)")
+    assert cli.main(["setup-sql", "-c", file, "public.unlogged"]) == 2
+    assert "PostgreSQL cannot publish public.unlogged" in capsys.readouterr().err
 
 
 def test_before_version_13_the_publication_names_the_partitions(

@@ -90,7 +90,7 @@ def test_a_transaction_larger_than_memory_is_delivered_and_its_files_removed(
     with open_transaction(pipeline, 8) as connection:
         wait_until_spilled(pipeline, 6)
         assert waiting(pipeline)["memory"] <= 1 << 20
-        assert pipeline.daemon.metric("pgsluice_waiting_bytes", place="disk") is not None
+        wait_until(lambda: pipeline.daemon.metric("pgsluice_waiting_bytes", place="disk"), "the metric")
         assert pipeline.daemon.status()["waiting_transactions"] == 1
         connection.execute("COMMIT")
     pipeline.assert_complete()

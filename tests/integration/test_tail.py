@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 import pytest
 
 from sandbox.postgres import Database
+from tests.support.kafka import add_partitions
 from tests.support.weather import Start
 
 TABLES = """
@@ -178,6 +179,27 @@ def test_tail_prints_the_topics_of_a_pipeline(start: Start, config: Callable[...
         ("c", {"id": 1}, {"id": 2, "note": None, **rest}, ["doc"]),
         ("d", {"id": 2}, None, []),
     ]
+
+
+def test_tail_reads_everything_that_is_committed_after_its_first_line(
+    start: Start, config: Callable[..., Path]
+) -> None:
+    """The topic gets more partitions meanwhile."""
+    topics = {"partitions": 3, "changed": "accept"}
+    pipeline = start({"snapshot": {"mode": "never"}, "kafka": {"topics": topics}})
+    with pipeline.database.connect() as connection:
+        connection.execute("CREATE PUBLICATION tailed FOR TABLE numbers")
+    pipeline.write(1)
+    pipeline.wait_until_confirmed()
+    file = config(pipeline.database, pipeline.kafka.bootstrap_servers, pipeline.daemon.name)
+    pipeline.daemon.stop_well()
+    pipeline.write(20)
+    with tail(file, "--kafka", "--json", "--limit", "20") as running:
+        add_partitions(pipeline.kafka, f"{pipeline.daemon.name}.public.numbers", 12)
+        pipeline.daemon.start()
+        code, lines = running.end()
+    assert code == 0
+    assert {json.loads(line)["after"]["n"] for line in lines} == set(range(2, 22))
 
 
 def test_old_rows_of_partitions_have_the_columns_of_their_own_identity(

@@ -56,8 +56,8 @@ class TokenIssuer:
         return f"{signed}.{_encoded(self._key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
 
     @contextmanager
-    def endpoint(self) -> Iterator[str]:
-        """Provide the URL of the token endpoint."""
+    def endpoint(self, port: int = 0) -> Iterator[str]:
+        """Provide the URL of the token endpoint, on this port or on any."""
         issuer = self
         expected = "Basic " + base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
 
@@ -77,7 +77,7 @@ class TokenIssuer:
             def log_request(self, *_: object) -> None:
                 """Log nothing."""
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
             thread = Thread(target=server.serve_forever, daemon=True)
             thread.start()
             yield f"http://127.0.0.1:{server.server_port}/token"

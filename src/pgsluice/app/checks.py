@@ -59,7 +59,11 @@ async def _check(settings: Settings) -> list[Finding]:
             source.stream,
             create_slot=settings.postgres.create_slot,
         ),
-        asyncio.to_thread(kafka_checks.check, sink_options(settings, client)),
+        asyncio.to_thread(
+            kafka_checks.check,
+            sink_options(settings, client),
+            has_schemas=settings.schema_registry.type == "builtin",
+        ),
         _check_registry(settings),
     )
     tables = await _check_tables(settings, sink_options(settings, client))
@@ -153,7 +157,7 @@ def _topic_specs(tables: Tables, names: Sequence[tuple[str, str]]) -> list[Topic
     for schema, table in names:
         with suppress(TableRefused):
             if (policy := tables.policy(schema, table)) is not None:
-                specs.append(TopicSpec(policy.topic, policy.partitions, compactable=not policy.truncate))
+                specs.append(TopicSpec.of(policy, keyed=True))
     return specs
 
 

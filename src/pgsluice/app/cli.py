@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from pgsluice import __version__
 from pgsluice.app import arguments
-from pgsluice.errors import EXIT_BUG, PgsluiceError, UnavailableError, UsageError
+from pgsluice.errors import EXIT_BUG, PermissionDenied, PgsluiceError, UnavailableError, UsageError
 from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import format_lsn
 from pgsluice.printable import printable, without_url_secrets
@@ -308,14 +308,13 @@ def _status(options: argparse.Namespace) -> int:
     if options.watch is None:
         return _say(*_status_lines(options))
     clear = _CLEAR if sys.stdout.isatty() else ""
-    lines = _status_lines(options)
     while True:
-        _write(clear + _text(lines))
-        time.sleep(options.watch)
         try:
             lines = _status_lines(options)
-        except UnavailableError as error:
-            lines = [str(error)]  # the daemon may be restarting
+        except (UnavailableError, PermissionDenied) as error:
+            lines = [str(error)]  # the daemon may be restarting, or read a new token in a moment
+        _write(clear + _text(lines))
+        time.sleep(options.watch)
 
 
 def _status_lines(options: argparse.Namespace) -> list[str]:

@@ -31,7 +31,7 @@ from pgsluice.avro.binary import encode_string
 from pgsluice.avro.records import record_reader, record_writer
 from pgsluice.avro.schema import cut_schema
 from pgsluice.avro.wire import header
-from pgsluice.config import Settings
+from pgsluice.config import Settings, secret_command
 from pgsluice.dead_letter import SourceChange, origin_of
 from pgsluice.kafka.options import CutFormat
 from pgsluice.kafka.sink import KafkaSink
@@ -112,6 +112,7 @@ class Daemon:
             async with stop_on_signals(self._pipeline.stop):
                 await self._run_pipeline()
         finally:
+            secret_command.end_all()
             await self._registry.close()
             await http.stop()
             if self._tracing is not None:

@@ -57,8 +57,7 @@ class Gauges:
             self._show_stages(lag_seconds)
             self._show_slot()
             self._show_loads()
-            oldest = None if session is None else session.status.oldest_prepared
-            metrics.oldest_prepared_seconds.set(0.0 if oldest is None else age_s(oldest.prepare_ts))
+            self._show_memory()
             if session is not None:
                 for position, lsn in session.status.positions().items():
                     metrics.lsn.labels(position).set(lsn)
@@ -72,6 +71,23 @@ class Gauges:
         metrics.buffered_limit_bytes.set(settings.delivery.inflight_max.bytes)
         metrics.waiting_limit_bytes.labels("memory").set(buffer.memory_max.bytes)
         metrics.waiting_limit_bytes.labels("disk").set(buffer.spill_max.bytes)
+
+    def _show_memory(self) -> None:
+        """Show what waits in the session. Without a session, nothing is known of it."""
+        metrics, session = self._metrics, self._status.pipeline.session
+        if session is None:
+            for known in (metrics.buffered_bytes, metrics.waiting_transactions, metrics.prepared_transactions):
+                known.set(None)
+            metrics.oldest_prepared_seconds.set(None)
+            metrics.waiting_bytes.set_all({})
+            return
+        status = session.status
+        metrics.buffered_bytes.set(status.buffered_bytes)
+        metrics.waiting_transactions.set(status.waiting_transactions)
+        metrics.waiting_bytes.set_all(dict(zip(("memory", "disk"), status.waiting_bytes, strict=True)))
+        metrics.prepared_transactions.set(len(status.prepared))
+        oldest = status.oldest_prepared
+        metrics.oldest_prepared_seconds.set(0.0 if oldest is None else age_s(oldest.prepare_ts))
 
     def _show_stages(self, lag_seconds: float | None) -> None:
         """Show the lag of each stage. Between sessions, use the last known positions. A standby has no lag."""

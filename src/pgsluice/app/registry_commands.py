@@ -15,7 +15,7 @@ from pgsluice.app.http.health import Health
 from pgsluice.app.http.server import HttpServer
 from pgsluice.app.tasks import first_of, stop_on_signals
 from pgsluice.app.wiring import access_files, client_installed, registry_options, rest_options
-from pgsluice.config import Settings
+from pgsluice.config import Settings, secret_command
 from pgsluice.errors import ConfigError, SinkUnavailable
 from pgsluice.kafka.client import ClientErrors
 from pgsluice.metrics import registry_metrics
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_PAUSE_S: Final = 1.0
+"""The pause after the schemas could not be read."""
 _RENEW_S: Final = 5.0
 _RENEW_MAX_S: Final = 60.0
 """The served registry checks at intervals of _RENEW_S whether it needs new Kafka clients. If it needs them again and
@@ -61,6 +63,7 @@ async def _serve_registry(settings: Settings, prefixes: Sequence[str]) -> None:
         async with stop_on_signals(stop.set):
             await first_of(_follow(follower, caught_up), _keep_current(follower), stop.wait())
     finally:
+        secret_command.end_all()
         await follower.close()
         await http.stop()
 
@@ -92,6 +95,7 @@ async def _follow(follower: SchemaFollower, caught_up: asyncio.Event) -> None:
                 log.warning("prefixes share ids: clients that do not name the subject are refused", ids=ambiguous[:10])
         except SinkUnavailable as error:
             log.warning("waiting for Kafka", reason=str(error))
+            await asyncio.sleep(_PAUSE_S)
     await follower.follow()
 
 

@@ -93,6 +93,9 @@ async def _look(options: ConnectionOptions, publication: str, names: Names) -> _
         if missing := set(names) - {table.asked for table in tables}:
             listed = ", ".join(quoted(*name) for name in sorted(missing))
             raise UsageError(f"there is no table {listed} in database {quoted(server.database)}")
+        if unlogged := sorted({table.asked for table in tables if not table.is_logged}):
+            listed = ", ".join(quoted(*name) for name in unlogged)
+            raise UsageError(f"PostgreSQL cannot publish {listed}, because only the WAL of permanent tables has rows")
         return _Present(
             server.user,
             server.database,

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import uuid4
 
 from pgsluice.commands import Answer, Command, Verb
-from pgsluice.errors import CommandRefused, UnavailableError
+from pgsluice.errors import CommandRefused, RetryableError, UnavailableError
 from pgsluice.kafka.commands import CommandClient
 from pgsluice.printable import quoted
 
@@ -48,7 +48,7 @@ def follow(client: CommandClient, command: Command, say: Say) -> int:
     say(" ".join([f"{len(answer.tables)} tables will be loaded.", answer.detail]).rstrip())
     try:
         return _follow_loads(client, command, answer, say)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RetryableError):
         say("The load continues. `pgsluice snapshot status` shows its progress, `pgsluice snapshot cancel` ends it.")
         raise
 
@@ -124,11 +124,15 @@ class _Progress:
         now = time.monotonic()
         if now - self._at < PROGRESS_S:
             return
-        checkpoint = self._client.checkpoint()
+        self._at, since = now, self._at
+        try:
+            checkpoint = self._client.checkpoint()
+        except RetryableError as error:
+            self._say(f"The progress is not known at present: {error}")
+            return
         for load in () if checkpoint is None else checkpoint.loads:
             name = str(load)
             if name in tables:
-                rate = (load.rows - self._rows.get(name, 0)) / (now - self._at)
+                rate = (load.rows - self._rows.get(name, 0)) / (now - since)
                 self._say(f"{name}: {load.rows} rows, {rate:.0f} rows/s")
                 self._rows[name] = load.rows
-        self._at = now

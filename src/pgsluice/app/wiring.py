@@ -55,7 +55,7 @@ def client_options(settings: Settings, purpose: str = "", errors: ClientErrors |
     changing = kafka.password_file is not None or kafka.password_command is not None
     if errors is None:
         errors = ClientErrors(credentials_change=changing)
-    callback = None if kafka.aws_msk_region is None else token_callback(kafka.aws_msk_region)
+    callback = None if kafka.aws_msk_region is None else token_callback(kafka.aws_msk_region, errors)
 
     def credentials() -> dict[str, Any]:
         password = kafka.password()

@@ -16,6 +16,9 @@ from typing import IO
 from pgsluice.config.secret_file import PASSWORD_BYTES_MAX, first_line
 from pgsluice.errors import ConfigError, RetryableError
 
+_running: set[subprocess.Popen[bytes]] = set()
+"""The commands that run now. Several threads may add and remove commands."""
+
 TIME_LIMIT_S = 30.0
 """The time limit for a command. The command-line tools of clouds take seconds, and retry for a while if they fail."""
 
@@ -39,6 +42,7 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
         raise ConfigError(f"{key}: {program} cannot be started: {error.strerror}. Correct the command.") from None
     with process:
         assert process.stdout is not None, "stdout is a pipe"
+        _running.add(process)
         try:
             output = _read(process.stdout, deadline)
             exit_code = process.wait(max(0.0, deadline - time.monotonic()))
@@ -47,6 +51,7 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
                 f"{key}: {program} took longer than {time_limit_s:g} s. Run it by hand, as the user that runs pgsluice."
             ) from None
         finally:
+            _running.discard(process)
             _end(process)
     if len(output) > PASSWORD_BYTES_MAX:
         raise ConfigError(
@@ -61,6 +66,12 @@ def run(command: Sequence[str], key: str, unavailable: type[RetryableError], tim
         return first_line(output, f"the output of {program}")
     except ValueError as error:
         raise ConfigError(f"{key}: {error}. Let the command print the secret, and nothing before it.") from None
+
+
+def end_all() -> None:
+    """End all commands that run now, because the process stops and nobody needs their secrets any more."""
+    for process in list(_running):
+        _end(process)
 
 
 def _read(pipe: IO[bytes], deadline: float) -> bytes:

@@ -12,13 +12,15 @@ TOKEN_MIN_CHARACTERS = 16
 
 
 def read_token_file(name: str) -> str:
-    """Return the first line of file ``name``. Raise ValueError if it cannot be read, or if the token is too short."""
+    """Return the first line of file ``name``. Raise ValueError if it cannot be read, or is not a safe token."""
     token = read_password_file(name)
     if len(token) < TOKEN_MIN_CHARACTERS:
         raise ValueError(
             f"the first line of {name} has fewer than {TOKEN_MIN_CHARACTERS} characters, so the token could be "
             "guessed. Create a safe token with openssl rand -hex 32"
         )
+    if not token.isascii():
+        raise ValueError(f"the first line of {name} has characters that are not ASCII, which HTTP cannot carry")
     return token
 
 

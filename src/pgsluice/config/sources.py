@@ -153,10 +153,18 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
     for name in sorted(environ):
         key = name.removeprefix(_PREFIX)
         if key != name and (_LEVEL in key or key == "NAME"):
+            if _has_wrong_bytes(environ[name]):
+                layer.problems.append(Problem(name, "is not UTF-8 text"))
+                continue
             _put_text(layer, key.lower().split(_LEVEL), environ[name], name, variable)
         elif key != name and (meant := _with_one_underscore(key, environ[name])) is not None:
             layer.problems.append(Problem(name, f"is not a setting: did you mean {meant}?"))
     return layer
+
+
+def _has_wrong_bytes(value: str) -> bool:
+    """Return whether a variable has bytes that are not UTF-8. Python represents them by surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _with_one_underscore(name: str, value: str) -> str | None:

@@ -177,7 +177,12 @@ class ListenAddress(TextValue):
         match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]\s]+)):([0-9]{1,5})", text, re.ASCII)
         if match is None or int(match[3]) > MAX_PORT:
             raise ValueError(f"{text!r} is not an address with a port: write it like '0.0.0.0:8080'")
-        return cls(match[1] or match[2], int(match[3]))
+        host = match[1] or match[2]
+        try:
+            host.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"no host can have the name {host!r}") from None
+        return cls(host, int(match[3]))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

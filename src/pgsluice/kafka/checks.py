@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 from confluent_kafka.admin import AclOperation
@@ -21,18 +22,23 @@ _TRANSACTIONAL_ID = "kafka transactional id"
 
 _GRANT = "Grant what is missing to the Kafka user, with kafka-acls. SECURITY.md lists all rights that pgsluice needs."
 
+_TO_CREATE = "Allow CREATE on the prefix, correct [kafka.topics], or create every topic by hand."
+
 _MODES: Mapping[Mode, str] = {
     "exactly_once": "exactly once, by Kafka transactions",
     "at_least_once": "at least once, without transactions",
 }
 
 
-def check(options: SinkOptions) -> list[Finding]:
-    """Return the findings, good and bad. This takes some seconds if Kafka does not answer."""
+def check(options: SinkOptions, *, has_schemas: bool = True) -> list[Finding]:
+    """Return the findings, good and bad. This takes some seconds if Kafka does not answer.
+
+    ``has_schemas``: whether the pipeline keeps its schemas in a topic.
+    """
     try:
         topics = Topics(options.producer.client, threading.Event())
         with closing(topics):
-            return _findings(topics, options)
+            return _findings(topics, options, has_schemas=has_schemas)
     except PgsluiceError as error:
         remedy = "Check kafka.bootstrap_servers, kafka.client and the password, and that a broker listens there."
         if isinstance(error, ConfigError):
@@ -44,7 +50,7 @@ def refused_tables(options: SinkOptions, specs: Sequence[TopicSpec]) -> list[str
     """Return the reasons why tables with these topics could not be published to this cluster. This blocks."""
     try:
         with closing(Topics(options.producer.client, threading.Event())) as topics:
-            return [*_full(options, specs), *_unsuitable(topics, specs)]
+            return [*_full(options, specs), *_unsuitable(topics, specs), *_refused(topics, specs)]
     except PgsluiceError:
         return []  # the other findings say why Kafka does not answer
 
@@ -71,21 +77,36 @@ def _unsuitable(topics: Topics, specs: Sequence[TopicSpec]) -> Iterator[str]:
             continue  # the topic takes only small batches, which _batches reports
 
 
-def _findings(topics: Topics, options: SinkOptions) -> list[Finding]:
+def _refused(topics: Topics, specs: Sequence[TopicSpec]) -> Iterator[str]:
+    """Yield why Kafka would not create missing topics. Kafka is asked about one of those with the same settings."""
+    known = topics.describe({spec.name for spec in specs})
+    missing = {
+        (spec.partitions, spec.replication_factor, tuple(spec.config.items())): spec
+        for spec in specs
+        if spec.name not in known
+    }
+    for spec in missing.values():
+        error = topics.refusal_to_create(spec)
+        if isinstance(error, (PermissionDenied, ConfigError)):
+            yield str(error)
+
+
+def _findings(topics: Topics, options: SinkOptions, *, has_schemas: bool) -> list[Finding]:
     brokers = topics.brokers()
     reachable = Finding("kafka reachable", Verdict.OK, f"{len(brokers)} broker(s)")
     mode = Finding("delivery mode", Verdict.OK, _MODES[options.mode])
-    return [reachable, mode, *(_guarded(name, look) for name, look in _looks(topics, options))]
+    looks = _looks(topics, options, has_schemas=has_schemas)
+    return [reachable, mode, *(_guarded(name, look) for name, look in looks)]
 
 
-def _looks(topics: Topics, options: SinkOptions) -> Iterator[tuple[str, Callable[[], Finding]]]:
+def _looks(topics: Topics, options: SinkOptions, *, has_schemas: bool) -> Iterator[tuple[str, Callable[[], Finding]]]:
     if options.mode == "exactly_once":
         yield "kafka transaction timeout", lambda: _transaction_timeout(topics, options)
         yield _TRANSACTIONAL_ID, lambda: _transactional_id(topics, options)
     prefix = options.transactions_topic.name.removesuffix("transactions")
-    schemas = TopicSpec(f"{prefix}schemas", 1, config={"cleanup.policy": "compact"})
-    loading = [one for one in (options.snapshots_topic, options.commands_topic) if one is not None]
-    for spec in (options.transactions_topic, options.checkpoint_topic, schemas, *loading):
+    schemas = TopicSpec(f"{prefix}schemas", 1, config={"cleanup.policy": "compact"}) if has_schemas else None
+    others = [one for one in (schemas, options.snapshots_topic, options.commands_topic) if one is not None]
+    for spec in (options.transactions_topic, options.checkpoint_topic, *others):
         yield f"topic {spec.name}", partial(_service_topic, topics, spec)
     yield "kafka may create topics", lambda: _creation(topics, options)
     yield "size of batches", lambda: _batches(topics, options)
@@ -134,7 +155,10 @@ def _service_topic(topics: Topics, spec: TopicSpec) -> Finding:
     topic = spec.name
     name, state = f"topic {topic}", topics.describe([topic]).get(topic)
     if state is None:
-        return Finding(name, Verdict.OK, "will be created")
+        error = topics.refusal_to_create(spec)
+        if error is None:
+            return Finding(name, Verdict.OK, "will be created")
+        return Finding(name, Verdict.FAIL, str(error), _TO_CREATE, error.exit_code)
     if state.partitions != 1:
         remedy = (
             "It is one of pgsluice's own topics, which have one partition. Choose another kafka.topic_prefix if "
@@ -163,11 +187,14 @@ def _rights(topics: Topics, topic: str) -> Finding | None:
 
 def _creation(topics: Topics, options: SinkOptions) -> Finding:
     name = "kafka may create topics"
-    refusal = topics.refusal_to_create(options.transactions_topic)
-    if refusal is None:
+    spec = options.transactions_topic
+    error = topics.refusal_to_create(spec)
+    if error is None:  # the topic may exist, and then Kafka has not looked at the settings
+        another = topics.refusal_to_create(replace(spec, name=f"{spec.name}-check"))
+        error = None if isinstance(another, PermissionDenied) else another
+    if error is None:
         return Finding(name, Verdict.OK, "as configured")
-    remedy = "Allow CREATE on the prefix, correct [kafka.topics], or create every topic by hand."
-    return Finding(name, Verdict.WARN, refusal, remedy)
+    return Finding(name, Verdict.WARN, str(error), _TO_CREATE)
 
 
 def _batches(topics: Topics, options: SinkOptions) -> Finding:

@@ -40,6 +40,10 @@ an idle connection, librdkafka reports the same as for a broker that went down. 
 connections cause only one such report for each client, and a pipeline has at most this many clients. So if there are
 more reports, they have another cause."""
 
+OAUTH_S: Final = 60.0
+"""How long a report that a client gets no token explains time-outs. A client tries again, and reports again, every ten
+seconds."""
+
 LOOK_S: Final = 2.0
 """How long :func:`has_lost_brokers` waits for each client to find a broker."""
 _SLICE_S: Final = 0.5
@@ -162,6 +166,19 @@ A new session tries again, with new clients, which read the certificate files ag
 """
 
 
+_UNSET: Final = "OAuth token not set"
+"""Part of the error of a client that cannot be made, because its callback returns no token."""
+_NO_OAUTH: Final = re.compile(f"Failed to acquire SASL OAUTHBEARER token|{_UNSET}")
+"""Matches errors of a client that has no token. librdkafka reports them with the codes of refused credentials."""
+_OAUTH_REFUSED: Final = re.compile(r'"error"\s*:')
+"""Matches the answer with which a token endpoint refuses a client (RFC 6749, section 5.2)."""
+_CALLBACK_FAILED: Final = "OAuth callback raised exception"
+"""The end of librdkafka's report of a callback that has failed. The callback has reported the reason itself."""
+_OAUTH_ADVICE: Final = (
+    "Kafka's client gets no token. Check that sasl.oauthbearer.token.endpoint.url under kafka.client answers or, with "
+    "kafka.aws_msk_region, that AWS's credentials can be found. pgsluice tries again."
+)
+
 _USUAL_ADVICE: Final = (
     "check that the brokers run, and check kafka.bootstrap_servers and the credentials under kafka.client (or the "
     "password from kafka.password_file or kafka.password_command)"
@@ -171,6 +188,16 @@ _USUAL_ADVICE: Final = (
 def _tls_advice(words: str) -> str:
     """Return what to do about a failure of TLS, or an empty text if ``words`` do not describe one."""
     return next((advice for pattern, advice in _TLS.items() if re.search(pattern, words)), "")
+
+
+def _lacks_token(error: KafkaError) -> bool:
+    """Return whether a client has no token, although nobody has refused its credentials."""
+    return _NO_OAUTH.search(error.str()) is not None and _OAUTH_REFUSED.search(error.str()) is None
+
+
+def _advice(error: KafkaError) -> str:
+    """Return what to do about a report, or an empty text if there is no special advice."""
+    return _OAUTH_ADVICE if _lacks_token(error) else _tls_advice(error.str())
 
 
 _QUOTED_SECRET: Final = re.compile(r"(sasl\.oauthbearer\.config beginning at: ).+", re.DOTALL)
@@ -221,6 +248,9 @@ class ClientErrors:
     _reports: int = 0
     """The number of reports since Kafka's last answer."""
     _all_down: bool = False
+    _no_oauth: KafkaError | None = None
+    """The last report that a client gets no token. Answers to other clients, which still have one, do not clear it."""
+    _no_oauth_at: float = float("-inf")
     _answered_at: float = float("-inf")
     clock: Callable[[], float] = monotonic
     _lock: Lock = field(default_factory=Lock)
@@ -234,11 +264,14 @@ class ClientErrors:
             self.refused |= error.code() in _CREDENTIALS
             self._all_down |= error.code() == _ALL_BROKERS_DOWN
             # "All brokers are down" says less than the report of the reason, which comes before or after it.
-            if self.last is None or error.code() != _ALL_BROKERS_DOWN:
+            says_less = error.code() == _ALL_BROKERS_DOWN or error.str().endswith(_CALLBACK_FAILED)
+            if self.last is None or not says_less:
                 self.last = error
+                if _lacks_token(error):
+                    self._no_oauth, self._no_oauth_at = error, self.clock()
             explained = self.last.code() != _ALL_BROKERS_DOWN or self._reports > IDLE_REPORTS_MAX
             fresh = self.clock() - self._answered_at > STALE_S
-            advice = _tls_advice(self.last.str())
+            advice = _advice(self.last)
             news = not self.is_away or advice not in ("", self._advice)
             if self._all_down and explained and fresh and news:
                 self.is_away, self._advice = True, advice
@@ -260,13 +293,20 @@ class ClientErrors:
     def raise_if_denied(self, doing: str) -> None:
         """Raise PermissionDenied if a broker refused the credentials or a right, because waiting would not help.
 
-        If it refused the credentials, but new clients may get other ones, raise SinkUnavailable instead.
+        If it refused the credentials, but new clients may get other ones, raise SinkUnavailable instead. A client that
+        gets no token may still have a valid one, so this is not an error.
         """
         last = self.last
-        if last is not None and last.code() in _DENIED:
+        if last is not None and last.code() in _DENIED and not _lacks_token(last):
             if self.credentials_change:
                 self.forget()
             raise failure(last, doing, self)
+
+    @property
+    def reason(self) -> KafkaError | None:
+        """The last report, or a recent report that a client gets no token."""
+        is_recent = self.clock() - self._no_oauth_at < OAUTH_S
+        return self.last or (self._no_oauth if is_recent else None)
 
     def forget(self) -> None:
         """Forget the last report, because it is about clients that are no longer used."""
@@ -296,7 +336,13 @@ class ClientOptions:
                 words = _without_secret(error.args[0]).str()
                 advice = _tls_advice(words) or "Correct kafka.client."
                 raise ConfigError(f"librdkafka refuses a property: {words}. {advice}") from error
-            raise failure(error, "Setting up a Kafka client") from error
+            raise failure(error, "Setting up a Kafka client", self.errors) from error
+
+    def make_if_possible(self, kind: Callable[[dict[str, Any]], T], own: Mapping[str, Any] | None = None) -> T | None:
+        """Return a client as :meth:`make` does, or None if its password or its token cannot be obtained now."""
+        with suppress(SinkUnavailable):
+            return self.make(kind, own)
+        return None
 
 
 def connect(client: Producer | Consumer, topic: str, timeout_s: float) -> None:
@@ -355,7 +401,8 @@ def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     sentence = f"{doing}: {cause.str()} ({cause.name()})"
-    last = errors.last if errors is not None and cause.code() in _UNEXPLAINED else None
+    is_explained = cause.code() not in _UNEXPLAINED and _UNSET not in cause.str()
+    last = errors.reason if errors is not None and not is_explained else None
     if last is not None:
         if last.code() in _MEANING:
             return failure(last, doing, errors)
@@ -363,4 +410,6 @@ def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors
     kind, advice = _MEANING.get(cause.code(), (SinkUnavailable, ""))
     if errors is not None and errors.credentials_change and cause.code() in _CREDENTIALS:
         kind = SinkUnavailable
-    return kind(f"{sentence}. {_tls_advice(sentence) or advice}".rstrip())
+    if _lacks_token(cause):
+        kind = SinkUnavailable
+    return kind(f"{sentence}. {_advice(cause) or _tls_advice(sentence) or advice}".rstrip())

@@ -59,9 +59,14 @@ class TableTopics:
         except (PermissionDenied, ConfigError) as error:
             if is_ours or not _is_of_one_topic(error):
                 raise
+            remedy = (
+                "give pgsluice the right to create it (Create)"
+                if isinstance(error, PermissionDenied)
+                else "correct kafka.topics or the rule in tables.rules"
+            )
             raise TableRefused(
-                f"{error} Create topic {spec.name} yourself, give pgsluice the right to create it (Create), or leave "
-                "the table out with tables.exclude. Then start pgsluice again."
+                f"{error} Create topic {spec.name} yourself, {remedy}, or leave the table out with tables.exclude. "
+                "Then start pgsluice again."
             ) from error
         return state
 

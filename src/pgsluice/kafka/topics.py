@@ -261,15 +261,15 @@ class Topics:
         future = self._admin.describe_cluster(request_timeout=REQUEST_S)
         return [node.id for node in self._answer(future, "Asking Kafka for its brokers").nodes]
 
-    def refusal_to_create(self, spec: TopicSpec) -> str | None:
-        """Return why Kafka would not create this topic, or None if it would. This creates no topic."""
+    def refusal_to_create(self, spec: TopicSpec) -> PgsluiceError | None:
+        """Return why Kafka would not create this topic, or None if it would or if it exists. This creates no topic."""
         new, doing = new_topic(spec), f"Creating topic {spec.name}"
         try:
             self._wait(
                 self._admin.create_topics([new], validate_only=True, request_timeout=REQUEST_S)[spec.name], doing
             )
         except KafkaException as error:
-            return None if _exists(error) else str(failure(error, doing, self._errors))
+            return None if _exists(error) else failure(error, doing, self._errors)
         return None
 
     def next_offsets(self, partitions: Sequence[Partition]) -> dict[Partition, int]:

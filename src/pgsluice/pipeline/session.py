@@ -427,12 +427,6 @@ class Session:
         if self._shutdown.overdue and self.progress.confirmable < self._shutdown.wal_end:
             self._stream.answer_shutdown(self._shutdown.wal_end)
         self._report()
-        metrics, transactions, spool = self._metrics, self._transactions, self._spool
-        metrics.buffered_bytes.set(self._outbox.size)
-        metrics.waiting_transactions.set(transactions.waiting)
-        metrics.prepared_transactions.set(len(transactions.prepared))
-        metrics.waiting_bytes.labels("memory").set(spool.memory)
-        metrics.waiting_bytes.labels("disk").set(spool.spilled)
 
     def _report(self) -> None:
         confirmable = self.progress.confirmable

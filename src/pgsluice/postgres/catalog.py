@@ -124,13 +124,14 @@ class LoadableTable:
 class NamedTable:
     """A table that a caller has asked for, or one of its partitions. The table need not be published.
 
-    ``asked`` has the schema and the name that the caller has asked for. ``has_rows`` is false for a partition root.
-    ``has_usage`` and ``has_select`` say whether the role has USAGE on the schema, and SELECT on the table.
+    ``asked`` has the schema and the name that the caller has asked for. ``is_logged`` is false for temporary and
+    unlogged tables, ``has_rows`` for partition roots. ``has_usage``: on the schema. ``has_select``: on the table.
     """
 
     asked: tuple[str, str]
     schema: str
     name: str
+    is_logged: bool
     has_rows: bool
     has_identity: bool
     has_usage: bool

@@ -8,7 +8,7 @@ https://www.postgresql.org/docs/current/logical-replication-config.html
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from pgsluice.errors import PgsluiceError
+from pgsluice.errors import PgsluiceError, SourceUnavailable
 from pgsluice.finding import Finding, Verdict
 from pgsluice.lsn import format_lsn
 from pgsluice.postgres import failures
@@ -21,7 +21,7 @@ from pgsluice.printable import quoted, sql_identifier
 TABLES_NAMED_MAX = 20
 """The maximum number of tables that a finding names. Of the other tables, it says only how many there are."""
 
-_LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html#GUC-MAX-SLOT-WAL-KEEP-SIZE"
+_LIMIT = "https://www.postgresql.org/docs/current/runtime-config-replication.html"
 
 _REPLICA_IS_ENOUGH_SINCE = 19_00_00  # since this version, the server raises the WAL level for the first logical slot
 
@@ -180,7 +180,7 @@ async def _free_slots(around: _Surroundings) -> Finding:
     if used < limit:
         return Finding("free replication slots", Verdict.OK, detail)
     remedy = "Raise max_replication_slots and restart, or drop slots that nobody needs."
-    return Finding("free replication slots", Verdict.FAIL, detail, remedy)
+    return Finding("free replication slots", Verdict.FAIL, detail, remedy, SourceUnavailable.exit_code)
 
 
 async def _prepared_transactions(around: _Surroundings) -> list[Finding]:
@@ -233,7 +233,7 @@ def _identities(tables: Sequence[PublishedTable]) -> Finding:
     detail = f"missing, so that PostgreSQL refuses UPDATE and DELETE: {listed(names)}"
     identifiers = [sql_identifier(table.schema, table.name) for table in lacking[:TABLES_NAMED_MAX]]
     statements = [f"ALTER TABLE {identifier} REPLICA IDENTITY FULL;" for identifier in identifiers]
-    return Finding(name, Verdict.FAIL, detail, f"Add primary keys, or: {' '.join(statements)}")
+    return Finding(name, Verdict.WARN, detail, f"Add primary keys, or: {' '.join(statements)}")
 
 
 async def _partitions(around: _Surroundings) -> list[Finding]:

@@ -92,7 +92,8 @@ WITH RECURSIVE part AS (
     JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
     JOIN pg_class p ON p.oid = i.inhrelid
 )
-SELECT rn.nspname::text, r.relname::text, n.nspname::text, c.relname::text, c.relkind = 'r', {has_identity},
+SELECT rn.nspname::text, r.relname::text, n.nspname::text, c.relname::text, r.relpersistence = 'p', c.relkind = 'r',
+       {has_identity},
        has_schema_privilege(n.oid, 'USAGE'), has_table_privilege(c.oid, 'SELECT')
 FROM part
 JOIN pg_class r ON r.oid = part.root

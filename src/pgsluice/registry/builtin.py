@@ -46,7 +46,9 @@ class BuiltinRegistry:
         self._follower = SchemaFollower(options, [topic], self.store)
         self._retry = self._follower.retry
         self._registering = asyncio.Lock()
-        self._producer = self._new_producer()
+        self._producer: Producer | None = None
+        if not self._follower.is_outdated:
+            self._producer = options.client.make_if_possible(Producer, self._properties())
         self._broken_by: KafkaException | None = None
         """The fatal error of the producer. librdkafka reports it once, and later calls do not repeat the reason."""
         self._follower.serve(self._serve_producer)
@@ -55,10 +57,11 @@ class BuiltinRegistry:
         """Read all schemas registered so far, after creating the topic if it is missing. May be called again.
 
         If certificates have changed, or a broker has refused credentials that may have changed since then, create new
-        clients, which use the present certificates and credentials. Raise ConfigError if the topic cannot keep schemas,
+        clients, which use the present certificates and credentials. Do the same if clients are lacking because a
+        password or a token could not be obtained. Raise ConfigError if the topic cannot keep schemas,
         and SinkUnavailable if Kafka does not answer in time.
         """
-        if self._follower.is_outdated:
+        if self._follower.is_outdated or self._producer is None:
             await self._renew()
         async with self._retry.time_limit(self._options.timeout_s, f"Preparing topic {self._topic}"):
             await self._retry.persist(self._prepare_topic)
@@ -151,7 +154,7 @@ class BuiltinRegistry:
     def _serve_producer(self) -> None:
         """Let the producer report errors while nothing is registered."""
         try:
-            self._producer.poll(0)
+            self._open_producer.poll(0)
         except KafkaException as error:
             self._broken_by = error
         except SystemError as error:
@@ -171,7 +174,7 @@ class BuiltinRegistry:
 
     async def _connect(self) -> None:
         """Connect the producer before there is anything to register."""
-        await asyncio.get_running_loop().run_in_executor(None, connect, self._producer, self._topic, CONNECT_S)
+        await asyncio.get_running_loop().run_in_executor(None, connect, self._open_producer, self._topic, CONNECT_S)
 
     async def _publish(self, record: Registered, doing: str) -> int:
         """Write ``record`` to the topic. Return its offset when all in-sync replicas have it."""
@@ -182,9 +185,9 @@ class BuiltinRegistry:
             loop.call_soon_threadsafe(_settle, delivered, error, message)
 
         try:
-            self._producer.produce(self._topic, record.value(), record.key(), partition=0, on_delivery=on_delivery)
+            self._open_producer.produce(self._topic, record.value(), record.key(), partition=0, on_delivery=on_delivery)
             while not delivered.done():
-                self._producer.poll(0)
+                self._open_producer.poll(0)
                 self._follower.files.check()
                 await asyncio.wait({delivered}, timeout=_SERVE_S)
             offset = int((await delivered).offset())
@@ -207,25 +210,29 @@ class BuiltinRegistry:
 
     async def _replace_producer(self) -> None:
         loop = asyncio.get_running_loop()
-        new = await loop.run_in_executor(None, self._new_producer)
+        new = await loop.run_in_executor(None, self._options.client.make, Producer, self._properties())
         former, self._producer, self._broken_by = self._producer, new, None
         await loop.run_in_executor(None, _end, former)
 
-    def _new_producer(self) -> Producer:
-        return self._options.client.make(
-            Producer,
-            {
-                "enable.idempotence": True,
-                "acks": "all",
-                "linger.ms": 0,
-                "message.timeout.ms": int(self._options.timeout_s * 1000),
-                "message.max.bytes": MAX_RECORD_BYTES,
-            },
-        )
+    @property
+    def _open_producer(self) -> Producer:
+        assert self._producer is not None, "start() has made it"
+        return self._producer
+
+    def _properties(self) -> dict[str, object]:
+        return {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 0,
+            "message.timeout.ms": int(self._options.timeout_s * 1000),
+            "message.max.bytes": MAX_RECORD_BYTES,
+        }
 
 
-def _end(producer: Producer) -> None:
+def _end(producer: Producer | None) -> None:
     """End the threads of a producer. First drop queued records, because closing would wait for them without limit."""
+    if producer is None:
+        return
     with suppress(KafkaException, SystemError):
         producer.purge(in_queue=True, in_flight=True, blocking=False)
         producer.close()

@@ -77,9 +77,9 @@ class SchemaFollower:
         self.files = ClientFiles(options.client.properties)
         """The files that the clients have read."""
         self.admin = TopicAdmin(options.client)
-        self._is_renewing = False
-        """Whether :meth:`renew` has begun and has not succeeded."""
-        self._consumer = options.client.make(Consumer, _CONSUMER)
+        self._consumer = options.client.make_if_possible(Consumer, _CONSUMER) if self.admin.is_open else None
+        self._is_renewing = self._consumer is None
+        """Whether clients are lacking, or :meth:`renew` has begun and has not succeeded."""
         self._thread = ThreadPoolExecutor(1, "schema-topics")
         self._served: list[Callable[[], object]] = [self.admin.serve]
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,6 +99,8 @@ class SchemaFollower:
         the caller can call this method again after the error. The caller can also call it later, to wait for records
         that others have written meanwhile.
         """
+        if self._is_renewing:
+            await self.renew()
         if not self._tasks:
             self._tasks = [
                 self._task(self._read()),
@@ -121,6 +123,11 @@ class SchemaFollower:
         prefixes = f"The prefixes that have schemas are {', '.join(nearest)}." if nearest else "No prefix has schemas."
         topics = ", ".join(missing)
         return f"There is no topic {topics} on these brokers, or we do not have the right to see it. {prefixes}"
+
+    @property
+    def _open_consumer(self) -> Consumer:
+        assert self._consumer is not None, "start() has made it"
+        return self._consumer
 
     async def follow(self) -> None:
         """Raise the error that ends the reading. Otherwise never return."""
@@ -157,9 +164,10 @@ class SchemaFollower:
     def _renew(self) -> None:
         """Replace the consumer. Call it in the reading thread."""
         former, self._consumer = self._consumer, self._options.client.make(Consumer, _CONSUMER)
-        former.close()
+        if former is not None:
+            former.close()
         read = [TopicPartition(topic, 0, position) for topic, position in self._positions.items()]
-        self._consumer.incremental_assign(read)
+        self._open_consumer.incremental_assign(read)
 
     async def close(self) -> None:
         """Stop reading."""
@@ -172,7 +180,8 @@ class SchemaFollower:
         self._thread.shutdown(wait=False)
 
     def _close_clients(self) -> None:
-        self._consumer.close()
+        if self._consumer is not None:
+            self._consumer.close()
         self.admin.close()
 
     async def _catch_up(self, topic: str) -> None:
@@ -239,9 +248,9 @@ class SchemaFollower:
 
     def _assign(self, topic: str, beginning: int) -> None:
         """Begin to read ``topic``. Call it in the reading thread."""
-        connect(self._consumer, topic, CONNECT_S)
+        connect(self._open_consumer, topic, CONNECT_S)
         self._positions[topic] = beginning  # where _renew continues if no record has been read until then
-        self._consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
+        self._open_consumer.incremental_assign([TopicPartition(topic, 0, beginning)])
 
     async def _find(self, topic: str) -> str | None:
         return await self.retry.persist(lambda: self.admin.find(topic))
@@ -264,10 +273,10 @@ class SchemaFollower:
         """Wait for records, and parse them. Call it in the reading thread."""
         for serve in self._served:
             serve()
-        message = self._consumer.poll(_POLL_S if self._found else _FIRST_POLL_S)
+        message = self._open_consumer.poll(_POLL_S if self._found else _FIRST_POLL_S)
         if message is None:
             return []
-        steps = (_step(found) for found in (message, *self._consumer.consume(_BATCH, 0)))
+        steps = (_step(found) for found in (message, *self._open_consumer.consume(_BATCH, 0)))
         return [step for step in steps if step is not None]
 
     def _take(self, step: _Step) -> None:

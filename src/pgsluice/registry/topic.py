@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _REQUEST_S: Final = 5.0
 _LOOK_S: Final = 1.0
+_ADMIN: Final = {"allow.auto.create.topics": False}
 _SERVE_S: Final = 0.1
 """While a request is under way, the client reports errors at this interval."""
 
@@ -35,7 +36,7 @@ class TopicAdmin:
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._errors = options.errors
-        self._admin = self._new_admin()
+        self._admin = options.make_if_possible(AdminClient, _ADMIN)
         self._in_use = Lock()
         """Held by requests that block a thread, so that no client is closed during such a request."""
 
@@ -135,7 +136,17 @@ class TopicAdmin:
     def _list(self, topic: str | None = None, timeout_s: float = _REQUEST_S) -> ClusterMetadata:
         """Ask for one topic, or for all of them. This blocks."""
         with self._in_use:
-            return self._admin.list_topics(topic, timeout_s)
+            return self._client.list_topics(topic, timeout_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a client. If not, call :meth:`renew` before anything else."""
+        return self._admin is not None
+
+    @property
+    def _client(self) -> AdminClient:
+        assert self._admin is not None, "renew() is called first"
+        return self._admin
 
     async def renew(self, thread: Executor) -> None:
         """Replace the client with a new one, which reads the certificate files again. Pending requests fail.
@@ -143,28 +154,26 @@ class TopicAdmin:
         ``thread`` is the thread that calls :meth:`serve`. It creates and closes the clients, because both may block.
         """
         loop = asyncio.get_running_loop()
-        new = await loop.run_in_executor(thread, self._new_admin)
+        new = await loop.run_in_executor(thread, self._options.make, AdminClient, _ADMIN)
         former, self._admin = self._admin, new
         await loop.run_in_executor(thread, self._end, former)
-
-    def _new_admin(self) -> AdminClient:
-        return self._options.make(AdminClient, {"allow.auto.create.topics": False})
 
     def close(self) -> None:
         """Close the client. Its threads have ended when this returns, which may take a moment."""
         self._end(self._admin)
 
-    def _end(self, admin: AdminClient) -> None:
-        with self._in_use:
-            admin.__exit__(None, None, None)
+    def _end(self, admin: AdminClient | None) -> None:
+        if admin is not None:
+            with self._in_use:
+                admin.__exit__(None, None, None)
 
     def serve(self) -> None:
         """Let the client report errors and log."""
-        self._admin.poll(0)
+        self._client.poll(0)
 
     async def _result(self, ask: Callable[[AdminClient], "Future[Any]"], doing: str) -> Any:  # noqa: ANN401 - of many types
         """Send a request, and return its answer. Raise SinkUnavailable if the client is replaced meanwhile."""
-        admin = self._admin
+        admin = self._client
         result = asyncio.wrap_future(ask(admin))
         try:
             while not result.done():

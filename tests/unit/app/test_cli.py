@@ -433,7 +433,7 @@ def test_passwords_in_urls_are_not_repeated(url: str, capsys: pytest.CaptureFixt
     assert "://***@" in said
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8080", "http://", "http://a:b", "http://a..b:80"])
 def test_urls_that_cannot_be_used_are_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["health", "--url", url]) == 2
     assert f"--url {url}: must look like http://127.0.0.1:8080" in capsys.readouterr().err

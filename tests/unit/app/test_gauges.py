@@ -121,6 +121,20 @@ def test_the_source_lag_is_the_age_of_the_last_commit_unless_all_is_delivered(
         assert metrics.registry.get_sample_value("pgsluice_source_lag_seconds") == expected
 
 
+def test_what_waits_is_not_known_between_sessions(settings: Settings, seen: Seen) -> None:
+    metrics = Metrics()
+    for gauge in (metrics.buffered_bytes, metrics.waiting_transactions, metrics.prepared_transactions):
+        gauge.set(1)
+    metrics.oldest_prepared_seconds.set(4000)
+    metrics.waiting_bytes.set_all({"memory": 1, "disk": 2})
+    status = seen(None)
+    assert status.pipeline.session is None
+    asyncio.run(keep(Gauges(settings, metrics, status, ClientErrors())))
+    names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    unknown = {"buffered_bytes", "waiting_transactions", "waiting_bytes", "prepared_transactions"}
+    assert names.isdisjoint({f"pgsluice_{name}" for name in unknown | {"oldest_prepared_seconds"}})
+
+
 def test_the_limits_are_metrics(settings: Settings, seen: Seen) -> None:
     metrics = Metrics()
     Gauges(settings, metrics, seen(None), ClientErrors())

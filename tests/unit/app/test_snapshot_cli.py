@@ -10,7 +10,7 @@ from pgsluice.app import snapshot_cli as module
 from pgsluice.app.snapshot_cli import follow, new_command, status
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import Answer, Command, CommandState, Request
-from pgsluice.errors import CommandRefused, UnavailableError
+from pgsluice.errors import CommandRefused, SinkUnavailable, UnavailableError
 from pgsluice.kafka.commands import CommandClient
 from pgsluice.loads import Load, Loaded
 
@@ -28,6 +28,7 @@ class Client(CommandClient):
         self._rows = list(rows)
         self.finished: list[Loaded] = []
         self.last: Checkpoint | None = CHECKPOINT
+        self.unavailable = False
 
     def answer(self, identifier: str, timeout_s: float) -> Answer | None:
         assert (identifier, timeout_s) == ("7", module.POLL_S)
@@ -36,6 +37,8 @@ class Client(CommandClient):
         return self._scripted.pop(0)
 
     def checkpoint(self) -> Checkpoint | None:
+        if self.unavailable:
+            raise SinkUnavailable("Kafka does not answer.")
         if not self._rows or self.last is None:
             return self.last
         load = Load("x", "public", "a", 7, "shape", rows=self._rows.pop(0))
@@ -95,6 +98,13 @@ class TestFollowing:
         client.last = None
         assert follow(client, COMMAND, said.append) == 0
         assert len(said) == 3
+
+    def test_the_load_is_followed_even_if_its_progress_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "PROGRESS_S", 0.0)
+        client, said = Client(ACCEPTED, None, *LOADED), list[str]()
+        client.unavailable = True
+        assert follow(client, COMMAND, said.append) == 0
+        assert said[1] == "The progress is not known at present: Kafka does not answer."
 
     def test_an_interruption_says_that_the_load_goes_on(self) -> None:
         said: list[str] = []

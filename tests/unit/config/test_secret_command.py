@@ -5,12 +5,14 @@ The recipes of docs/configuration.md are tested as well, with scripts instead of
 
 import re
 import sys
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pgsluice.config.secret_command import run
+from pgsluice.config.secret_command import end_all, run
 from pgsluice.config.secret_file import PASSWORD_BYTES_MAX
 from pgsluice.errors import ConfigError, PgsluiceError, SourceUnavailable
 
@@ -75,6 +77,17 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
 )
 def test_a_command_that_takes_too_long_is_killed(text: str) -> None:
     assert "took longer than 0.5 s" in failure(script(text), SourceUnavailable, 0.5)
+
+
+def test_commands_that_nobody_waits_for_are_ended(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    text = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    with ThreadPoolExecutor(1) as beside:
+        failed = beside.submit(failure, script(text), SourceUnavailable, 60.0)
+        while not begun.exists():
+            time.sleep(0.01)
+        end_all()
+        assert "failed with exit code -9" in failed.result()
 
 
 def test_a_command_that_prints_too_much_is_stopped() -> None:

@@ -50,3 +50,10 @@ def test_a_token_is_long(tmp_path: Path) -> None:
     file.write_text("0123456789abcde\n")
     with pytest.raises(ValueError, match="has fewer than 16 characters"):
         read_token_file(str(file))
+
+
+def test_a_token_is_ascii(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdéf\n")
+    with pytest.raises(ValueError, match="characters that are not ASCII, which HTTP cannot carry"):
+        read_token_file(str(file))

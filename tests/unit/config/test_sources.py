@@ -146,6 +146,12 @@ def test_variables_are_named_like_keys() -> None:
     assert layer.origin(("tables", "rules", 0, "match")) == "PGSLUICE_TABLES__RULES"
 
 
+def test_variables_with_bytes_that_are_not_utf8_are_reported() -> None:
+    layer = environment_layer({"PGSLUICE_POSTGRES__PASSWORD": "hush\udcff", "PGSLUICE_NAME": "shop"})
+    assert layer.problems == [Problem("PGSLUICE_POSTGRES__PASSWORD", "is not UTF-8 text")]
+    assert layer.values == {"name": "shop"}
+
+
 def test_variables_of_others_are_ignored() -> None:
     others = {
         "PGSLUICE_PORT": "tcp://10.0.0.1:8080", "PGSLUICE_SERVICE_HOST": "10.0.0.1", "PGSLUICE_CONFIG": "x",

@@ -118,6 +118,10 @@ def test_invalid_addresses_are_refused(text: str) -> None:
     assert refusal(listen=text) == f"{text!r} is not an address with a port: write it like '0.0.0.0:8080'"
 
 
+def test_names_that_no_host_can_have_are_refused() -> None:
+    assert refusal(listen="a..b:80") == "no host can have the name 'a..b'"
+
+
 def test_numeric_is_a_string_or_a_decimal() -> None:
     assert NumericAs.parse("string").avro == "string"
     assert NumericAs.parse("decimal(38, 9)").avro == (38, 9)

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from pgsluice.errors import ConfigError, Fenced, PermissionDenied, PgsluiceError, PoisonError, SinkUnavailable
-from pgsluice.kafka.client import IDLE_REPORTS_MAX, STALE_S, ClientErrors, ClientOptions, failure
+from pgsluice.kafka.client import IDLE_REPORTS_MAX, OAUTH_S, STALE_S, ClientErrors, ClientOptions, failure
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 ALL_DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
@@ -90,6 +90,41 @@ class TestFailure:
         errors.raise_if_denied("Asking with new credentials")
         assert type(failure(PASSWORD, "Asking", errors)) is SinkUnavailable
         assert type(failure(PASSWORD, "Asking", ClientErrors())) is PermissionDenied
+
+    def test_a_missing_token_is_not_a_refusal(self) -> None:
+        """The client may still have a valid token, or get one when the token endpoint answers again."""
+        now = 0.0
+        errors = ClientErrors(clock=lambda: now)
+        words = "Failed to acquire SASL OAUTHBEARER token: Failed to connect to 127.0.0.1:1"
+        missing = KafkaError(KafkaError._AUTHENTICATION, words)
+        errors(missing)
+        errors.raise_if_denied("Asking")
+        with structlog.testing.capture_logs() as lines:
+            errors(ALL_DOWN)
+        assert "sasl.oauthbearer.token.endpoint.url" in lines[0]["to_do"]
+        for error in (missing, TIMED_OUT):
+            found = failure(error, "Asking", errors)
+            assert type(found) is SinkUnavailable
+            assert "sasl.oauthbearer.token.endpoint.url" in str(found)
+        errors.recovered()  # another client still has a token
+        now = OAUTH_S - 1
+        assert "sasl.oauthbearer.token.endpoint.url" in str(failure(TIMED_OUT, "Asking", errors))
+        now = OAUTH_S
+        assert "sasl.oauthbearer" not in str(failure(TIMED_OUT, "Asking", errors))
+
+    def test_a_token_endpoint_can_refuse_the_client(self) -> None:
+        words = 'Failed to acquire SASL OAUTHBEARER token: {"error": "invalid_client"}'
+        errors = ClientErrors()
+        errors(KafkaError(KafkaError._AUTHENTICATION, words))
+        with pytest.raises(PermissionDenied, match=r"Check the credentials under kafka\.client"):
+            errors.raise_if_denied("Asking")
+
+    def test_the_report_of_a_callback_explains_why_there_is_no_token(self) -> None:
+        errors = ClientErrors()
+        for words in ("no credentials of AWS", "OAuth callback raised exception"):
+            errors(KafkaError(KafkaError._AUTHENTICATION, f"Failed to acquire SASL OAUTHBEARER token: {words}"))
+        unset = KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED, "OAuth token not set within 10 seconds timeout")
+        assert "token: no credentials of AWS" in str(failure(unset, "Asking", errors))
 
     def test_each_client_reads_its_credentials(self) -> None:
         given = iter(["first", "not an int"])

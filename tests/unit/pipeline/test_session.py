@@ -725,8 +725,7 @@ class TestPreparedTransactions:
             oldest = found.session.status.oldest_prepared
             assert oldest is not None
             assert (oldest.gid, oldest.xid, oldest.prepare_lsn) == ("g", 700, 10_100)
-            await until(lambda: found.metric("prepared_transactions") == 1)
-            assert found.metric("waiting_transactions") == 1
+            assert found.session.status.waiting_transactions == 1
 
     async def test_a_long_prepared_transaction_causes_a_warning(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(watch, "WATCH_S", 0.01)

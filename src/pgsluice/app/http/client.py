@@ -48,9 +48,10 @@ def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in {"http", "https"} and parts.hostname and (parts.port is None or parts.port):
+            parts.hostname.encode("idna")
             return parts
     except ValueError:
-        pass  # the port is not a number, or a bracket is missing
+        pass  # the port is not a number, a bracket is missing, or no host can have this name
     raise UsageError(f"--url {without_url_secrets(url)}: must look like http://127.0.0.1:8080")
 
 

@@ -7,9 +7,11 @@ A pipeline does not use this module.
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import closing
-from datetime import date, datetime, time
+from datetime import date, datetime
+from datetime import time as time_of_day
 from decimal import Decimal
 from io import BytesIO
 from threading import Event
@@ -17,13 +19,14 @@ from typing import Any, Final
 from uuid import UUID
 
 import fastavro
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from pgsluice.app.tail.shown import Row, Shown
 from pgsluice.app.wiring import client_options, registry_options
 from pgsluice.avro.wire import unframe
 from pgsluice.config import Settings
-from pgsluice.errors import ConfigError, HistoryError, PgsluiceError
+from pgsluice.errors import ConfigError, HistoryError, PgsluiceError, RetryableError
+from pgsluice.kafka.account import TopicState
 from pgsluice.kafka.client import ClientErrors, ClientOptions, failure
 from pgsluice.kafka.topics import Topics
 from pgsluice.registry.follower import SCHEMAS, SchemaFollower
@@ -34,6 +37,8 @@ _VALUE: Final = "-value"
 _RECORDS: Final = ("Envelope", "Message")
 """The names of the Avro records in the topics that this command reads."""
 _BATCH: Final = 500
+_LOOK_S: Final = 5.0
+"""How often new partitions of topics are looked for."""
 _POLL_S: Final = 0.25
 """The longest time that one poll for records takes. Ctrl-C and new topics may have to wait for the poll."""
 
@@ -53,12 +58,12 @@ async def changes(settings: Settings, ready: Callable[[], None]) -> AsyncIterato
         if missing := await follower.missing():
             raise ConfigError(f"{missing} Correct kafka.topic_prefix, or start the pipeline once.")
         reader = _Reader(follower)
-        await asyncio.to_thread(consumer.add, reader.topics(), OFFSET_END)
+        await asyncio.to_thread(consumer.begin, reader.topics())
         ready()
         while True:
             messages = await asyncio.to_thread(consumer.read)
             yield [shown for one in messages if (shown := await reader.shown(one)) is not None]
-            await asyncio.to_thread(consumer.add, reader.topics(), OFFSET_BEGINNING)
+            await asyncio.to_thread(consumer.look, reader.topics())
     finally:
         await asyncio.to_thread(consumer.close)
         await follower.close()
@@ -69,7 +74,9 @@ class _Consumer:
 
     def __init__(self, client: ClientOptions) -> None:
         self._client = client
-        self._known: set[str] = set()
+        self._known: dict[str, TopicState] = {}
+        self._missing: set[str] = set()
+        self._looked_at = 0.0
         self._consumer = client.make(
             Consumer,
             {
@@ -81,20 +88,43 @@ class _Consumer:
             },
         )
 
-    def add(self, topics: Iterable[str], offset: int) -> None:
-        """Read these topics as well, from ``offset``. Ignore topics that are already read or do not exist."""
-        if not (new := set(topics) - self._known):
-            return
+    def begin(self, topics: Collection[str]) -> None:
+        """Read what is committed from now on in these topics. Ignore topics that do not exist."""
         with closing(Topics(self._client, Event())) as admin:
-            states = admin.describe(new)
-        self._known |= states.keys()
+            self._known = dict(admin.describe(topics))
+            partitions = [(name, number) for name, state in self._known.items() for number in range(state.partitions)]
+            ends = admin.stable_offsets(partitions)
+        self._looked_at = time.monotonic()
+        self._consumer.incremental_assign([TopicPartition(*partition, offset) for partition, offset in ends.items()])
+
+    def look(self, topics: Collection[str]) -> None:
+        """Read new topics and new partitions as well, from their beginning.
+
+        Look for them if ``topics`` has a new topic, and every ``_LOOK_S`` seconds. Stop reading topics that were
+        deleted.
+        """
+        is_due = time.monotonic() - self._looked_at >= _LOOK_S
+        if not is_due and self._known.keys() | self._missing >= set(topics):
+            return
+        self._looked_at = time.monotonic()
+        try:
+            with closing(Topics(self._client, Event())) as admin:
+                states = dict(admin.describe(topics))
+        except RetryableError:
+            return  # the consumer waits for Kafka, too
+        self._missing = set(topics) - states.keys()
+        for name, known in list(self._known.items()):
+            if name not in states or states[name].id != known.id:
+                self._consumer.incremental_unassign([TopicPartition(name, one) for one in range(known.partitions)])
+                del self._known[name]
         self._consumer.incremental_assign(
             [
-                TopicPartition(topic, number, offset)
-                for topic, state in states.items()
-                for number in range(state.partitions)
+                TopicPartition(name, number, OFFSET_BEGINNING)
+                for name, state in states.items()
+                for number in range(self._known[name].partitions if name in self._known else 0, state.partitions)
             ]
         )
+        self._known |= states
 
     def read(self) -> list[Message]:
         """Return the next records. Wait for them for at most ``_POLL_S``."""
@@ -218,7 +248,7 @@ def _json(value: object) -> Any:  # noqa: ANN401 - any JSON
     """Return an Avro value as JSON, without losing any part of it."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, datetime | date | time):
+    if isinstance(value, datetime | date | time_of_day):
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, bytes):
         return rf"\x{value.hex()}"
