@@ -36,7 +36,7 @@ coverage: setup ## Measure the branch coverage of the core, which has to be 100 
 	$(PYTEST) tests/unit tests/property -q -n 2 --cov --cov-report=term-missing
 	$(BIN)/coverage report --include='$(CORE)' --fail-under=100
 
-CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/waiting.py,src/pgsluice/transactions.py,src/pgsluice/avro/*,src/pgsluice/pgbinary/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/checkpoint.py,src/pgsluice/resending.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/layout.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
+CORE := src/pgsluice/lsn.py,src/pgsluice/errors.py,src/pgsluice/finding.py,src/pgsluice/pgoutput/*,src/pgsluice/relation.py,src/pgsluice/identity.py,src/pgsluice/record.py,src/pgsluice/rows.py,src/pgsluice/transaction.py,src/pgsluice/waiting.py,src/pgsluice/transactions.py,src/pgsluice/avro/*,src/pgsluice/pgbinary/*,src/pgsluice/tables.py,src/pgsluice/envelope.py,src/pgsluice/cut.py,src/pgsluice/progress.py,src/pgsluice/checkpoint.py,src/pgsluice/resending.py,src/pgsluice/history.py,src/pgsluice/snapshot.py,src/pgsluice/layout.py,src/pgsluice/round.py,src/pgsluice/loads.py,src/pgsluice/commands.py
 
 simulation: setup ## Simulate hundreds of worlds with a scripted PostgreSQL and a scripted Kafka, and disable each rule once
 	$(PYTEST) tests/simulation -q -n 2

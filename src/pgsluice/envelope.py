@@ -20,10 +20,10 @@ from pgsluice.avro.binary import (
     encode_long,
     encode_string,
 )
-from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.encoder import FormerKey, KeyEncoder, RowEncoder
 from pgsluice.avro.wire import header
 from pgsluice.dead_letter import OP, DeadLetter, Reason, SourceChange, encode
-from pgsluice.errors import PoisonError, ProtocolError
+from pgsluice.errors import NullKey, PoisonError, ProtocolError
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.messages import UNCHANGED, RowMessage, TupleData
 from pgsluice.record import Record, Target
@@ -221,7 +221,8 @@ class DeadLetters:
 class ChangeEncoder:
     """Turns changes of one version of a relation into records.
 
-    ``key_encoder`` is None if the table has no key. If ``dead_letters`` is None, a change that cannot be written is an
+    ``key_encoder`` is None if the table has no key. ``former_key`` is for rows with a null in the key. If it is None,
+    such a row is an error. If ``dead_letters`` is None, a change that cannot be written is an
     error. ``insert_op`` is "r" if the inserts are rows that were read.
     """
 
@@ -232,6 +233,7 @@ class ChangeEncoder:
         row_encoder: RowEncoder,
         key_encoder: KeyEncoder | None,
         *,
+        former_key: FormerKey | None = None,
         tombstones: bool,
         truncate: bool,
         dead_letters: DeadLetters | None = None,
@@ -247,6 +249,7 @@ class ChangeEncoder:
         self._identity = [index for index, column in enumerate(relation.columns) if column.is_key]
         self.row = row_encoder
         self.key = key_encoder
+        self._former_key = former_key
         self.key_header = header(target.key_schema_id) if target.key_schema_id is not None else b""
         self.tombstones = tombstones
         self._truncate = truncate
@@ -415,7 +418,14 @@ class ChangeEncoder:
         return filled
 
     def _encode_key(self, values: TupleData) -> bytes | None:
-        return None if self.key is None else self.key_header + self.key.encode(values)
+        if self.key is None:
+            return None
+        try:
+            return self.key_header + self.key.encode(values)
+        except NullKey:
+            if self._former_key is None:
+                raise
+            return self._former_key.encode(values)
 
     def _try_key(self, values: TupleData) -> bytes | PoisonError | None:
         """Return the key. If it cannot be written and dead letters are on, return the error instead of raising it."""

@@ -23,6 +23,7 @@
         ├── HistoryError     65     slot, checkpoint and server do not belong to one history
         │   └── Diverged     65     the server has another history; Kafka records this, and later starts stop as well
         ├── PoisonError      65     a change that Kafka refuses or Avro cannot represent
+        │   └── NullKey      65     a column of the key is null
         ├── IncompatibleSchema 65   the schema registry refuses a schema that an ALTER TABLE has changed
         ├── CommandRefused   65     a running pipeline has refused a command, or did not finish loading a table
         ├── UnavailableError 69     something that pgsluice needs is missing, and retrying would not help
@@ -151,6 +152,10 @@ class PoisonError(StopError):
     """A change that can never be delivered as it is."""
 
     exit_code = 65
+
+
+class NullKey(PoisonError):
+    """A column of the key is null, although fields of keys cannot be null."""
 
 
 class IncompatibleSchema(StopError):

@@ -10,7 +10,7 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 import json
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -102,8 +102,9 @@ class Relation:
     ``replica_identity`` is pg_class.relreplident: d(efault), n(othing), f(ull), i(ndex). If it is ``f``, the server
     flags every column as part of the key, so the protocol does not show the primary key.
 
-    ``partition_keys``: the columns of the partitions' replica identities, if the table is the root of partitions and
-    one of them has another replica identity than the root. See :func:`with_identity_of_partitions`.
+    ``partition_keys``: the columns of the partitions' replica identities, if the table is the root of partitions, as
+    far as they differ from those of the root. None stands for an identity that the protocol did not show. See
+    ``identity``.
     """
 
     oid: int
@@ -111,7 +112,7 @@ class Relation:
     name: str
     replica_identity: str
     columns: tuple[Column, ...]
-    partition_keys: tuple[frozenset[str], ...] = ()
+    partition_keys: tuple[frozenset[str] | None, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
     """Computed once, because every transaction looks up the versions of the tables that it touches."""
 
@@ -132,38 +133,6 @@ def identity_of(relation: Relation) -> frozenset[str]:
     if relation.replica_identity not in "di":
         return frozenset()
     return frozenset(column.name for column in relation.columns if column.is_key)
-
-
-def one_identity_fits(root: frozenset[str], partitions: Collection[frozenset[str]]) -> bool:
-    """Return whether the server sends the same columns of old rows for all partitions of a root.
-
-    ``root`` is the set of columns in the root's replica identity. ``partitions`` contains such a set for each
-    partition. If the server sends all columns of a partition's old rows, or none, ``partitions`` has no set for it.
-    """
-    keys = set(partitions)
-    return keys <= {root} or (len(keys) == 1 and not root)
-
-
-def with_partition_keys(root: Relation, keys: tuple[frozenset[str], ...]) -> Relation:
-    """Return a root with ``partition_keys``, which are empty if the root itself has the identity of all partitions."""
-    tells_all = all(key == identity_of(root) for key in keys)
-    return replace(root, partition_keys=() if tells_all else keys)
-
-
-def with_identity_of_partitions(root: Relation) -> Relation | None:
-    """Return a root with the replica identity of its partitions, or None if no single identity fits all partitions.
-
-    If a publication sends the rows of partitions as those of their root, PostgreSQL describes the root with the root's
-    replica identity. But the identity of the row's partition decides which columns of the old row are sent. So an old
-    row that is marked as complete may have only the columns of a key, and null in all others.
-    """
-    if not root.partition_keys:
-        return root
-    if not one_identity_fits(identity_of(root), root.partition_keys):
-        return None
-    key = root.partition_keys[0]
-    columns = tuple(replace(column, is_key=column.name in key) for column in root.columns)
-    return replace(root, replica_identity="d", columns=columns, partition_keys=())
 
 
 class TableId(Protocol):
@@ -252,10 +221,11 @@ class RelationCache:
         """The versions that are in use elsewhere, packed or not. They stay the same objects, because an encoder is
         found by the identity of its relation object."""
         self._last: int | None = None
-        """The table that was described last. The server describes a partition right after its root."""
-        self._partition_keys: dict[int, tuple[frozenset[str], ...]] = {}
-        """The identities of the partitions of each table that may be a root. At most two are kept, because if two
-        differ, no single identity fits all partitions."""
+        """The table that was described last, unless something else followed. The server describes a partition right
+        after its root."""
+        self.partitions: dict[int, dict[int, frozenset[str] | None]] = {}
+        """For each table that may be a root, the tables that may be its partitions and have another replica identity,
+        each with the columns of its replica identity. They are None if the protocol did not show them."""
         self._keys_bytes = 0
         """The memory that the identities of partitions take, including identities that were removed since."""
 
@@ -271,7 +241,8 @@ class RelationCache:
 
         If the content is the same as before, and the former object is still in use, that object is returned. So if
         callers get the same object, nothing has changed. Relation messages repeat often, for example after VACUUM FULL
-        and TRUNCATE.
+        and TRUNCATE. If the server sends all columns of old rows, or none, the message does not show whether the
+        table's primary key has changed. So a new object is returned for such a table.
         """
         relation = Relation(
             message.oid,
@@ -282,16 +253,20 @@ class RelationCache:
         )
         _check_names(relation)
         former = self._find(message.oid)
-        if former is not None and _names(former) != _names(relation):
+        if former is not None and replace(former, partition_keys=()) != relation:
             # ALTER TABLE has altered the partitions as well, so the server describes them again.
-            self._partition_keys.pop(message.oid, None)
+            self.partitions.pop(message.oid, None)
         self._note_partition(relation)
         self._last = message.oid
-        return self._learn(with_partition_keys(relation, self._partition_keys.get(relation.oid, ())))
+        return self._learn(replace(relation, partition_keys=self._partition_keys(message.oid)))
+
+    def on_other(self) -> None:
+        """Note that the next description does not follow the last one directly."""
+        self._last = None
 
     def _learn(self, relation: Relation) -> Relation:
         former = self._find(relation.oid)
-        if former == relation:
+        if former == relation and identity_of(relation):
             return former
         found = relation if former is None else _sharing(relation, former)
         self._packed_bytes -= len(self._packed.get(found.oid) or b"")
@@ -303,18 +278,29 @@ class RelationCache:
     def _note_partition(self, relation: Relation) -> None:
         """Note the replica identity of a table that may be a partition of the previously described table.
 
-        Only the catalog knows whether it is a partition. The pipeline queries the catalog if this matters.
+        Only the catalog knows whether it is a partition. The pipeline queries the catalog if this matters. If a
+        publication lists columns, PostgreSQL takes the positions of these columns in the root for their positions in
+        the partition. So the description of a partition with other positions is wrong, and does not show its identity.
         """
-        key = identity_of(relation)
         root = None if self._last in (None, relation.oid) else self._find(self._last)
-        if not key or root is None or _names(root) != _names(relation):
+        if root is None:
             return
-        known = self._partition_keys.get(root.oid, ())
-        if key in known or len(known) == _KEYS_MAX:
+        key = identity_of(relation) if _names(root) == _names(relation) else None
+        noted = self.partitions.get(root.oid, {})
+        if key == noted.get(relation.oid, frozenset()):
             return
-        self._partition_keys[root.oid] = (*known, key)
-        self._keys_bytes += _KEY_BYTES + sum(map(sys.getsizeof, key))
-        self._learn(with_partition_keys(root, self._partition_keys[root.oid]))
+        if key is None or (key and key != identity_of(root)):
+            self.partitions.setdefault(root.oid, noted)[relation.oid] = key
+            self._keys_bytes += _KEY_BYTES + sum(map(sys.getsizeof, key or ()))
+        else:
+            noted.pop(relation.oid, None)
+        if (keys := self._partition_keys(root.oid)) != root.partition_keys:
+            self._learn(replace(root, partition_keys=keys))
+
+    def _partition_keys(self, root: int) -> tuple[frozenset[str] | None, ...]:
+        """Return the different identities of the partitions that were noted."""
+        found = set(self.partitions.get(root, {}).values())
+        return tuple(sorted(found, key=lambda key: (key is not None, sorted(key or ()))))
 
     def _check_room(self) -> None:
         many = f"more than {DESCRIBED_MAX} tables" if len(self._packed) > DESCRIBED_MAX else ""
@@ -373,7 +359,6 @@ class RelationCache:
         return Column(column.name, pg_type, column.typmod, column.is_key)
 
 
-_KEYS_MAX: Final = 2
 _KEY_BYTES: Final = 512
 """The memory that an identity of partitions takes in addition to the names of its columns."""
 
@@ -398,7 +383,7 @@ def packed(relation: Relation) -> bytes:
         (column.name, (column.type.oid, column.type.namespace, column.type.name), column.typmod, column.is_key)
         for column in relation.columns
     ]
-    keys = [sorted(key) for key in relation.partition_keys]
+    keys = [None if key is None else sorted(key) for key in relation.partition_keys]
     fields = (relation.oid, relation.namespace, relation.name, relation.replica_identity, columns, keys)
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -407,7 +392,8 @@ def unpacked(data: bytes) -> Relation:
     """Return the version of a table that :func:`packed` has written."""
     oid, space, name, identity, columns, keys = json.loads(data)
     found = tuple(Column(column, PgType(*type_), typmod, is_key) for column, type_, typmod, is_key in columns)
-    return Relation(oid, space, name, identity, found, tuple(map(frozenset, keys)))
+    partition_keys = tuple(None if key is None else frozenset(key) for key in keys)
+    return Relation(oid, space, name, identity, found, partition_keys)
 
 
 def _names(relation: Relation) -> frozenset[str]:

@@ -58,6 +58,8 @@ class Gate(Protocol):
 
 _ROWS = frozenset((b"I", b"U", b"D"))
 _CHANGES = frozenset((*_ROWS, b"T"))
+_DESCRIPTIONS = frozenset((b"R", b"Y"))
+"""The kinds of messages that describe tables and types."""
 _KINDS_THAT_WAIT = frozenset((*_CHANGES, b"M"))
 
 _unpack_oid = struct.Struct(">xI").unpack_from
@@ -155,6 +157,8 @@ class Transactions:
         result. The caller has to take all events before it passes the next message.
         """
         receiving, kind = self._receiving, payload[:1]
+        if kind not in _DESCRIPTIONS:
+            self.relations.on_other()
         if receiving is not None and kind in _KINDS_THAT_WAIT:
             self._wait(receiving, payload)
             return ()

@@ -184,7 +184,7 @@ ONLY_IN_UNIT_TESTS = frozenset(
         "… Correct kafka.topic_prefix, or start the pipeline once",
         "It is not from this pipeline, or its schema is not in the topic of schemas",
         "table …: key column … is not among the published columns",
-        "The primary key of table … is not among its published columns",
+        "The key of table … is not among its published columns",
         "Table … would go to topic …, which a [[tables.rules]] entry gives to other tables",
         "Table … would go to topic …, which has the rows of another table",
         "Table … would go to topic …, which pgsluice keeps for itself",

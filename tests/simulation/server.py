@@ -7,11 +7,12 @@ acknowledgement is too high.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
+from pgsluice.identity import Partitions
 from pgsluice.layout import Layout
 from pgsluice.pgoutput.framing import Keepalive, XLogData
 from pgsluice.relation import PublishedName, Relation
@@ -318,8 +319,11 @@ class Connection:
         self.stream = Stream(server, self, self._dice)
         return self.stream
 
-    async def is_partitioned(self, _relation_oid: int) -> bool:
-        return False
+    async def identity(self, _relation_oid: int) -> frozenset[str]:
+        return frozenset()
+
+    async def partitions(self, _root: int, _noted: Collection[int] = ()) -> Partitions | None:
+        return None
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:
         await self._ask()

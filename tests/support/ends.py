@@ -16,6 +16,7 @@ from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.errors import PgsluiceError, ReadTooSlow, SinkUnavailable, SlotInUse, TableUnreadable
 from pgsluice.history import ServerIdentity, TimelineSwitch
+from pgsluice.identity import Partitions
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgbinary.conversions import TypeDescription
@@ -71,7 +72,8 @@ class World:
     prepared: list[list[str]] = field(default_factory=list)
     """The topics of each call that prepared topics."""
     primary_keys: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    partitioned: set[int] = field(default_factory=set)
+    identities: dict[int, frozenset[str]] = field(default_factory=dict)
+    partitions: dict[int, Partitions] = field(default_factory=dict)
     rows: dict[int, list[int]] = field(default_factory=dict)
     """The values of the first column of each table's rows in order, by table OID."""
     shapes: dict[int, Shape] = field(default_factory=dict)
@@ -310,8 +312,12 @@ class FakeSource:
     async def primary_key(self, relation_oid: int) -> tuple[str, ...]:
         return self._world.primary_keys.get(relation_oid, ())
 
-    async def is_partitioned(self, relation_oid: int) -> bool:
-        return relation_oid in self._world.partitioned
+    async def identity(self, relation_oid: int) -> frozenset[str]:
+        return self._world.identities.get(relation_oid, frozenset())
+
+    async def partitions(self, root: int, noted: Collection[int] = ()) -> Partitions | None:
+        found = self._world.partitions.get(root)
+        return None if found is None else replace(found, others=found.others.intersection(noted))
 
     async def published_names(self) -> list[PublishedName]:
         self._world.step("published_names")
@@ -600,5 +606,6 @@ class FakeRegistry(MemoryRegistry):
 
     async def register(self, subject: str, schema: Schema, postgres: Mapping[str, Any] | None = None) -> int:
         self._world.step("register")
-        assert (postgres is None) == subject.startswith(SERVICES)
+        # A former key is registered without a description, so that it keeps the one that it has.
+        assert (postgres is None) == subject.startswith(SERVICES) or subject.endswith("-key")
         return await super().register(subject, schema, postgres)

@@ -2,6 +2,7 @@
 
 import sys
 import tracemalloc
+from collections.abc import Set as AbstractSet
 
 import pytest
 
@@ -15,13 +16,10 @@ from pgsluice.relation import (
     PublishedName,
     Relation,
     RelationCache,
-    identity_of,
     in_portions,
-    one_identity_fits,
     packed,
     size_of,
     unpacked,
-    with_identity_of_partitions,
 )
 
 NO = False
@@ -265,23 +263,18 @@ def rooted(*messages: messages.Relation) -> Relation:
     return cache[1]
 
 
+def keys_of(cache: RelationCache) -> list[AbstractSet[str] | None]:
+    """Return the identities that are noted for the partitions of table 1."""
+    return list(cache[1].partition_keys)
+
+
 class TestPartitions:
     """A publication can send the rows of partitions as rows of their root. PostgreSQL describes the root first."""
 
-    def test_a_root_described_as_full_gets_the_identity_of_its_partitions(self) -> None:
-        root = rooted(described(1, "f"), described(2, "d", "id"))
+    def test_the_identities_of_partitions_are_noted_if_they_differ_from_that_of_the_root(self) -> None:
+        root = rooted(described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "f"))
         assert root.partition_keys == (frozenset({"id"}),)
-        found = with_identity_of_partitions(root)
-        assert found == rooted(described(1, "d", "id"))
-
-    def test_a_root_without_an_identity_gets_that_of_its_partitions(self) -> None:
-        found = with_identity_of_partitions(rooted(described(1, "n"), described(2, "i", "code")))
-        assert found is not None
-        assert identity_of(found) == {"code"}
-
-    def test_one_partition_with_a_key_is_enough(self) -> None:
-        root = rooted(described(1, "f"), described(2, "f"), described(1, "f"), described(3, "d", "id"))
-        assert root.partition_keys == (frozenset({"id"}),)
+        assert rooted(described(1, "d", "id"), described(2, "i", "code")).partition_keys == (frozenset({"code"}),)
 
     @pytest.mark.parametrize("partition", [described(2, "d", "id"), described(2, "f"), described(2, "n")])
     def test_a_root_with_an_own_key_stays_the_same(self, partition: messages.Relation) -> None:
@@ -289,59 +282,52 @@ class TestPartitions:
         root = cache.on_relation(described(1, "d", "id"))
         cache.on_relation(partition)
         assert cache[1] is root
-        assert with_identity_of_partitions(root) is root
+        assert cache.partitions == {}
+
+    def test_the_last_description_of_a_partition_counts(self) -> None:
+        cache = RelationCache()
+        for message in (described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code")):
+            cache.on_relation(message)
+        assert keys_of(cache) == [{"code"}, {"id"}]
+        for message in (described(1, "f"), described(2, "i", "code")):
+            cache.on_relation(message)
+        assert keys_of(cache) == [{"code"}]
+        for message in (described(1, "f"), described(2, "f"), described(1, "f"), described(3, "n")):
+            cache.on_relation(message)
+        assert keys_of(cache) == []
 
     @pytest.mark.parametrize(
-        "others",
-        [
-            (described(1, "d", "id"), described(2, "i", "code")),
-            (described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code")),
-        ],
+        "altered", [relation_message(ID, CODE, oid=1, identity="f"), described(1, "d", "code"), described(1, "n")]
     )
-    def test_partitions_with_different_keys_give_the_root_no_identity(
-        self, others: tuple[messages.Relation, ...]
-    ) -> None:
-        assert with_identity_of_partitions(rooted(*others)) is None
-
-    def test_only_two_different_keys_of_partitions_are_kept(self) -> None:
-        pairs = [(described(1, "f"), described(oid, "i", key)) for oid, key in enumerate(KEYS, 2)]
-        assert len(rooted(*(one for pair in pairs for one in pair)).partition_keys) == 2
-
-    def test_what_is_known_of_partitions_holds_until_the_columns_change(self) -> None:
+    def test_what_is_known_of_partitions_holds_until_the_root_changes(self, altered: messages.Relation) -> None:
         cache = RelationCache()
-        for message in (described(1, "d", "id"), described(2, "d", "id"), described(1, "f")):
+        for message in (described(1, "f"), described(2, "d", "id"), described(1, "f")):
             cache.on_relation(message)
         assert cache[1].partition_keys == (frozenset({"id"}),)
-        assert cache.on_relation(relation_message(ID, CODE, oid=1, identity="f")).partition_keys == ()
+        assert cache.on_relation(altered).partition_keys == ()
 
-    def test_a_table_with_other_columns_is_no_partition(self) -> None:
-        assert rooted(described(1, "f"), relation_message(ID, oid=2)).partition_keys == ()
+    def test_a_table_that_is_described_after_something_else_is_no_partition(self) -> None:
+        cache = RelationCache()
+        cache.on_relation(described(1, "f"))
+        cache.on_other()
+        cache.on_relation(described(2, "d", "id"))
+        assert cache[1].partition_keys == ()
+
+    def test_a_partition_that_is_described_with_other_columns_has_an_unknown_identity(self) -> None:
+        cache = RelationCache()
+        cache.on_relation(described(1, "f"))
+        cache.on_relation(relation_message(ID, oid=2))
+        assert (cache[1].partition_keys, cache.partitions) == ((None,), {1: {2: None}})
 
     def test_packed_tables_keep_the_keys_of_their_partitions(self) -> None:
-        root = rooted(described(1, "f"), described(2, "d", "id"))
-        assert unpacked(packed(root)) == root
+        for partition in (described(2, "d", "id"), relation_message(ID, oid=2)):
+            root = rooted(described(1, "f"), partition)
+            assert unpacked(packed(root)) == root
 
     def test_the_memory_for_keys_of_partitions_is_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pgsluice.relation.KEYS_BYTES_MAX", 1000)
         cache = RelationCache()
-        cache.on_relation(described(1, "f"))
-        cache.on_relation(described(2, "d", "id"))
+        for message in (described(1, "f"), described(2, "d", "id"), described(1, "f")):
+            cache.on_relation(message)
         with pytest.raises(TooManyDescriptions, match="tables whose keys take more than 1000 bytes"):
             cache.on_relation(described(3, "d", "id"))
-
-
-@pytest.mark.parametrize(
-    ("root", "partitions", "fits"),
-    [
-        ({"id"}, [], True),
-        ({"id"}, [{"id"}, {"id"}], True),
-        ({"id"}, [{"code"}], False),
-        ({"id"}, [{"id"}, {"code"}], False),
-        (set(), [{"code"}, {"code"}], True),
-        (set(), [{"id"}, {"code"}], False),
-    ],
-)
-def test_one_identity_fits_only_partitions_with_the_same_key(
-    root: set[str], partitions: list[set[str]], *, fits: bool
-) -> None:
-    assert one_identity_fits(frozenset(root), [frozenset(one) for one in partitions]) is fits

@@ -25,16 +25,17 @@ from pgsluice.avro.schema import cut_schema
 from pgsluice.config import Settings, certificates
 from pgsluice.errors import PgsluiceError, TableRefused
 from pgsluice.finding import Finding, Verdict
+from pgsluice.identity import Identity, one_identity_fits
 from pgsluice.kafka import checks as kafka_checks
 from pgsluice.kafka.options import SinkOptions
 from pgsluice.kafka.topic_spec import TopicSpec
-from pgsluice.pipeline.encoders import differing_identities, refusals
+from pgsluice.pipeline.encoders import refusals
+from pgsluice.pipeline.keys import differing_identities
 from pgsluice.postgres import checks as postgres_checks
 from pgsluice.postgres import snapshot_checks
-from pgsluice.postgres.catalog import Catalog, Identity
+from pgsluice.postgres.catalog import Catalog
 from pgsluice.printable import quoted
 from pgsluice.registry.subjects import subject_name
-from pgsluice.relation import one_identity_fits
 from pgsluice.spool import directory
 from pgsluice.spool.disk import Disk
 from pgsluice.tables import TablePolicy, Tables
@@ -99,14 +100,14 @@ async def _check_tables(settings: Settings, sink: SinkOptions) -> list[Finding]:
 
 def _without_one_identity(found: Sequence[tuple[Identity, Identity]], tables: Tables) -> list[TableRefused]:
     """Return an error for each partitioned table that is refused because its partitions' replica identities differ."""
-    keys: dict[tuple[str, str], tuple[frozenset[str], list[frozenset[str]]]] = {}
+    roots: dict[tuple[str, str], tuple[Identity, list[frozenset[str]]]] = {}
     for root, partition in found:
-        _, of_partitions = keys.setdefault((root.schema, root.table), (root.key, []))
+        _, of_partitions = roots.setdefault((root.schema, root.table), (root, []))
         of_partitions += [partition.key] if partition.key else []
     return [
         differing_identities(quoted(*name))
-        for name, (root_key, others) in keys.items()
-        if not one_identity_fits(root_key, others) and _is_published(tables, *name)
+        for name, (root, keys) in roots.items()
+        if not one_identity_fits(root.key, keys, root.unique) and _is_published(tables, *name)
     ]
 
 

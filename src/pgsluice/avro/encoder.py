@@ -8,14 +8,16 @@ https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from pgsluice.avro.binary import NULL, VALUE
 from pgsluice.avro.from_binary import binary_writer
 from pgsluice.avro.schema import Field
 from pgsluice.avro.text import Writer, utf8
 from pgsluice.avro.types import ColumnType, Misfit
-from pgsluice.avro.wire import Schema, normalise
-from pgsluice.errors import NotInBinary, PgsluiceError, PoisonError, ProtocolError, TypeChanged
+from pgsluice.avro.wire import Schema, header, normalise
+from pgsluice.errors import NotInBinary, NullKey, PgsluiceError, PoisonError, ProtocolError, TypeChanged
 from pgsluice.pgbinary.base import UNREAD, NewPart, ToText, Unreadable
 from pgsluice.pgoutput.cursor import Malformed
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue, TupleData
@@ -129,6 +131,26 @@ class KeyEncoder:
         return b"".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class FormerKey:
+    """The key that a table had before its present key. ``encoder`` is None if the table had no key.
+
+    The catalog shows the present primary key, but a row may be older. If a row has a null in a column of the primary
+    key, the table did not have this primary key yet.
+    """
+
+    schema_id: int
+    encoder: KeyEncoder | None
+
+    def encode(self, values: TupleData) -> bytes | None:
+        """Return the key of a row, or None if the row has a null in this key as well."""
+        if self.encoder is None:
+            return None
+        with suppress(NullKey):
+            return header(self.schema_id) + self.encoder.encode(values)
+        return None
+
+
 class _Table:
     """What both encoders share: conversions of values in binary format, and errors about the table."""
 
@@ -183,7 +205,7 @@ class _Table:
     def missing_key(self, index: int, value: ColumnValue) -> PoisonError:
         column = self._columns[index]
         if value is None:
-            return PoisonError(f"key column {column} is null")
+            return NullKey(f"key column {column} is null")
         return PoisonError(f"the value of key column {column} was not sent (unchanged, out of line)")
 
     def unfit_key(self, index: int, schema: Schema) -> PoisonError:

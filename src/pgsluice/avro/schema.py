@@ -223,9 +223,9 @@ class KeyHistory:
         self._keys.pop(key, None)
         self._keys[key] = None
 
-    def last_among(self, published: AbstractSet[str]) -> tuple[str, ...] | None:
-        """Return the last key whose columns are all ``published``, or None if there is none."""
-        return next((key for key in reversed(self._keys) if published >= set(key)), None)
+    def last_among(self, published: AbstractSet[str], *, besides: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+        """Return the last key whose columns are all ``published``, or None if there is none other than ``besides``."""
+        return next((key for key in reversed(self._keys) if key != besides and published >= set(key)), None)
 
 
 def column_name(field: Mapping[str, Any]) -> str:

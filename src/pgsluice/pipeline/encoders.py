@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 from pgsluice.avro.choices import ColumnChoice
-from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.encoder import FormerKey, KeyEncoder, RowEncoder
 from pgsluice.avro.schema import (
     FieldHistory,
     TableFields,
@@ -30,10 +30,10 @@ from pgsluice.native.speedups import COMPILED
 from pgsluice.pgbinary.conversions import TypeDescription, conversions, elements, unknown_arrays, unknown_types
 from pgsluice.pgoutput import messages
 from pgsluice.pipeline.ends import Registry, Sink, Source
+from pgsluice.pipeline.keys import Key, Keys
 from pgsluice.pipeline.quarantine import Quarantine, RefusedRows, open_dead_letters
-from pgsluice.printable import quoted
 from pgsluice.record import Target
-from pgsluice.relation import Column, PublishedName, Relation, TableId, size_of, with_identity_of_partitions
+from pgsluice.relation import Column, PublishedName, Relation, TableId, size_of
 from pgsluice.tables import TablePolicy, Tables
 from pgsluice.transaction import Change
 
@@ -108,15 +108,6 @@ async def refusals(
     return found
 
 
-def differing_identities(table: str) -> TableRefused:
-    """Return the error for a partitioned table if no single replica identity fits the table and its partitions."""
-    return TableRefused(
-        f"Table {table} and its partitions do not all have the same replica identity, so PostgreSQL does not send "
-        "the old values of the same columns for each row. Give the table and all partitions the same replica "
-        "identity with ALTER TABLE ... REPLICA IDENTITY, for example FULL."
-    )
-
-
 class Encoders:
     """The encoders of one session, by relation."""
 
@@ -131,6 +122,7 @@ class Encoders:
         dead_letters: DeadLetters | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
+        self.keys = Keys(source, registry)
         self._source = source
         self._sink = sink
         self._registry = registry
@@ -140,6 +132,8 @@ class Encoders:
         self.ready: dict[int, Rows] = {}
         """The encoder of the last known version of each table, by OID, in the order in which they were created."""
         self._watched: dict[int, OnIncomplete] = {}
+        self._keys: dict[int, Key] = {}
+        """The key of each table that has an encoder, by OID."""
         self._bytes: dict[int, int] = {}
         """The memory that each encoder takes, by OID."""
         self._ready_bytes = 0
@@ -207,21 +201,23 @@ class Encoders:
     def forget(self, oid: int) -> None:
         """Drop the table's encoder, so that a new one is created for its next row."""
         self.ready.pop(oid, None)
+        self._keys.pop(oid, None)
         self._refused.pop(oid, None)
         self._ready_bytes -= self._bytes.pop(oid, 0)
 
-    async def of_loaded(self, relation: Relation) -> Rows:
+    async def of_loaded(self, relation: Relation, *, is_root: bool = False) -> Rows:
         """Return an encoder for rows that a load has read. It gets these rows as Insert messages.
 
-        Raise TableRefused or PoisonError if the table cannot be encoded.
+        ``is_root``: whether the table is partitioned. Raise TableRefused or PoisonError if the table cannot be encoded.
 
         The encoder is not kept, because the stream may have another version of the table.
         """
         policy = self.policy(relation)
         assert policy is not None, "only tables that are published are read"
         described = await self._describe(relation)
-        identified = await self._identified(relation)
-        return Rows(relation, await self._make(identified, policy, described, insert_op="r"))
+        identified = await self.keys.identified_now(relation) if is_root else relation
+        encoder, _ = await self._make(identified, policy, described, insert_op="r")
+        return Rows(relation, encoder)
 
     async def _prepare(self, described: Iterable[messages.Relation]) -> None:
         """Create the topics of all new tables that certainly have keys, in one step. :meth:`of` creates the others."""
@@ -240,14 +236,20 @@ class Encoders:
 
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
+        former = self.ready.get(relation.oid)
+        if policy is not None and former is not None and await self._is_still_right(former, relation, policy):
+            found = self.ready[relation.oid] = Rows(relation, former.encoder)
+            return found
         described = [] if policy is None else await self._describe(relation)
-        encoder = None if policy is None else await self._make(await self._identified(relation), policy, described)
-        if encoder is not None:
+        encoder, key = None, Key()
+        if policy is not None:
+            encoder, key = await self._make(await self.keys.identified(relation), policy, described)
             encoder.on_incomplete = self._watched.get(relation.oid)
         found = Rows(relation, encoder)
         if self._quarantine is not None:
             self._quarantine.remove(relation)
         self._keep(found, self.ready, described)
+        self._keys[relation.oid] = key
         return found
 
     async def _refuse(self, relation: Relation, detail: str) -> RefusedRows:
@@ -302,7 +304,7 @@ class Encoders:
         policy: TablePolicy,
         described: Sequence[TypeDescription],
         insert_op: InsertOp = "c",
-    ) -> ChangeEncoder:
+    ) -> tuple[ChangeEncoder, Key]:
         space = namespace(self._tables.prefix, relation.namespace, relation.name)
         value_subject, key_subject = f"{policy.topic}-value", f"{policy.topic}-key"
         options = replace(self._types, choices=policy.types, elements=elements(relation, described))
@@ -311,46 +313,54 @@ class Encoders:
         _check_past(relation, policy, former)
         self._check_alone(relation, policy, space, is_new=not len(former))
         fields = TableFields(options, former).assign(relation)
-        key = await self._key(relation, policy, key_subject, space)
-        await self._sink.open_topic(policy, keyed=bool(key))
+        key = await self.keys.of(relation, policy, space)
+        await self._sink.open_topic(policy, keyed=bool(key.columns))
         layout = (await self._source.layouts([relation.oid])).get(relation.oid)
-        description = _description(relation, key, layout)
+        description = _description(relation, key.columns, layout)
         value_id = await self._registry.register(value_subject, envelope_schema(space, fields), description)
         sent = conversions(relation, described) if self._types.binary else None
-        key_encoder, key_id = None, None
-        if key:
-            of_key = key_fields(relation, fields, key, options)
+        key_encoder, key_id, former_key = None, None, None
+        if key.former is not None:
+            former_key = FormerKey(0, None)
+        if key.former:
+            of_key = key_fields(relation, fields, key.former, options)
+            former_id = await self._registry.register(key_subject, key_schema(space, of_key))
+            former_key = FormerKey(former_id, KeyEncoder(relation, of_key, sent))
+        if key.columns:
+            of_key = key_fields(relation, fields, key.columns, options)
             key_id = await self._registry.register(key_subject, key_schema(space, of_key), description)
             key_encoder = KeyEncoder(relation, of_key, sent)
         log.info(
             "table",
             table=str(relation),
             topic=policy.topic,
-            key=list(key),
+            key=list(key.columns),
             schema_id=value_id,
         )
-        return ChangeEncoder(
+        encoder = ChangeEncoder(
             relation,
             Target(policy.topic, value_id, key_id),
             RowEncoder(relation, fields, sent),
             key_encoder,
+            former_key=former_key,
             tombstones=policy.tombstones,
             truncate=policy.truncate,
             dead_letters=self._dead_letters,
             insert_op=insert_op,
         )
+        return encoder, key
 
-    async def _identified(self, relation: Relation) -> Relation:
-        """Return the table with the replica identity that decides which columns its old rows have.
+    async def _is_still_right(self, former: Rows, relation: Relation, policy: TablePolicy) -> bool:
+        """Return whether an encoder can be used for a table that the server has described in the same way again.
 
-        Raise TableRefused if its partitions have different replica identities.
+        For such a table, the server sends all columns of old rows, or none. So the description does not show whether
+        the primary key has changed.
         """
-        if not relation.partition_keys or not await self._source.is_partitioned(relation.oid):
-            return replace(relation, partition_keys=())
-        found = with_identity_of_partitions(relation)
-        if found is None:
-            raise differing_identities(str(relation))
-        return found
+        encoder = former.encoder
+        if encoder is None or former.relation != relation or None in relation.partition_keys:
+            return False
+        space = namespace(self._tables.prefix, relation.namespace, relation.name)
+        return await self.keys.of(encoder.relation, policy, space) == self._keys.get(relation.oid)
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
         """Return the descriptions of the columns' types from the catalog.
@@ -369,37 +379,6 @@ class Encoders:
                 f"Table {relation} would go to topic {policy.topic}, which has the rows of another table. Name "
                 'another topic with `topic = "..."` in a [[tables.rules]] entry.'
             )
-
-    async def _key(self, relation: Relation, policy: TablePolicy, subject: str, space: str) -> Sequence[str]:
-        """Return the names of the key's columns. An empty result means that there is no key."""
-        identity = [column.name for column in relation.columns if column.is_key]
-        is_partial = relation.replica_identity in "di" and bool(identity)
-        if policy.keys is not None:
-            if is_partial and not set(policy.keys) <= set(identity):
-                raise TableRefused(
-                    f"`keys` of table {relation} name columns outside its replica identity "
-                    f"({', '.join(map(quoted, identity))}). PostgreSQL does not send the old values of such columns: "
-                    "set REPLICA IDENTITY FULL, or choose other columns."
-                )
-            return policy.keys
-        if is_partial:
-            return identity
-        published = {column.name for column in relation.columns}
-        primary_key = await self._source.primary_key(relation.oid)
-        if primary_key is not None and set(primary_key) <= published:
-            return primary_key
-        # The catalog shows the table as it is now, but the row may be older. After the row was written, the table may
-        # have been dropped, or a column of the primary key may have been renamed or replaced. In these cases, use the
-        # key that was registered last.
-        last = (await self._registry.keys(subject, space)).last_among(published)
-        if last is not None:
-            return last
-        if primary_key is None:
-            return ()
-        raise TableRefused(
-            f"The primary key of table {relation} ({', '.join(map(quoted, primary_key))}) is not among its published "
-            "columns. Publish them, or name the key with `keys` in [[tables.rules]]."
-        )
 
 
 def _size_of(rows: Rows | RefusedRows, described: Sequence[TypeDescription]) -> int:

@@ -15,6 +15,7 @@ from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
 from pgsluice.cut import Cut, Recorded
 from pgsluice.history import ServerIdentity, TimelineSwitch
+from pgsluice.identity import Partitions
 from pgsluice.layout import Layout
 from pgsluice.loads import Loaded
 from pgsluice.pgbinary.conversions import TypeDescription
@@ -119,10 +120,16 @@ class Source(Protocol):
         An empty result means that there is no primary key. None means that the table does not exist any more.
         """
 
-    async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions now.
+    async def identity(self, relation_oid: int) -> frozenset[str]:
+        """Return the columns of the table's present replica identity, whether they are published or not.
 
-        Also return True if the table does not exist any more, because it may have had partitions.
+        There are none if the server sends all columns of old rows, or none, or if the table does not exist any more.
+        """
+
+    async def partitions(self, root: int, noted: Collection[int] = ()) -> Partitions | None:
+        """Return the present partitions of a table, or None if the table exists and is not partitioned.
+
+        ``noted`` are tables that may be partitions of the table.
         """
 
     async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:

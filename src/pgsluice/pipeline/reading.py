@@ -198,7 +198,7 @@ class TableReading:
         await self._wait_for_writers(table, shape)
         async with self._seams.pause():
             try:
-                rows = await self._encoders.of_loaded(shape.relation)
+                rows = await self._encoders.of_loaded(shape.relation, is_root=shape.is_root)
             except (TableRefused, PoisonError) as error:
                 table.said = str(error)
                 log.error(  # noqa: TRY400 - this is no defect, so the log needs no traceback

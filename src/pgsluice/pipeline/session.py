@@ -118,6 +118,7 @@ class Session:
         self._commit_timestamps = options.commit_timestamps
         self._spool = ends.spool
         self._transactions = Transactions(checkpoint.delivered, ends.spool)
+        self._encoders.keys.partitions = self._transactions.relations.partitions
         self._vitals = ends.vitals
         self._outbox = Outbox(ends.sink, checkpoint, progress, options.limits, self._on_delivered, ends.vitals)
         self.status = SessionStatus(checkpoint, progress, self._transactions, self._outbox, ends.spool, ends.vitals)
@@ -299,7 +300,9 @@ class Session:
                     await self._outbox.overflow(transaction)
             elif transaction is None:
                 at = await self._shortcut.take(frames, at)
-            if at == began_at:
+            if at != began_at:
+                transactions.relations.on_other()
+            else:
                 if isinstance(frame, Keepalive):
                     self._take_keepalive(frame)
                 else:

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from pgsluice.errors import SourceUnavailable, TableRefused
+from pgsluice.identity import Identity, Partitions
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.lsn import parse_lsn
 from pgsluice.pgbinary.conversions import LEVELS_MAX, TypeDescription, is_built_in
@@ -136,20 +137,6 @@ class NamedTable:
     has_identity: bool
     has_usage: bool
     has_select: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The replica identity of a table. ``kind`` is pg_class.relreplident. ``key`` has its columns, if any."""
-
-    schema: str
-    table: str
-    kind: str
-    key: frozenset[str]
-
-    def is_like(self, other: "Identity") -> bool:
-        """Return whether the server sends the same columns of old rows under both identities."""
-        return self.key == other.key if self.key or other.key else self.kind == other.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +290,7 @@ class Catalog:
         """Return the identity of each root under whose name rows are sent, with the identity of each partition."""
         sql = published_queries.partition_identities(await self._version())
         rows = await self._rows(sql, [list(publications)])
-        return [(_identity(*row[:4]), _identity(*row[4:])) for row in rows]
+        return [(_identity(*row[:5]), _identity(*row[5:])) for row in rows]
 
     async def carried_names(self, publications: Sequence[str]) -> set[tuple[str, str]]:
         """Return schema and name of the tables that the publications carry, including both roots and partitions."""
@@ -358,9 +345,20 @@ class Catalog:
         rows = await self._rows(queries.PRIMARY_KEY, [relation_oid])
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
-    async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions. For a table that does not exist any more, return True."""
-        return await self._rows(queries.HAS_NO_PARTITIONS, [relation_oid]) == []
+    async def identity(self, relation_oid: int) -> frozenset[str]:
+        """Return the columns of the replica identity. There are none without such columns, or without the table."""
+        rows = await self._rows(queries.IDENTITY_COLUMNS, [relation_oid])
+        return frozenset(rows[0][0]) if rows else frozenset()
+
+    async def partitions(self, root: int, noted: Collection[int], publications: Sequence[str]) -> Partitions | None:
+        """Return the partitions of a table, or None if the table exists and is not partitioned."""
+        rows = await self._rows(queries.PARTITIONS, {"root": root, "noted": [*noted], "publications": [*publications]})
+        if not rows:
+            return Partitions({})
+        is_root, tree, existing, unique, sends_old_rows = rows[0]
+        keys = {oid: frozenset(key) for oid, key in tree or ()}
+        others = frozenset(existing) - keys.keys()
+        return Partitions(keys, others, tuple(map(frozenset, unique or ())), bool(sends_old_rows)) if is_root else None
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all types that they consist of, without built-in types.
@@ -422,8 +420,10 @@ class Catalog:
         return self._connection is not None and not self._connection.closed
 
 
-def _identity(schema: str, table: str, kind: str, key: Sequence[str]) -> Identity:
-    return Identity(schema, table, kind, frozenset(key))
+def _identity(
+    schema: str, table: str, kind: str, key: Sequence[str], unique: Sequence[Sequence[str]] | None = None
+) -> Identity:
+    return Identity(schema, table, kind, frozenset(key), tuple(map(frozenset, unique or ())))
 
 
 def _column_layout(found: Sequence[str]) -> ColumnLayout:

@@ -46,7 +46,7 @@ from pgsluice.postgres.row_commands import (
     select_those,
     table_name,
 )
-from pgsluice.relation import Column, PgType, Relation, TableId, with_partition_keys
+from pgsluice.relation import Column, PgType, Relation, TableId
 from pgsluice.snapshot import FLUSH_PREFIX, Chunk, Shape, Snapshot, Taken, reached_at
 
 if TYPE_CHECKING or not COMPILED:
@@ -425,7 +425,7 @@ def _shape(oid: int, text: str) -> Shape:
     partition_keys = tuple(map(frozenset, found["partition_keys"] or ()))
     if not all(one.issuperset(key) for one in partition_keys):
         key = ()  # the stream does not send the key of every old row, so a row that gets another key could be missed
-    described = with_partition_keys(Relation(oid, found["schema"], found["table"], identity, columns), partition_keys)
+    described = Relation(oid, found["schema"], found["table"], identity, columns)
     digest = hashlib.sha256(text.encode()).hexdigest()[:_SHAPE_DIGITS]
     return Shape(
         described,

@@ -9,7 +9,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 """
 
 from pgsluice.postgres.queries import ROW_FILTERS_SINCE
-from pgsluice.postgres.table_queries import IDENTITY, KEY, PARTITION_KEYS, TRUSTED
+from pgsluice.postgres.table_queries import IDENTITY, KEY, PARTITION_KEYS, TRUSTED, UNIQUE
 
 GENERATED_COLUMNS_SINCE = 12_00_00
 
@@ -111,7 +111,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace"""
 
 # The roots under whose names rows are sent, and their partitions, with the replica identities of both.
 _PARTITION_IDENTITIES = """, root AS (
-    SELECT oid FROM carried WHERE via_root GROUP BY publication, oid HAVING NOT bool_or(is_partition)
+    SELECT oid FROM carried WHERE via_root AND old_rows GROUP BY publication, oid HAVING NOT bool_or(is_partition)
 ), part AS (
     SELECT oid AS root, oid FROM root
     UNION
@@ -122,16 +122,17 @@ _PARTITION_IDENTITIES = """, root AS (
 ), named AS (
     SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name, c.relkind, c.relreplident::text AS identity,
            (SELECT coalesce(json_agg(a.attname ORDER BY a.attname), '[]')
-            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})) AS key
+            FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})) AS key,
+           {unique} AS unique_keys
     FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid IN (SELECT root FROM part UNION SELECT oid FROM part)
 )
-SELECT r.schema, r.name, r.identity, r.key, p.schema, p.name, p.identity, p.key
+SELECT r.schema, r.name, r.identity, r.key, r.unique_keys, p.schema, p.name, p.identity, p.key
 FROM part
 JOIN named r ON r.oid = part.root AND r.relkind = 'p'
 JOIN named p ON p.oid = part.oid AND p.relkind = 'r'
-ORDER BY 1, 2, 5, 6"""
+ORDER BY 1, 2, 6, 7"""
 
 # The columns that each publication sends for each table.
 _SENT = """, published AS (
@@ -286,7 +287,7 @@ def published_tables(server_version: int) -> str:
 
 def partition_identities(server_version: int) -> str:
     """Return the query for the replica identities of roots and of their partitions, if rows are sent via the root."""
-    return _carried(server_version) + _PARTITION_IDENTITIES.replace("{identity}", IDENTITY)
+    return _carried(server_version) + _PARTITION_IDENTITIES.replace("{identity}", IDENTITY).replace("{unique}", UNIQUE)
 
 
 def carried_names(server_version: int) -> str:

@@ -10,6 +10,8 @@ A query works on every supported version, unless its name or its comment gives t
 https://www.postgresql.org/docs/current/catalogs.html
 """
 
+from pgsluice.postgres.table_queries import IDENTITY, UNIQUE
+
 MISSING_VALUES_SINCE = 11_00_00
 MULTIRANGES_SINCE = 14_00_00
 ROW_FILTERS_SINCE = 15_00_00
@@ -138,7 +140,32 @@ LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = k.attnum
 WHERE t.oid = %s
 ORDER BY k.place"""
 
-HAS_NO_PARTITIONS = "SELECT true FROM pg_class WHERE oid = %s AND relkind <> 'p'"
+# The columns of a table's replica identity, published or not. There is no row for a table that does not exist any more.
+IDENTITY_COLUMNS = """
+SELECT ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity}))
+FROM pg_class c
+WHERE c.oid = %s""".replace("{identity}", IDENTITY)
+
+# The partitions of a root, as relation.Partitions describes them.
+PARTITIONS = """
+SELECT c.relkind = 'p',
+       (WITH RECURSIVE part AS (
+            SELECT c.oid, c.relkind
+            UNION
+            SELECT p.oid, p.relkind
+            FROM part
+            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
+            JOIN pg_class p ON p.oid = i.inhrelid
+        )
+        SELECT json_agg(json_build_array(c.oid::bigint, ARRAY(
+            SELECT a.attname FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity}))))
+        FROM part JOIN pg_class c ON c.oid = part.oid WHERE part.relkind <> 'p'),
+       ARRAY(SELECT o.oid::bigint FROM pg_class o WHERE o.oid = ANY (%(noted)s::oid[])),
+       {unique},
+       (SELECT bool_or(p.pubupdate OR p.pubdelete)
+        FROM pg_publication p WHERE p.pubname = ANY (%(publications)s::text[]))
+FROM pg_class c
+WHERE c.oid = %(root)s""".replace("{identity}", IDENTITY).replace("{unique}", UNIQUE)
 
 # Types, and the types of their parts, as pgbinary.conversions describes them. The values of a domain are values of its
 # base type, so its base type is its only part.

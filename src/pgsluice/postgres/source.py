@@ -5,12 +5,13 @@
 ``tests/integration/test_postgres_network.py`` covers this module.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from pgsluice.errors import ConfigError, SlotInUse, SourceUnavailable
 from pgsluice.history import ServerIdentity, TimelineSwitch
+from pgsluice.identity import Partitions
 from pgsluice.layout import Layout
 from pgsluice.pgbinary.conversions import TypeDescription
 from pgsluice.postgres.catalog import Catalog
@@ -216,12 +217,19 @@ class PostgresSource:
         """
         return await self._catalog.primary_key(relation_oid)
 
-    async def is_partitioned(self, relation_oid: int) -> bool:
-        """Return whether the table has partitions now.
+    async def identity(self, relation_oid: int) -> frozenset[str]:
+        """Return the columns of the table's present replica identity, whether they are published or not.
 
-        Also return True if the table does not exist any more, because it may have had partitions.
+        There are none if the server sends all columns of old rows, or none, or if the table does not exist any more.
         """
-        return await self._catalog.is_partitioned(relation_oid)
+        return await self._catalog.identity(relation_oid)
+
+    async def partitions(self, root: int, noted: Collection[int] = ()) -> Partitions | None:
+        """Return the present partitions of a table, or None if the table exists and is not partitioned.
+
+        ``noted`` are tables that may be partitions of the table.
+        """
+        return await self._catalog.partitions(root, noted, self._options.publications)
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all types that they consist of.

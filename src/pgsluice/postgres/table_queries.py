@@ -19,6 +19,17 @@ IDENTITY = """ARRAY(
                   ELSE false
               END)"""
 
+# The columns of each unique index, without INCLUDE columns. Partial indexes and indexes of expressions do not count.
+UNIQUE = """(
+        SELECT json_agg(ARRAY(
+            SELECT a.attname
+            FROM pg_attribute a
+            WHERE a.attrelid = c.oid
+              AND a.attnum = ANY ((i.indkey::int2[])[0:cardinality(i.indclass::oid[]) - 1])))
+        FROM pg_index i
+        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
+          AND 0 <> ALL (i.indkey::int2[]))"""
+
 # The key by which the rows of a table can be read. It is the key of a unique index. The index has to identify every
 # row, and to sort the rows with the operators that a query uses by default. So the index must be neither partial nor
 # deferrable, its columns must be NOT NULL, and it must use the columns' own collations and default operator classes.

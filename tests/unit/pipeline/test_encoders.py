@@ -14,6 +14,7 @@ from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import Schema, unframe
 from pgsluice.envelope import Stamp
 from pgsluice.errors import ConfigError, IncompatibleSchema, PoisonError
+from pgsluice.identity import Partitions
 from pgsluice.layout import ColumnLayout, Layout
 from pgsluice.metrics import Metrics
 from pgsluice.pgbinary.conversions import TypeDescription
@@ -81,7 +82,7 @@ ROOT = replace(table("f"), partition_keys=(frozenset("c"),))
 
 
 async def test_a_partition_root_has_the_identity_of_its_partitions() -> None:
-    world = World(primary_keys={7: ("b",)}, partitioned={7})
+    world = World(primary_keys={7: ("b",)}, partitions={7: Partitions({8: frozenset("c")}, unique=(frozenset("c"),))})
     assert await key_of(ROOT, world) == ["c"]
     rows = await encoders(world).of(ROOT)
     assert isinstance(rows, Rows)
@@ -102,7 +103,79 @@ async def test_a_table_that_is_not_a_root_has_its_own_identity() -> None:
 async def test_a_partition_root_whose_partitions_differ_is_refused() -> None:
     root = replace(ROOT, partition_keys=(frozenset("c"), frozenset("a")))
     with pytest.raises(ConfigError, match="Give the table and all partitions the same replica identity"):
-        await key_of(root, World(partitioned={7}))
+        await key_of(root, World(partitions={7: Partitions({})}))
+
+
+async def test_a_key_that_is_unique_only_within_each_partition_is_refused() -> None:
+    world = World(partitions={7: Partitions({8: frozenset("c")}, unique=())})
+    with pytest.raises(ConfigError, match="or these do not identify a row of the table"):
+        await key_of(ROOT, world)
+    inserts = World(partitions={7: Partitions({8: frozenset("c")}, unique=(), sends_old_rows=False)})
+    assert await key_of(ROOT, inserts) is None
+
+
+async def test_the_catalog_shows_the_identity_of_partitions_that_were_described_with_other_columns() -> None:
+    root = replace(ROOT, partition_keys=(None,))
+    world = World(partitions={7: Partitions({8: frozenset("c"), 9: frozenset("a")}, unique=(frozenset("c"),))})
+    made = encoders(world)
+    made.keys.partitions = {7: {8: None}}
+    await made.of(root)
+    assert [field["name"] for field in world.schemas["shop.public.t-key"][-1]["fields"]] == ["c"]
+
+
+async def test_loaded_rows_have_the_present_identity_of_partitions() -> None:
+    world = World(partitions={7: Partitions({8: frozenset("c"), 9: frozenset()}, unique=(frozenset("c"),))})
+    rows = await encoders(world).of_loaded(table("f"), is_root=True)
+    assert rows.encoder is not None
+    assert rows.encoder.key is not None
+    assert rows.encoder.key.columns == ("c",)
+
+
+async def test_a_key_of_which_a_column_is_not_published_is_refused() -> None:
+    world = World(identities={7: frozenset({"a", "g"})})
+    with pytest.raises(ConfigError, match=r"key of table public\.t \(a, g\) is not among its published columns"):
+        await key_of(table("d", "a"), world)
+
+
+async def test_a_column_that_was_added_to_the_key_later_is_ignored() -> None:
+    later = table("d", "a", "g", columns=("a", "b", "c", "g"))
+    world = World(identities={7: frozenset({"a", "g"})}, published=[later])
+    assert await key_of(table("d", "a"), world) == ["a"]
+
+
+async def test_a_primary_key_that_has_changed_is_noticed_when_the_table_is_described_again() -> None:
+    world = World(primary_keys={7: ("b",)})
+    made = encoders(world)
+    first = await made.of(table("f"))
+    assert isinstance(first, Rows)
+    second = await made.of(table("f"))
+    assert isinstance(second, Rows)
+    assert second is not first
+    assert second.encoder is first.encoder
+    world.primary_keys[7] = ("c",)
+    third = await made.of(table("f"))
+    assert isinstance(third, Rows)
+    assert third.encoder is not None
+    assert third.encoder.key is not None
+    assert third.encoder.key.columns == ("c",)
+
+
+async def test_a_row_from_before_the_primary_key_has_the_former_key() -> None:
+    world = World(primary_keys={7: ("b",)})
+    await encoders(world).of(table("f"))
+    world.primary_keys[7] = ("c",)
+    rows = await encoders(world).of(table("f"))
+    assert isinstance(rows, Rows)
+    assert rows.encoder is not None
+    stamp = Stamp(Transaction(700, 1000, 0), 1, commit_timestamps=False)
+    (record,) = rows.encoder.encode(messages.Insert(None, 7, [b"1", b"2", None]), stamp)
+    (present,) = rows.encoder.encode(messages.Insert(None, 7, [b"1", b"2", b"3"]), stamp)
+    former = world.schemas["shop.public.t-key"]
+    assert record.key is not None
+    assert present.key is not None
+    assert (record.key[5:], present.key[5:]) == (b"\x04", b"\x06")
+    assert record.key[:5] != present.key[:5]
+    assert [[field["name"] for field in schema["fields"]] for schema in former] == [["b"], ["c"]]
 
 
 async def test_keys_of_a_rule_come_first() -> None:
@@ -155,7 +228,7 @@ async def test_schemas_of_other_programs_are_not_used_as_keys() -> None:
 
 
 async def test_without_any_usable_key_there_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"primary key of table public\.t \(renamed\) is not among its published"):
+    with pytest.raises(ConfigError, match=r"The key of table public\.t \(renamed\) is not among its published"):
         await key_of(table("f"), World(primary_keys={7: ("renamed",)}))
 
 

@@ -14,12 +14,13 @@ from uuid import uuid4
 
 from pgsluice.app.tail.shown import Row, Shown
 from pgsluice.errors import ProtocolError
+from pgsluice.identity import with_noted_identity
 from pgsluice.pgoutput import messages
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData
 from pgsluice.pgoutput.messages import UNCHANGED, ColumnValue, TupleData
 from pgsluice.postgres.source import PostgresSource, SourceOptions
-from pgsluice.relation import Column, Relation, with_identity_of_partitions
+from pgsluice.relation import Column, Relation
 from pgsluice.transaction import Change, Committed, Delivered, Emitted, Event, Transaction
 from pgsluice.transactions import Transactions
 from pgsluice.waiting import WaitingRows
@@ -98,9 +99,9 @@ class _Tail:
             return relation
         known = self._identified.get(relation.oid)
         if known is None or known[0] is not relation:
-            is_root = await self._source.is_partitioned(relation.oid)
-            found = with_identity_of_partitions(relation) if is_root else relation
-            known = self._identified[relation.oid] = relation, found
+            noted = self._transactions.relations.partitions.get(relation.oid, {})
+            found = await self._source.partitions(relation.oid, noted)
+            known = self._identified[relation.oid] = relation, with_noted_identity(relation, noted, found)
         return known[1]
 
 
