@@ -94,12 +94,12 @@ class Shape:
 
     ``relation``: its columns are those that the publications send. ``is_root``: it is the root of a partitioned table,
     and is read with all partitions. ``key``: the columns that order the rows and identify each of them; empty if there
-    are none. ``filter``: the SQL condition of the publications; empty if there is none. ``replaces``: all deletes and
-    truncates are published, so consumers may remove rows that the load did not read. ``is_trusted``: superusers or the
-    database's owner own the table, its partitions and its schema, or a publication names the table. So the functions
-    that may run when the table is read are trusted. The caller also trusts tables that the settings name. ``digest``
-    changes when any of the above changes. ``where``: a further condition, if a command or a rule selects only some of
-    the rows.
+    are none, or if they cannot be used because the table's events have no key. ``filter``: the SQL condition of the
+    publications; empty if there is none. ``replaces``: all deletes and truncates are published, so consumers may remove
+    rows that the load did not read. ``is_trusted``: superusers or the database's owner own the table, its partitions
+    and its schema, or a publication names the table. So the functions that may run when the table is read are trusted.
+    The caller also trusts tables that the settings name. ``digest`` changes when the table changes in any of the above.
+    ``where``: a further condition, if a command or a rule selects only some of the rows.
     """
 
     relation: Relation

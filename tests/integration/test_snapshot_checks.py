@@ -200,6 +200,25 @@ async def test_a_large_table_without_key_is_not_loaded(reader_role: Callable[[in
     assert large.detail.endswith("public.keyless")
 
 
+async def test_tables_whose_events_have_no_key_are_reported(
+    reader_role: Callable[[int], tuple[Database, str]],
+) -> None:
+    """A unique index is a key only if it is also the primary key or the replica identity, or if a rule names it."""
+    database, role = reader_role(18)
+    with database.connect() as admin:
+        for name in ("only_unique", "by_rule", "by_index"):
+            admin.execute(f"CREATE TABLE {name} (id int NOT NULL UNIQUE); GRANT SELECT ON {name} TO {role}".encode())
+        admin.execute("ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_id_key")
+        admin.execute("CREATE TABLE whole (id int NOT NULL, at int NOT NULL) PARTITION BY LIST (at)")
+        admin.execute("CREATE TABLE part PARTITION OF whole (PRIMARY KEY (id, at)) FOR VALUES IN (1)")
+        admin.execute(f"CREATE UNIQUE INDEX ON whole (id, at); GRANT SELECT ON whole TO {role}".encode())
+    policies = Tables("shop", rules=[TableRule("public.by_rule", keys=("id",))])
+    async with Catalog(options_for(database, user=role)) as catalog:
+        findings = await check(catalog, [PUBLICATION], policies.policy, without_key_max=2**30, rows_per_s=None)
+    (keys,) = [finding for finding in findings if finding.name == "snapshot keys"]
+    assert keys.detail.endswith(": public.keyless, public.only_unique, public.root")
+
+
 async def test_a_standby_is_reported() -> None:
     with Postgres(18) as primary, primary.standby() as standby:
         async with Catalog(options_for(Database(standby, "postgres"))) as catalog:

@@ -94,6 +94,13 @@ KINDS = [
         "keyless",
     ),
     Kind(
+        "only unique",
+        """CREATE TABLE "only unique" (n int NOT NULL UNIQUE, v text);
+        INSERT INTO "only unique" SELECT n, repeat(n::text, n) FROM generate_series(1, 200) n""",
+        'SELECT * FROM public."only unique"',
+        '"only unique"',
+    ),
+    Kind(
         "split keyless",
         """CREATE TABLE "split keyless" (v int) PARTITION BY RANGE (v);
         CREATE TABLE few PARTITION OF "split keyless" FOR VALUES FROM (0) TO (30);

@@ -26,7 +26,7 @@ from pgsluice.errors import (
 from pgsluice.loads import Load
 from pgsluice.metrics import Metrics
 from pgsluice.pipeline.begun import Begun
-from pgsluice.pipeline.encoders import Encoders
+from pgsluice.pipeline.encoders import Encoders, Rows
 from pgsluice.pipeline.ends import Reader, Source
 from pgsluice.pipeline.inserter import Inserter, Opened
 from pgsluice.pipeline.pace import Pace
@@ -189,16 +189,28 @@ class TableReading:
         if not shape.key:
             await self._check_size(shape)
         shape = replace(shape, where=self._requests.where(table.name) or ("" if policy is None else policy.where))
-        load = self._begun.of(shape.relation.oid)
-        # Without a key, it is not known which rows have been read, so the load begins again.
-        if load is not None and not (shape.key and load.shape == shape.read_digest):
-            self._begun.drop(load.oid)
-            load = None
         await self._reader.check_readable(shape)
         await self._wait_for_writers(table, shape)
+        rows = await self._make_encoder(table, shape)
+        if rows is None:
+            return None
+        assert rows.encoder is not None, "only tables that are published are read"
+        if shape.key and rows.encoder.key is None:
+            # While chunks are read, changes between the chunks are delivered. A consumer may then have a row before it
+            # gets the chunk with this row. If the events have no key, the row of the chunk cannot replace it.
+            shape = replace(shape, key=())
+            await self._check_size(shape)
+        load = self._continued(shape)
+        is_whole = self._options.replaces and shape.replaces and not shape.where
+        log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
+        layout = layout.only([one.name for one in shape.relation.columns])
+        return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
+
+    async def _make_encoder(self, table: LoadingTable, shape: Shape) -> Rows | None:
+        """Return an encoder for the rows. If the table cannot be encoded, note the reason and return None."""
         async with self._seams.pause():
             try:
-                rows = await self._encoders.of_loaded(shape.relation, is_root=shape.is_root)
+                return await self._encoders.of_loaded(shape.relation, is_root=shape.is_root)
             except (TableRefused, PoisonError) as error:
                 table.said = str(error)
                 log.error(  # noqa: TRY400 - this is no defect, so the log needs no traceback
@@ -207,10 +219,18 @@ class TableReading:
                 self._requests.end(table.name, "ended", table.said)
                 table.is_out = True
                 return None
-        is_whole = self._options.replaces and shape.replaces and not shape.where
-        log.info("loading", table=str(shape.relation), rows_before=load.rows if load else 0)
-        layout = layout.only([one.name for one in shape.relation.columns])
-        return Opened(shape, rows, is_whole and policy is not None and policy.truncate, layout)
+
+    def _continued(self, shape: Shape) -> Load | None:
+        """Return the load in progress, or None if there is none, or if it has to begin again.
+
+        Without a key, it is not known which rows have been read, so the load begins again. It also begins again if it
+        was begun with another key, because the shape does not show whether the events have a key.
+        """
+        load = self._begun.of(shape.relation.oid)
+        if load is not None and shape.key and (load.key, load.shape) == (shape.key, shape.read_digest):
+            return load
+        self._begun.drop(shape.relation.oid)
+        return None
 
     async def _check_size(self, shape: Shape) -> None:
         """Raise TableUnreadable if the table is too large to be read as a whole while all changes wait."""
@@ -218,8 +238,8 @@ class TableReading:
         if size > limit:
             raise TableUnreadable(
                 f"Table {shape.relation} is left out: it takes {size:,} bytes, and without a key it would be read in "
-                "one piece while all changes wait. Give it a primary key, or another unique index over published "
-                f"columns that are NOT NULL; or raise snapshot.without_key_max, which is {limit:,}."
+                "one piece while all changes wait. Add a primary key, or make a unique index over published columns "
+                f"that are NOT NULL its replica identity; or raise snapshot.without_key_max, which is {limit:,}."
             )
 
     async def _wait_for_writers(self, table: LoadingTable, shape: Shape) -> None:

@@ -109,7 +109,8 @@ class LoadableTable:
     """A published table, and whether the role can read its rows.
 
     ``is_hidden`` means that row security would hide rows from the role. ``is_trusted`` is as in
-    :class:`pgsluice.snapshot.Shape`. ``key`` has the columns by which the rows can be sorted.
+    :class:`pgsluice.snapshot.Shape`. ``has_event_key`` means that the table's events have a key even if no rule names
+    one. ``key`` has the columns by which the rows can be sorted.
     """
 
     oid: int
@@ -118,6 +119,7 @@ class LoadableTable:
     is_readable: bool
     is_hidden: bool
     is_trusted: bool
+    has_event_key: bool
     key: tuple[str, ...]
 
 
@@ -331,10 +333,7 @@ class Catalog:
     async def loadable_tables(self, publications: Sequence[str]) -> list[LoadableTable]:
         """Return the tables under whose names rows are published, and whether their rows can be read."""
         rows = await self._rows(published_queries.loadable_tables(await self._version()), [list(publications)] * 2)
-        return [
-            LoadableTable(oid, schema, name, is_readable, is_hidden, is_trusted, tuple(key or ()))
-            for oid, schema, name, is_readable, is_hidden, is_trusted, key in rows
-        ]
+        return [LoadableTable(*facts, tuple(key or ())) for *facts, key in rows]
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         """Return the sizes of tables, by oid. The size of a root is the sum of its partitions."""

@@ -9,7 +9,7 @@ https://www.postgresql.org/docs/current/catalogs.html
 """
 
 from pgsluice.postgres.queries import ROW_FILTERS_SINCE
-from pgsluice.postgres.table_queries import IDENTITY, KEY, PARTITION_KEYS, TRUSTED, UNIQUE
+from pgsluice.postgres.table_queries import HAS_EVENT_KEY, IDENTITY, KEY, PARTITION_KEYS, TRUSTED, UNIQUE
 
 GENERATED_COLUMNS_SINCE = 12_00_00
 
@@ -197,7 +197,7 @@ ORDER BY 1, 2"""
 _LOADABLE_TABLES = """
 SELECT c.oid, n.nspname::text, c.relname::text,
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
-       row_security_active(c.oid), {trusted}, {key}
+       row_security_active(c.oid), {trusted}, {has_event_key}, {key}
 FROM (SELECT oid, array_agg(DISTINCT attname::text) AS columns FROM sent GROUP BY oid) sent
 JOIN pg_class c ON c.oid = sent.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -276,7 +276,8 @@ def loadable_tables(server_version: int) -> str:
 
     Both parameters of the query are the list of publications.
     """
-    found = _LOADABLE_TABLES.format(trusted=TRUSTED.format(publications="%s"), key=KEY.format(columns="sent.columns"))
+    trusted, key = TRUSTED.format(publications="%s"), KEY.format(columns="sent.columns")
+    found = _LOADABLE_TABLES.format(trusted=trusted, has_event_key=HAS_EVENT_KEY, key=key)
     return _carried(server_version) + _sent(server_version) + found
 
 

@@ -80,14 +80,21 @@ async def check(
     named = {oid for oid, policy in policies.items() if policy is not None and policy.named}
     strange = [table for table in wanted if not table.is_trusted and table.oid not in named]
     readable = [table for table in wanted if table.is_readable and not table.is_hidden and table not in strange]
-    large = [table for table in readable if not table.key and sizes[table.oid].bytes > without_key_max]
-    loaded = [table for table in readable if table.key or sizes[table.oid].bytes <= without_key_max]
+    keyless = [table for table in readable if not _is_read_by_key(table, policies[table.oid])]
+    large = [table for table in keyless if sizes[table.oid].bytes > without_key_max]
+    loaded = [table for table in readable if table not in large]
     return [
         *_problems(wanted, server.user),
         *_strange(strange),
-        *_keyless([table for table in loaded if not table.key], large, sizes),
+        *_keyless([table for table in keyless if table not in large], large, sizes),
         _summary(loaded, len(found) - len(wanted), sizes, rows_per_s),
     ]
+
+
+def _is_read_by_key(table: LoadableTable, policy: TablePolicy | None) -> bool:
+    """Return whether the rows are read in chunks. Otherwise the table is read as a whole."""
+    names_key = policy is not None and bool(policy.keys)
+    return bool(table.key) and (table.has_event_key or names_key)
 
 
 async def check_conditions(

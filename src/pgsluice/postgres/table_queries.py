@@ -125,3 +125,11 @@ PARTITION_KEYS = """(
             WHERE part.relkind <> 'p'
         )
         SELECT json_agg(names ORDER BY names) FROM known WHERE names <> '{}')""".replace("{identity}", IDENTITY)
+
+# Whether the events of a table have a key, unless a rule of the settings names another key. A table has no such key if
+# it has only a unique index that is neither the primary key nor the replica identity.
+HAS_EVENT_KEY = """(EXISTS (
+        SELECT FROM pg_index i
+        WHERE i.indrelid = c.oid
+          AND (i.indisprimary AND i.indimmediate OR c.relreplident = 'i' AND i.indisreplident)
+    ) OR {partition_keys} IS NOT NULL)""".replace("{partition_keys}", PARTITION_KEYS)

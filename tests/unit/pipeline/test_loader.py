@@ -625,6 +625,43 @@ async def test_a_large_table_without_key_is_left_out_until_it_has_one() -> None:
     assert [mark.rows for mark in marks(world) if mark.state == "end"] == [200]
 
 
+WITHOUT_IDENTITY = replace(NUMBERS, columns=(replace(NUMBERS.columns[0], is_key=False),))
+"""A table that has a unique index, but no replica identity. So its events have no key."""
+UNIQUE = replace(SHAPE, relation=WITHOUT_IDENTITY)
+
+
+async def test_a_table_whose_events_have_no_key_is_read_in_one_round() -> None:
+    """Even if the rows could be read in chunks, a row of a chunk could not replace the same row of a change."""
+    world = world_of(1, 2, 3)
+    world.published, world.shapes = [WITHOUT_IDENTITY], {7: UNIQUE}
+    async with loading(world, chunk_rows=1) as found:
+        await found.finish()
+    assert "rows" not in world.steps
+    assert [mark.rows for mark in marks(world) if mark.state == "end"] == [3]
+
+
+async def test_a_large_table_whose_events_have_no_key_is_left_out() -> None:
+    world = world_of(*range(200))
+    world.published, world.shapes = [WITHOUT_IDENTITY], {7: UNIQUE}
+    async with loading(world) as found:
+        await until(lambda: (report := found.session.load_report) and "is left out" in (report.named[0].reason or ""))
+        assert not marks(world)
+
+
+@pytest.mark.parametrize(("shape", "key"), [(UNIQUE, ("n",)), (SHAPE, ())])
+async def test_a_load_begins_again_if_events_have_a_key_now_or_have_none_now(
+    shape: Shape, key: tuple[str, ...]
+) -> None:
+    """A setting can give the events a key. Former versions read a table in chunks even if its events had no key."""
+    world = world_of(1, 2)
+    world.published, world.shapes = [shape.relation], {7: shape}
+    load = Load("former", "public", "numbers", 7, "one", key, ("1",) if key else (), 1)
+    async with loading(world, checkpoint=replace(CHECKPOINT, loads=(load,))) as found:
+        await found.finish()
+    assert "former" not in {mark.id for mark in marks(world)}
+    assert [(mark.state, mark.rows) for mark in marks(world)] == [("begin", 0), ("rows", 2), ("end", 2)]
+
+
 async def test_a_table_of_an_untrusted_owner_is_left_out_unless_the_settings_name_it() -> None:
     for is_trusted in (True, False):  # the owner may change just before the table is read
         world = world_of(1)

@@ -9,7 +9,8 @@ ROLE = "pg sluice"
 
 
 def table(name: str, oid: int = 1, **kinds: object) -> LoadableTable:
-    usual: dict[str, object] = {"is_readable": True, "is_hidden": False, "is_trusted": True, "key": ("id",)}
+    usual: dict[str, object] = {"is_readable": True, "is_hidden": False, "is_trusted": True}
+    usual |= {"has_event_key": True, "key": ("id",)}
     return LoadableTable(oid, "public", name, **(usual | kinds))  # type: ignore[arg-type]
 
 
