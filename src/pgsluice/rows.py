@@ -43,7 +43,7 @@ from pgsluice.transaction import WholeTransactions
 _ROWS: Final = frozenset((b"I", b"U", b"D"))
 """The types of the messages Insert, Update and Delete."""
 
-_OID: Final = slice(MESSAGE_AT + 1, MESSAGE_AT + 5)
+OID: Final = slice(MESSAGE_AT + 1, MESSAGE_AT + 5)
 """The table's OID in a frame with a row that is not streamed. It comes right after the message type."""
 
 
@@ -99,7 +99,7 @@ def add_run(
         frame = frames[at]
         if not is_row(frame):
             break
-        oid = int.from_bytes(frame[_OID], "big")
+        oid = int.from_bytes(frame[OID], "big")
         rows = ready.get(oid)
         if rows is None or relations.get(oid) is not rows.relation:
             break

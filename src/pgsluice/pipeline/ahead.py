@@ -7,6 +7,7 @@ from pgsluice.errors import ProtocolError
 from pgsluice.pgoutput.decoder import Decoder
 from pgsluice.pgoutput.framing import MESSAGE_AT, Keepalive, XLogData
 from pgsluice.pgoutput.messages import Relation
+from pgsluice.rows import OID, is_row
 
 _RELATION: Final = b"R"
 _ENDS: Final = {b"S": b"E", b"b": b"P"}
@@ -28,28 +29,37 @@ class Ahead:
         self._frames, self._at = frames, at
 
     def described(self) -> Iterator[Relation]:
-        """Yield the tables that the frames describe, except in transactions that may still be rolled back.
+        """Yield the tables that the frames describe and have rows of, except in transactions that may be rolled back.
 
         If this method was already called for the same read, yield nothing.
 
-        The server describes a table right before its first row, so rows of these tables are about to be processed. Stop
-        at a frame that cannot be decoded, because the session will process that frame and raise the error.
+        A description alone does not mean that rows of the table follow: if rows are published as those of a partitioned
+        table, the server describes their partition as well. Stop at a frame that cannot be decoded, because the session
+        will process that frame and raise the error.
         """
         if not self._is_new:
             return
-        self._is_new, decoder, end = False, Decoder(), None
+        self._is_new, decoder, waiting = False, Decoder(), dict[bytes, Relation]()
+        for frame in self._committed():
+            if frame[MESSAGE_AT : MESSAGE_AT + 1] == _RELATION:
+                try:
+                    described = decoder.decode(frame[MESSAGE_AT:])
+                except ProtocolError:
+                    return
+                assert isinstance(described, Relation), "the message has the type of a Relation"
+                waiting[frame[OID]] = described
+            elif is_row(frame) and (found := waiting.pop(frame[OID], None)) is not None:
+                yield found
+
+    def _committed(self) -> Iterator[XLogData]:
+        """Yield the frames that are still to come, without those of transactions that may still be rolled back."""
+        end = None
         for frame in self._frames[self._at :]:
             if isinstance(frame, Keepalive):
                 continue
             kind = frame[MESSAGE_AT : MESSAGE_AT + 1]
             if end is not None:
                 end = None if kind == end else end
-            elif kind == _RELATION:
-                try:
-                    found = decoder.decode(frame[MESSAGE_AT:])
-                except ProtocolError:
-                    return
-                assert isinstance(found, Relation), "the message has the type of a Relation"
-                yield found
             else:
                 end = _ENDS.get(kind)
+                yield frame

@@ -333,7 +333,7 @@ class Catalog:
     async def loadable_tables(self, publications: Sequence[str]) -> list[LoadableTable]:
         """Return the tables under whose names rows are published, and whether their rows can be read."""
         rows = await self._rows(published_queries.loadable_tables(await self._version()), [list(publications)] * 2)
-        return [LoadableTable(*facts, tuple(key or ())) for *facts, key in rows]
+        return [LoadableTable(*(*facts, tuple(key or ()))) for *facts, key in rows]
 
     async def table_sizes(self, oids: Sequence[int]) -> dict[int, TableSize]:
         """Return the sizes of tables, by oid. The size of a root is the sum of its partitions."""

@@ -12,6 +12,7 @@ from tests.support.pgoutput_encoder import xlog_data
 
 BEGIN, COMMIT = messages.Begin(50, 1, 700), messages.Commit(50, 100, 1)
 ROW = messages.Insert(None, TABLE.oid, [b"1"])
+OLD = messages.Update(None, TABLE.oid, None, None, [b"1"]), messages.Delete(None, TABLE.oid, [b"1"], None)
 START, STOP = messages.StreamStart(700, first_segment=True), messages.StreamStop()
 PREPARE = messages.BeginPrepare(50, 100, 1, 700, "g"), messages.Prepare(50, 100, 1, 700, "g")
 
@@ -36,6 +37,14 @@ def test_tables_of_several_transactions_are_found() -> None:
     assert ahead(BEGIN, named("a"), ROW, COMMIT, Keepalive(100, 0, reply_requested=False), *again) == ["a", "b"]
 
 
+@pytest.mark.parametrize("row", [ROW, *OLD])
+def test_only_tables_with_rows_are_found(row: messages.Message) -> None:
+    """The server also describes the partition of a row that it publishes as a row of the partition's root."""
+    partition = replace(named("partition"), oid=TABLE.oid + 1)
+    assert ahead(BEGIN, named("root"), partition, row, row, COMMIT) == ["root"]
+    assert ahead(BEGIN, named("root"), COMMIT) == []
+
+
 def test_only_frames_that_are_still_to_come_are_examined() -> None:
     assert ahead(BEGIN, named("a"), ROW, named("b"), ROW, COMMIT, at=2) == ["b"]
 
@@ -43,8 +52,9 @@ def test_only_frames_that_are_still_to_come_are_examined() -> None:
 @pytest.mark.parametrize(("begin", "end"), [(START, STOP), PREPARE])
 def test_tables_of_streamed_transactions_are_left_out(begin: messages.Message, end: messages.Message) -> None:
     xid = 700 if begin is START else None
-    assert ahead(begin, named("a", xid), end, BEGIN, named("b"), ROW, COMMIT) == ["b"]
-    assert ahead(BEGIN, named("b"), ROW, COMMIT, begin, named("a", xid)) == ["b"]
+    row = replace(ROW, xid=xid)
+    assert ahead(begin, named("a", xid), row, end, BEGIN, named("b"), ROW, COMMIT) == ["b"]
+    assert ahead(BEGIN, named("b"), ROW, COMMIT, begin, named("a", xid), row) == ["b"]
 
 
 def test_each_read_is_examined_once() -> None:
@@ -59,4 +69,4 @@ def test_each_read_is_examined_once() -> None:
 
 
 def test_the_search_ends_at_bytes_that_cannot_be_decoded() -> None:
-    assert ahead(named("a"), xlog_data(b"R\x00"), named("b")) == ["a"]
+    assert ahead(named("a"), ROW, xlog_data(b"R\x00"), named("b"), ROW) == ["a"]
