@@ -292,6 +292,18 @@ async def test_a_row_filter_that_fails_is_poison_and_the_message_hides_the_row(p
     assert "secret" not in str(caught.value)
 
 
+async def test_an_internal_error_at_a_change_is_poison(published: Database) -> None:
+    """The row filter fails, because no text search configuration has the row's id as its oid."""
+    condition = "to_tsvector(id::regconfig, v) IS NOT NULL"
+    with published.connect() as admin:
+        admin.execute(f"CREATE PUBLICATION filtered FOR TABLE t WHERE ({condition}) WITH (publish = 'insert')".encode())
+        async with streaming(published, publications=["filtered"]) as stream:
+            admin.execute("INSERT INTO t VALUES (0, 'secret')")
+            with pytest.raises(PoisonError, match=r"at [0-9A-F]+/[0-9A-F]+ .*SQLSTATE XX000") as caught:
+                await read_for_ever(stream)
+    assert "secret" not in str(caught.value)
+
+
 async def test_text_that_is_not_utf8_is_poison(postgres_server: Callable[..., Postgres]) -> None:
     server = postgres_server()
     with server.connect() as admin:

@@ -354,8 +354,17 @@ def _cannot_decode(error: ServerError, doing: str) -> PgsluiceError:
 
 _ENCODING = {"22021", "22P05"}  # character_not_in_repertoire, untranslatable_character
 _TOO_LARGE = "54000"  # program_limit_exceeded: a row is larger than 1 GB as text
+_ALLOCATES = re.compile("palloc|MemoryContext")
+"""The names of routines that allocate memory. They refuse (XX000) to allocate more than 1 GB for one value."""
 _UNDEFINED_OBJECT = "42704"
 _LSN = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
+_CHANGE_CALLBACK = re.compile(r"\b(stream_)?change\b")
+"""The name of the callback in the context of an error. The server does not translate it. Only this callback sends rows.
+"""
+
+_TEMPORARY = frozenset({"08", "25", "40", "53", "55", "57", "58"})
+"""The classes of errors that may not happen again if the server sends the same change again. For example, memory or
+disk space is missing, or an administrator has ended the session."""
 
 
 def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> PgsluiceError:
@@ -372,15 +381,23 @@ def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> Pgslu
         )
     if error.sqlstate == _UNDEFINED_OBJECT and "Slot" not in error.routine:
         return publication_missing(error.message)
-    if error.sqlstate.startswith("22") or error.sqlstate == _TOO_LARGE:
-        return _poison(error, name)
     if error.sqlstate == _FEATURE_NOT_SUPPORTED:
         return ConfigError(
             f"streaming from slot {name!r}: {error}. To do: let the publications of one pipeline agree about each "
             "table's columns, or follow them with separate pipelines. PostgreSQL decodes a change with the catalog "
             "as it was at the time of the change, so the slot has to be created again"
         )
+    if _is_poison(error):
+        return _poison(error, name)
     return refused(error, f"streaming from slot {name!r}")
+
+
+def _is_poison(error: ServerError) -> bool:
+    """Return whether the server cannot send a change, and will fail at this change again."""
+    if error.sqlstate.startswith("22") or error.sqlstate == _TOO_LARGE:
+        return True
+    is_of_change = _LSN.search(error.context) and PLUGIN in error.context and _CHANGE_CALLBACK.search(error.context)
+    return bool(is_of_change) and error.sqlstate[:2] not in _TEMPORARY and error.routine not in _SENDING_PARTS
 
 
 def publication_missing(words: str) -> ConfigError:
@@ -403,7 +420,7 @@ def _poison(error: ServerError, name: str) -> PoisonError:
     where = f" at {position[0]}" if position else ""
     what = f"{_condition(error.sqlstate)} (SQLSTATE {error.sqlstate}), with the message in PostgreSQL's log"
     return PoisonError(
-        f"PostgreSQL cannot send a change{where} from slot {name!r}: {what}. {_cause(error.sqlstate)}. "
+        f"PostgreSQL cannot send a change{where} from slot {name!r}: {what}. {_cause(error)}. "
         "The stream cannot continue after this change. To skip its whole transaction, call "
         "pg_replication_slot_advance() with a position after the transaction"
     )
@@ -411,14 +428,17 @@ def _poison(error: ServerError, name: str) -> PoisonError:
 
 def _condition(sqlstate: str) -> str:
     try:
-        return psycopg.errors.lookup(sqlstate).__name__
+        return psycopg.errors.lookup(sqlstate).__name__.rstrip("_")  # psycopg writes InternalError_
     except KeyError:
         return "error"
 
 
-def _cause(sqlstate: str) -> str:
-    if sqlstate in _ENCODING:
+def _cause(error: ServerError) -> str:
+    if error.sqlstate in _ENCODING:
         return "A text is not valid in the database's encoding or has no equivalent in UTF-8"
-    if sqlstate == _TOO_LARGE:
-        return "A row's text exceeds what the server can send in one message"
+    if error.sqlstate == _TOO_LARGE or _ALLOCATES.search(error.routine):
+        return (
+            "A row's text exceeds what the server can send in one message. A bytea takes half as much in binary "
+            "format, so set postgres.binary = true to receive such a value"
+        )
     return "A publication's row filter, or a type's output function, fails for a value"

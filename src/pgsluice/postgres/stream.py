@@ -289,6 +289,8 @@ class ReplicationStream:
         self._send(self._received, self._flushed, reply_requested=reply_requested)
 
     def _send(self, write: int, flush: int, *, reply_requested: bool) -> None:
+        if self._copy_ended:
+            return  # sending would fail, and this failure would hide the reason why the server has ended the COPY
         pgconn, now = self._wire.pgconn, int((time.time() - _POSTGRES_EPOCH_S) * 1_000_000)
         try:
             if pgconn.flush():

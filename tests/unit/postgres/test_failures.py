@@ -222,6 +222,9 @@ def test_a_refused_command_is_reported_with_advice(refusal: ServerError, kind: t
         raise found
 
 
+IN_CHANGE = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/16B3A98'
+
+
 @pytest.mark.parametrize(
     ("failure", "slot", "kind", "words"),
     [
@@ -238,6 +241,13 @@ def test_a_refused_command_is_reported_with_advice(refusal: ServerError, kind: t
         (error("54000"), SLOT, PoisonError, "exceeds what the server can send"),
         (error("22012"), SLOT, PoisonError, "from slot 's': DivisionByZero .SQLSTATE 22012.* row filter"),
         (error("22ZZZ"), SLOT, PoisonError, "error .SQLSTATE 22ZZZ"),
+        (error("XX000", context=IN_CHANGE), SLOT, PoisonError, "at 0/16B3A98 .*InternalError .SQLSTATE XX000"),
+        (error("XX000", routine="palloc", context=IN_CHANGE), SLOT, PoisonError, "set postgres.binary = true"),
+        (error("XX000", context=IN_CHANGE.replace("change", "stream_change")), SLOT, PoisonError, "at 0/16B3A98"),
+        (error("XX000", context=IN_CHANGE.replace("change", "commit")), SLOT, SourceUnavailable, "XX000"),
+        (error("53200", context=IN_CHANGE), SLOT, SourceUnavailable, "streaming from slot 's': words"),
+        (error("57P01", context=IN_CHANGE), SLOT, SourceUnavailable, "streaming from slot 's': words"),
+        (error("42883", routine="array_send", context=IN_CHANGE), SLOT, NotInBinary, "streaming from slot"),
     ],
 )
 def test_the_error_of_a_broken_stream_is_judged(

@@ -336,6 +336,17 @@ async def test_a_cancelled_read_does_not_forget_the_error(server: Walsender) -> 
             await stream.read()
 
 
+async def test_a_report_after_the_end_of_the_copy_does_not_hide_the_error(server: Walsender) -> None:
+    async with streaming(server) as stream:
+        server.refuse(S="ERROR", C="0A000", M="no")
+        reading = asyncio.create_task(stream.read())
+        await end_of_copy(stream)
+        stream.ask_position()
+        server.ready()
+        with pytest.raises(ConfigError, match="judged: no"):
+            await reading
+
+
 @pytest.mark.parametrize("end", [message(b"C", b"COPY 0\0"), message(b"c")])
 async def test_if_the_server_ends_the_copy_a_new_session_tries_again(end: bytes, server: Walsender) -> None:
     async with streaming(server) as stream:
