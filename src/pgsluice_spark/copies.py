@@ -58,8 +58,16 @@ class Copies:
         self.entry = self.control.last()
         if self.entry is not None:
             self._check_app(self.entry.topic_id, app)
-            self._tables = dict(self.entry.tables)
+            self._tables = {name: self._continued(name, table) for name, table in self.entry.tables.items()}
         self.app = app
+
+    def _continued(self, name: str, table: TableEntry) -> TableEntry:
+        """Return the entry with which this query continues a table.
+
+        The changes of a table that is not chosen are not read. If a later query chooses the table again, it continues
+        after these changes. So only a load makes the copy complete again.
+        """
+        return table if self.is_chosen(name) else TableEntry(table.version, lost(table.state))
 
     def _check_app(self, known: str, app: str) -> None:
         if known != app:
@@ -127,7 +135,7 @@ class Copies:
         self.control.add(self.entry)
 
     def _follow_all(self, cuts: Sequence[Cut]) -> None:
-        states = {name: table.state for name, table in self._tables.items()}
+        states = {name: table.state for name, table in self._tables.items() if self.is_chosen(name)}
         old = {name for name, state in states.items() if state.epoch != cuts[-1].epoch}
         repeated = {name for name, state in states.items() if state.load and cuts[0].number <= state.cut}
         marked = {mark.table for cut in cuts for mark in cut.marks if self.is_chosen(mark.table)}

@@ -21,7 +21,7 @@ PARTIAL: Final = "partial"
 STALE: Final = "stale"
 """The table's rows have values that were not sent, for example because the table was altered."""
 GAP: Final = "gap"
-"""A new epoch has begun since the table was loaded, so changes may be missing."""
+"""Changes may be missing, because a new epoch has begun, records were lost, or the table was left out for a while."""
 
 
 @dataclass(frozen=True, slots=True)

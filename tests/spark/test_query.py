@@ -124,6 +124,40 @@ def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path
     assert set(consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))) == {"public.orders", "public.lines"}
 
 
+def test_a_table_that_is_left_out_for_a_while(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """Its copy lacks the changes of this time, even if a load ended in it, until the table is loaded again."""
+    made = make("orders", "lines")
+    event = made.event
+    made.cut(
+        event("orders", "r", 10, -9, {"id": 1}, after={"note": "a"}),
+        event("lines", "c", 10, 1, {"id": 1}, after={"note": "a"}),
+        snapshots=[mark("begin", 10, -10), mark("end", 10, -8, rows=1)],
+    )
+    mirrored(made, tmp_path)
+
+    def status() -> str:
+        found: str = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).status["public.orders"]
+        return found
+
+    assert status() == "loaded"
+    made.cut(
+        event("orders", "u", 20, 0, {"id": 1}, after={"note": "b"}),
+        event("lines", "u", 20, 1, {"id": 1}, after={"note": "b"}),
+    )
+    made.cut(snapshots=[mark("begin", 30, -10, epoch=2), mark("end", 30, -9, epoch=2)], epoch=2, end_lsn=31)
+    mirrored(made, tmp_path, "public.lines")
+    assert (rows(made, tmp_path), rows(made, tmp_path, "lines")) == ({1: ("a", None)}, {1: ("b", None)})
+    assert status() == "gap"
+    made.cut(event("orders", "c", 40, 0, {"id": 2}, after={"note": "c"}, epoch=2), epoch=2)
+    mirrored(made, tmp_path)
+    assert (rows(made, tmp_path), status()) == ({1: ("a", None), 2: ("c", None)}, "gap")
+    reads = [event("orders", "r", 50, n - 9, {"id": n}, after={"note": "d"}, epoch=2) for n in (1, 2)]
+    marks = [mark("begin", 50, -10, epoch=2), mark("end", 50, -6, rows=2, epoch=2)]
+    made.cut(*reads, snapshots=marks, epoch=2)
+    mirrored(made, tmp_path)
+    assert (rows(made, tmp_path), status()) == ({1: ("d", None), 2: ("d", None)}, "loaded")
+
+
 def test_a_table_whose_topic_changes(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """Check that the changes in both topics are applied, and in their order, even if one batch has all of them."""
     made = make("orders", "goods")
