@@ -7,8 +7,8 @@ Used by :mod:`.query`, :mod:`.job`, :mod:`.origin`, :mod:`.pipeline` and :mod:`.
 https://kafka.apache.org/documentation/#adminapi
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,6 +32,10 @@ class TopicNow:
     begins: Mapping[int, int]
 
 
+MISSING: Final = TopicNow("", {})
+"""A topic that does not exist."""
+
+
 @dataclass(frozen=True, slots=True)
 class Brokers:
     """The brokers of a pipeline. ``options`` are the options of Spark's Kafka source."""
@@ -42,17 +46,29 @@ class Brokers:
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return Kafka's id of each topic. Raise TopicMissing if a topic does not exist."""
-        with self._admin() as admin:
-            found = _answer(lambda: admin.describeTopics(self._list(topics)).allTopicNames().get(), topics)
-            return {topic: found.get(topic).topicId().toString() for topic in topics}
+        found = self._described(topics)
+        if missing := sorted(set(topics) - set(found)):
+            raise _missing(missing[:1])
+        return {topic: description.topicId().toString() for topic, description in found.items()}
 
     def topics(self, places: Collection[Place]) -> dict[str, TopicNow]:
-        """Return the present state of the topics to which these partitions belong."""
-        ids = self.topic_ids({topic for topic, _ in places})
-        begins: dict[str, dict[int, int]] = {topic: {} for topic in ids}
-        for (topic, partition), offset in self._offsets(places, is_end=False).items():
+        """Return the present state of the topics to which these partitions belong.
+
+        A topic that does not exist is MISSING. A partition that does not exist has no first offset, because a topic
+        that was created again may have fewer partitions than before.
+        """
+        found = self._described({topic for topic, _ in places})
+        existing = {place for place in places if place[0] in found and place[1] < found[place[0]].partitions().size()}
+        begins: dict[str, dict[int, int]] = {topic: {} for topic in found}
+        for (topic, partition), offset in self._offsets(existing, is_end=False).items():
             begins[topic][partition] = offset
-        return {topic: TopicNow(identifier, begins[topic]) for topic, identifier in ids.items()}
+        now = {topic: TopicNow(one.topicId().toString(), begins[topic]) for topic, one in found.items()}
+        return {topic: now.get(topic, MISSING) for topic, _ in places}
+
+    def begin(self, topic: str) -> int:
+        """Return the first offset that ``topic`` still has. The topic has only one partition."""
+        self.topic_ids([topic])
+        return self._offsets({(topic, 0)}, is_end=False)[topic, 0]
 
     def end(self, topic: str) -> int:
         """Return the offset after the last record of ``topic``, which has only one partition."""
@@ -68,6 +84,16 @@ class Brokers:
             return {
                 at.getKey().name(): {name: at.getValue().get(name).value() for name in names} for at in found.entrySet()
             }
+
+    def _described(self, topics: Collection[str]) -> dict[str, Any]:
+        """Return Kafka's descriptions of those topics that exist."""
+        with self._admin() as admin:
+            answers = admin.describeTopics(self._list(topics)).topicNameValues()
+            found = {}
+            for topic in topics:
+                with suppress(TopicMissing):
+                    found[topic] = _answer(answers.get(topic).get, [topic])
+            return found
 
     @property
     def _topic_type(self) -> Any:  # noqa: ANN401 - py4j has no types
@@ -114,11 +140,16 @@ def _answer(ask: Callable[[], Any], topics: Collection[str]) -> Any:  # noqa: AN
         cause = java.getCause() or java
         named = ", ".join(sorted(topics))
         if cause.getClass().getSimpleName() == _MISSING:
-            raise TopicMissing(
-                f"one of these topics does not exist: {named}. Nothing was read. Check the prefix of the pipeline. If "
-                "the topic was deleted, see pgsluice's runbook (docs/runbook.md)"
-            ) from None
+            raise _missing(sorted(topics)) from None
         raise PipelineError(
             f"Kafka did not answer a request about {named}: {cause.getMessage()}. Nothing was read. Check "
             "bootstrap_servers and kafka_options, and the rights to describe these topics and their settings"
         ) from None
+
+
+def _missing(topics: Sequence[str]) -> TopicMissing:
+    what = "topic" if len(topics) == 1 else "one of the topics"
+    return TopicMissing(
+        f"{what} {', '.join(topics)} does not exist. Nothing was read. Check the prefix of the pipeline. If the topic "
+        "was deleted, see pgsluice's runbook (docs/runbook.md)"
+    )

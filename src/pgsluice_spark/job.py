@@ -13,10 +13,17 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark.batches import declared, ranges
-from pgsluice_spark.brokers import TopicNow
+from pgsluice_spark.brokers import MISSING, TopicNow
 from pgsluice_spark.copies import Copies
 from pgsluice_spark.cuts import Cut, Ranges, marks_of
-from pgsluice_spark.errors import CountMismatch, PipelineError, RetentionGap, TableRefused, TopicRecreated
+from pgsluice_spark.errors import (
+    CountMismatch,
+    PipelineError,
+    RetentionGap,
+    TableRefused,
+    TopicMissing,
+    TopicRecreated,
+)
 from pgsluice_spark.lives import POSITION
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.reading import tables_of, topic_reading
@@ -49,9 +56,16 @@ class TopicJob:
         """Do not apply a table, because it has changes in another topic. Its events here are still counted."""
         self._chosen.remove(table)
 
-    def has_changes(self, table: str) -> bool:
-        """Return whether the cuts have changes of a table in this topic."""
-        offsets = self._offsets([cut for cut in self._cuts if not self._is_of_a_former_topic(cut)])
+    @property
+    def is_gone(self) -> bool:
+        """Whether the topic with the changes of some cuts was deleted, even if it was created again."""
+        return any(map(self._is_of_a_former_topic, self._cuts))
+
+    def may_have_changes(self, table: str) -> bool:
+        """Return whether the cuts have, or had, changes of a table in this topic."""
+        if self.is_gone:
+            return True
+        offsets = self._offsets(self._cuts)
         if not offsets:
             return False
         with self._copies.session() as spark:
@@ -117,16 +131,20 @@ class TopicJob:
 
     def _is_of_a_former_topic(self, cut: Cut) -> bool:
         use = cut.topics.get(self._topic)
-        return use is not None and use.topic_id not in ("", self._now.id)
+        if use is None or not use.ranges:
+            return False
+        # A topic never loses partitions, so a topic that lacks some is another one, even if cut records name no ids.
+        return use.topic_id not in ("", self._now.id) or not use.ranges.keys() <= self._now.begins.keys()
 
     def _may_lack_records(self, cut: Cut) -> bool:
         use = cut.topics.get(self._topic)
         return use is not None and any(first < self._now.begins[at] for at, (first, _) in use.ranges.items())
 
     def _former_topic(self, cut: Cut) -> PipelineError:
-        return TopicRecreated(
-            f"topic {self._topic} was deleted and created again after cut {cut.number}, so the changes of this cut are "
-            f"gone. Nothing of the batch was applied. {self._remedy()}"
+        kind, what = (TopicMissing, "") if self._now is MISSING else (TopicRecreated, " and created again")
+        return kind(
+            f"topic {self._topic} was deleted{what} after cut {cut.number}, so the changes of this cut are gone. "
+            f"Nothing of the batch was applied. {self._remedy()}"
         )
 
     def _remedy(self) -> str:

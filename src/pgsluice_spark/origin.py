@@ -86,7 +86,7 @@ class Origin:
     def topics_of_tables(self, offset: int) -> list[str]:
         """Return the topics of tables, including those that were created after the cut record at ``offset``."""
         brokers = Brokers(self.spark, self.bootstrap_servers, self.options)
-        begin = brokers.topics({(self.transactions, 0)})[self.transactions].begins[0]
+        begin = brokers.begin(self.transactions)
         back = _BACK
         while (first := offset - back) > begin and not self._has_full_cut(first, offset):
             back *= 2

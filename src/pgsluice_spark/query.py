@@ -24,6 +24,7 @@ from pgsluice_spark.job import TopicJob
 from pgsluice_spark.maintenance import Keeper, Maintenance
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.progress import Progress
+from pgsluice_spark.reading import tables_of
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
 _LOG: Final = logging.getLogger("pgsluice_spark")
@@ -108,11 +109,10 @@ class Applier:
     def _check_topic(self) -> None:
         """Raise an error if the target cannot continue with the first cut that the topic still has."""
         topic = self._origin.transactions
-        now = self._brokers.topics({(topic, 0)})[topic]
-        self._copies.open(now.id)
-        done = self._copies.entry
-        if done is not None and now.begins[0] > done.offset:
-            first = self._origin.cuts_from(now.begins[0]).orderBy("offset").limit(1)
+        self._copies.open(self._brokers.topic_ids([topic])[topic])
+        begin, done = self._brokers.begin(topic), self._copies.entry
+        if done is not None and begin > done.offset:
+            first = self._origin.cuts_from(begin).orderBy("offset").limit(1)
             check_order(collected(first), done.cut, topic)
 
     def _apply(self, batch: DataFrame) -> None:
@@ -152,9 +152,11 @@ class Applier:
         jobs = self._jobs(cuts, versions)
         for table, among in _in_several_topics(jobs).items():
             # The table's topic was changed in the settings. It may change between two of these cuts.
-            having = [job for job in among if job.has_changes(table)] or among[:1]
+            having = [job for job in among if job.may_have_changes(table)] or among[:1]
+            if len(having) > 1 and len(cuts) == 1:
+                having = _only(having, cuts[0], table)
             if len(having) > 1:
-                self._apply_halves(cuts, versions, table)
+                self._apply_halves(cuts, versions)
                 return
             for job in among:
                 if job is not having[0]:
@@ -167,19 +169,19 @@ class Applier:
         self.progress = Progress.of(cuts, len(jobs), time.monotonic() - begin, time.time())
         _LOG.info("%s", self.progress)
 
-    def _apply_halves(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]], table: str) -> None:
-        """Apply the cuts in two pieces, because a piece must not have changes of ``table`` in several topics."""
-        if len(cuts) == 1:
-            raise PipelineError(
-                f"cut {cuts[0].number} has changes of table {table} in several topics, which pgsluice never writes. "
-                "Nothing of this cut was applied. Find out what else writes to these topics"
-            )
+    def _apply_halves(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> None:
+        """Apply the cuts in two pieces, because a piece must not have changes of a table in several topics."""
         middle = len(cuts) // 2
         self._apply_piece(cuts[:middle], versions)
         self._apply_piece(cuts[middle:], versions)
 
     def _jobs(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> list[TopicJob]:
-        used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
+        """Return a job for each topic that may have changes of chosen tables. Other topics need not exist any more."""
+        used = [
+            topic
+            for topic in topics(cuts)
+            if self._origin.is_of_tables(topic) and any(map(self._copies.is_chosen, tables_of(versions[topic])))
+        ]
         now = self._brokers.topics(places(cuts, used)) if used else {}
         return [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in used]
 
@@ -191,3 +193,18 @@ def _in_several_topics(jobs: Sequence[TopicJob]) -> Mapping[str, list[TopicJob]]
         for table in job.tables:
             found.setdefault(table, []).append(job)
     return {table: among for table, among in found.items() if len(among) > 1}
+
+
+def _only(jobs: Sequence[TopicJob], cut: Cut, table: str) -> list[TopicJob]:
+    """Return the job that applies a table, if several topics may have changes of the table in this cut.
+
+    The changes in a topic that was deleted are lost, and may have been changes of this table. So the job of this topic
+    has to decide whether the table can continue.
+    """
+    gone = [job for job in jobs if job.is_gone]
+    if not gone:
+        raise PipelineError(
+            f"cut {cut.number} has changes of table {table} in several topics, which pgsluice never writes. Nothing of "
+            "this cut was applied. Find out what else writes to these topics"
+        )
+    return gone[:1]

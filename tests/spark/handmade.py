@@ -145,10 +145,14 @@ class Handmade:
         found = self._admin.describe_topics(TopicCollection(list(dict.fromkeys(self.topics.values()))))
         return {name: str(one.result().topic_id) for name, one in found.items()}
 
-    def recreate(self, topic: str) -> None:
-        """Delete a topic and create it again."""
+    def delete(self, topic: str) -> None:
+        """Delete a topic."""
         for done in self._admin.delete_topics([topic]).values():
             done.result()
+
+    def recreate(self, topic: str) -> None:
+        """Delete a topic and create it again."""
+        self.delete(topic)
         create(self.kafka, NewTopic(topic, 1))
 
     def delete_records(self, topic: str, offset: int) -> None:

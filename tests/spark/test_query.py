@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from confluent_kafka.admin import NewTopic
 from pyspark.errors import StreamingQueryException
 
 from pgsluice_spark import (
@@ -30,6 +31,7 @@ from tests.spark.dying import Dying
 from tests.spark.events import Json, column, decimal, logical
 from tests.spark.handmade import COLUMNS, Handmade
 from tests.spark.lakes import USUAL_LAKES, Lake
+from tests.spark.topics import create
 from tests.support.versions import long
 
 pytestmark = pytest.mark.usefixtures("without_compilation")
@@ -535,7 +537,7 @@ def test_a_cut_record_in_parts(make: Callable[..., Handmade], tmp_path: Path) ->
 def test_a_wrong_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     made.pipeline = replace(made.pipeline, prefix="nobody")
-    refused(made, tmp_path, TopicMissing, r"does not exist: nobody\.transactions.*Check the prefix")
+    refused(made, tmp_path, TopicMissing, r"topic nobody\.transactions does not exist.*Check the prefix")
     with pytest.raises(SchemaError, match=r"no subject nobody\.transactions-value"):
         made.pipeline.cuts(streaming=False)
 
@@ -606,6 +608,37 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert consistent_view(made.pipeline.spark, target).status["public.orders"] == "loaded"
     assert rows(made, tmp_path) == {4: ("r", 1)}
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
+
+
+def test_a_topic_that_was_deleted(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """The query needs only the topics of the chosen tables. If it lacks one, it continues only after a load."""
+    made = make("orders", "lines")
+    event = made.event
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}), event("lines", "c", 10, 1, {"id": 1}))
+    made.delete(made.topics["lines"])
+    mirrored(made, tmp_path / "orders", "public.orders")
+    assert rows(made, tmp_path / "orders") == {1: ("a", None)}
+    sentence = r"public\.lines was deleted after cut 1, .*`pgsluice snapshot start public\.lines`"
+    refused(made, tmp_path, TopicMissing, sentence)
+    create(made.kafka, NewTopic(made.topics["lines"], 1))
+    begin, end = mark("begin", 20, -9, table="lines"), mark("end", 20, -7, table="lines", rows=1)
+    made.cut(event("lines", "r", 20, -8, {"id": 1}, after={"note": "b"}), snapshots=[begin, end])
+    mirrored(made, tmp_path)
+    assert (rows(made, tmp_path), rows(made, tmp_path, "lines")) == ({1: ("a", None)}, {1: ("b", None)})
+
+
+def test_a_topic_that_was_created_again_with_fewer_partitions(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders", partitions=2)
+    event = made.event
+    places = made.write(change := event("orders", "c", 10, 0, {"id": 1}), partition=1)
+    (entry,) = made.entries(places, [change[2]])
+    made.write_cut([{**entry, "offsets": [{"partition": 1, "first": 0, "next": 1}]}], end_lsn=11)
+    made.recreate(made.topics["orders"])
+    refused(made, tmp_path, TopicRecreated, r"orders was deleted and created again after cut 1")
+    read = event("orders", "r", 20, -8, {"id": 2}, after={"note": "b"})
+    made.cut(read, snapshots=[mark("begin", 20, -9), mark("end", 20, -7, rows=1)])
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {2: ("b", None)}
 
 
 def test_a_table_that_was_removed_is_not_created_again(make: Callable[..., Handmade], tmp_path: Path) -> None:
