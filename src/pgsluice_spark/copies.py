@@ -8,6 +8,7 @@ Used by :mod:`.query`, :mod:`.job`, :mod:`.pipeline` and :mod:`.maintenance`.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -15,7 +16,7 @@ from pyspark.sql import SparkSession
 from pgsluice_spark.control import NAME as CONTROL
 from pgsluice_spark.control import ControlTable, Entry, TableEntry
 from pgsluice_spark.cuts import Cut, Position, marks_of
-from pgsluice_spark.errors import TopicRecreated
+from pgsluice_spark.errors import PipelineError, TopicRecreated
 from pgsluice_spark.loads import TableState, advanced, lacking, lost
 from pgsluice_spark.names import is_chosen
 from pgsluice_spark.origin import Origin
@@ -42,6 +43,7 @@ class Copies:
         """
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
+        self._kind = "changelog" if keeps_all else "mirror"
         self._spark = origin.spark
         self._idle: deque[SparkSession] = deque()
         """Sessions that no thread uses at present. They are kept for later threads, because creating one takes time."""
@@ -67,7 +69,17 @@ class Copies:
         The changes of a table that is not chosen are not read. If a later query chooses the table again, it continues
         after these changes. So only a load makes the copy complete again.
         """
-        return table if self.is_chosen(name) else TableEntry(table.version, lost(table.state))
+        state = self._own(table.state)
+        return TableEntry(table.version, state if self.is_chosen(name) else lost(state))
+
+    def _own(self, state: TableState) -> TableState:
+        """Return a state that the target has. Raise PipelineError if it belongs to the other kind of query."""
+        if state.kind not in ("", self._kind):
+            raise PipelineError(
+                f"{self._target.place} was filled by `{state.kind}`, and `{self._kind}` would damage its tables. "
+                "Nothing was applied. Start this query with another target and another checkpoint"
+            )
+        return replace(state, kind=self._kind)
 
     def _check_app(self, known: str, app: str) -> None:
         if known != app:
@@ -93,13 +105,13 @@ class Copies:
             if last is not None:
                 self._check_app(last.commit.app, self.app)
                 if last.commit.version > offset:
-                    self._tables[table] = TableEntry(last.number, TableState.from_json(last.commit.state))
+                    self._tables[table] = TableEntry(last.number, self._own(TableState.from_json(last.commit.state)))
             self._checked.add(table)
         return max(offset, self.state(table).offset)
 
     def state(self, table: str) -> TableState:
         """Return the state of a table."""
-        return self._tables[table].state if table in self._tables else TableState()
+        return self._tables[table].state if table in self._tables else TableState(kind=self._kind)
 
     def prepare(self, spark: SparkSession, work: Work) -> Prepared:
         """Read and count the changes of a table."""

@@ -52,6 +52,8 @@ class TableState:
     load: Load | None = None
     key: tuple[str, ...] = ()
     """The columns of the table's key. There are none if the table has no key, or if the key is not known yet."""
+    kind: str = ""
+    """What keeps the copy: ``mirror`` or ``changelog``. It is empty in targets of earlier versions."""
 
     def to_json(self) -> str:
         """Return the state as text."""

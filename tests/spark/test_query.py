@@ -580,6 +580,17 @@ def test_cut_records_that_were_deleted_before_they_were_read(make: Callable[...,
     refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
 
 
+def test_a_target_has_one_kind_of_query(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    mirrored(made, tmp_path)
+    made.cut(made.event("orders", "u", 20, 0, {"id": 1}, after={"note": "b"}))
+    with pytest.raises(PipelineError, match=r"was filled by `mirror`, and `changelog` would damage its tables"):
+        logged(made, tmp_path, Delta(str(tmp_path / "lake")))
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {1: ("b", None)}
+
+
 @pytest.mark.parametrize("is_recreated", [*long(False), True])  # noqa: FBT003 - a parameter
 def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is_recreated: bool) -> None:  # noqa: FBT001 - a parameter
     """The query must stop, and continue only after a new load of the table."""
