@@ -17,16 +17,13 @@ from pgsluice_spark.diagnosis import Diagnosis
 from pgsluice_spark.lag import Lag, lag_of
 from pgsluice_spark.maintenance import Maintenance
 from pgsluice_spark.origin import Origin
-from pgsluice_spark.query import Applier, Query
+from pgsluice_spark.query import RECORDS_MAX, Applier, Query
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.report import AuditReport
 from pgsluice_spark.source import read_topic
 from pgsluice_spark.targets import Target, refusal
 
 AVAILABLE_NOW: Final = "available now"
-
-_RECORDS_MAX: Final = 10_000
-"""The maximum number of cut records and markers in one batch. The driver keeps the cut records in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +134,7 @@ class Pipeline:
 
     def _start(self, applier: Applier, checkpoint: str, trigger: str) -> Query:
         Brokers(self.spark, self.bootstrap_servers, self.kafka_options).topic_ids([self._origin.transactions])
-        cuts = self._cut_records({"maxOffsetsPerTrigger": str(_RECORDS_MAX)}, streaming=True)
+        cuts = self._cut_records({"maxOffsetsPerTrigger": str(RECORDS_MAX)}, streaming=True)
         writer = cuts.writeStream.option("checkpointLocation", checkpoint).foreachBatch(applier)
         timed = (
             writer.trigger(availableNow=True) if trigger == AVAILABLE_NOW else writer.trigger(processingTime=trigger)

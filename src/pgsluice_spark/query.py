@@ -27,6 +27,9 @@ from pgsluice_spark.progress import Progress
 from pgsluice_spark.reading import tables_of
 from pgsluice_spark.schema import SchemaError, SchemaVersion
 
+RECORDS_MAX: Final = 10_000
+"""The maximum number of cut records and markers in one batch. The driver keeps the cut records in memory."""
+
 _LOG: Final = logging.getLogger("pgsluice_spark")
 
 
@@ -120,14 +123,38 @@ class Applier:
         if not self._is_open:
             self._copies.open(self._brokers.topic_ids([topic])[topic])
             self._is_open = True
-        cuts = last_of_each_number(self._whole(collected(self._origin.cuts(batch))))
-        done = self._copies.entry
+        parts, done = collected(self._origin.cuts(batch)), self._copies.entry
+        applied = None if done is None else done.cut
+        for earlier in self._skipped(parts):
+            applied = self._apply_parts(earlier, applied)
+        self._apply_parts(parts, applied)
+
+    def _skipped(self, parts: Sequence[Cut]) -> Iterator[list[Cut]]:
+        """Yield the parts of cut records between the target's last cut and a batch, a limited number at a time.
+
+        There are such cuts if the target was restored from a backup, because the checkpoint is then newer.
+        """
+        topic, done = self._origin.transactions, self._copies.entry
+        if done is None or not parts or parts[0].number <= done.cut + 1:
+            return
+        end = parts[0].offset
+        for first in range(max(done.offset + 1, self._brokers.begin(topic)), end, RECORDS_MAX):
+            offsets = {0: [(first, min(first + RECORDS_MAX, end))]}
+            yield collected(self._origin.cuts(self._origin.read(self._origin.spark, topic, offsets)))
+
+    def _apply_parts(self, parts: Sequence[Cut], applied: int | None) -> int | None:
+        """Apply the whole cuts among ``parts``, and return the number of the last cut.
+
+        ``applied`` is the number of the last cut before them.
+        """
+        cuts, done = last_of_each_number(self._whole(parts)), self._copies.entry
         if done is not None:
             cuts = [cut for cut in cuts if cut.offset > done.offset]
-        check_order(cuts, None if done is None else done.cut, topic)
+        check_order(cuts, applied, self._origin.transactions)
         versions = self._versions(cuts)
         for piece in pieces(cuts, self._max_events):
             self._apply_piece(piece, versions)
+        return cuts[-1].number if cuts else applied
 
     def _whole(self, parts: Sequence[Cut]) -> list[Cut]:
         """Return whole cuts. If parts of the first cut were in the previous batch, read these parts again."""

@@ -580,6 +580,33 @@ def test_cut_records_that_were_deleted_before_they_were_read(make: Callable[...,
     refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
 
 
+def test_a_target_that_is_restored_from_a_backup(
+    make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is newer than the target. The cuts between them are read again, if the topic still has them."""
+    made = make("orders")
+    for number in (1, 2, 3, 4):
+        made.cut(made.event("orders", "c", 10 * number, 0, {"id": number}, after={"note": "a"}))
+        if number == 1:
+            mirrored(made, tmp_path)
+            shutil.copytree(tmp_path / "lake", tmp_path / "backup")
+    mirrored(made, tmp_path)
+
+    def restore() -> None:
+        shutil.rmtree(tmp_path / "lake")
+        shutil.copytree(tmp_path / "backup", tmp_path / "lake")
+
+    restore()
+    made.cut(made.event("orders", "c", 50, 0, {"id": 5}, after={"note": "a"}))
+    monkeypatch.setattr("pgsluice_spark.query.RECORDS_MAX", 2)
+    mirrored(made, tmp_path)
+    assert sorted(rows(made, tmp_path)) == [1, 2, 3, 4, 5]
+    restore()
+    made.delete_records(made.transactions, 2)
+    made.cut()
+    refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
+
+
 def test_a_target_has_one_kind_of_query(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
