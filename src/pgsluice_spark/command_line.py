@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Final
 
+from pgsluice_spark.report import lsn_number
+
 HELP: Final[Mapping[str, str]] = {
     "mirror": "keep the tables of the target equal to PostgreSQL's",
     "changelog": "keep all changes of the tables",
@@ -37,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "submit":
             _add_placement(command)
         if name == "view":
-            command.add_argument("--at", metavar="CUT|LSN", help="read the last state up to this cut or LSN")
+            command.add_argument(
+                "--at", type=_moment, metavar="CUT|LSN", help="read the last state up to this cut or LSN"
+            )
         if name == "audit":
             command.add_argument("--differences", type=int, default=20, help="differing rows to list per table (20)")
             command.add_argument("--wait", type=float, default=120, metavar="SECONDS", help="limit of each wait (120)")
@@ -49,3 +53,15 @@ def _add_placement(command: argparse.ArgumentParser) -> None:
     command.add_argument("--deploy-mode", choices=("client", "cluster"), help="where the driver runs (client)")
     command.add_argument("--write", metavar="DIRECTORY", help="write the files to submit, and print the command")
     command.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="a command, such as: mirror")
+
+
+def _moment(text: str) -> int | str:
+    """Return the cut or the LSN that ``text`` names."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        lsn_number(text)
+    except ValueError:
+        message = f"{text!r} is neither a cut, such as 214, nor an LSN, such as 0/16B3748"
+        raise argparse.ArgumentTypeError(message) from None
+    return text

@@ -209,8 +209,7 @@ def _quoted(text: str) -> str:
 
 
 def _view(config: Config, pipeline: Pipeline, options: argparse.Namespace) -> int:
-    at = options.at
-    found = consistent_view(pipeline.spark, _target(config), at=int(at) if at and at.isdigit() else at)
+    found = consistent_view(pipeline.spark, _target(config), at=options.at)
     print(_view_json(found) if options.json else _view_text(found))  # noqa: T201 - the command's output
     return EXIT_OK
 

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 
 from pgsluice_spark.errors import NoSuchView
 from pgsluice_spark.loads import LOADED, TableState
+from pgsluice_spark.report import lsn_number
 from pgsluice_spark.targets import Commit, Target, TargetTable
 
 NAME: Final = "_pgsluice_cuts"
@@ -94,7 +95,8 @@ def consistent_view(spark: SparkSession, target: Target, at: int | str | datetim
     """Return all tables of a mirror in their state at the end of one cut.
 
     ``at`` is the number of a cut, an LSN (``"0/16B3748"``) or a time (with a time zone). The view shows the last state
-    that is not after ``at``. If ``at`` is None, it shows the newest state. Raise NoSuchView if there is no such state.
+    that is not after ``at``. If ``at`` is None, it shows the newest state. Raise NoSuchView if there is no such state,
+    and ValueError if ``at`` is a text that is not an LSN.
     """
     control = ControlTable(target.table(spark, NAME))
     entry = control.last(_condition(at))
@@ -124,15 +126,7 @@ def _condition(at: int | str | datetime | None) -> str:
         return "true"
     if isinstance(at, datetime):
         return f"ts_us <= {int(at.astimezone(UTC).timestamp() * 1e6)}"
-    return f"cut <= {at}" if isinstance(at, int) else f"end_lsn <= {_lsn(at)}"
-
-
-def _lsn(text: str) -> int:
-    """Return an LSN as a number. Raise ValueError if the text is not an LSN."""
-    high, separator, low = text.partition("/")
-    if not separator:
-        raise ValueError(f"{text!r} is not an LSN such as 0/16B3748")
-    return (int(high, 16) << 32) + int(low, 16)
+    return f"cut <= {at}" if isinstance(at, int) else f"end_lsn <= {lsn_number(at)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from pyspark.errors import IllegalArgumentException, PySparkValueError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 from pgsluice_spark import audit, changelog, doctor, mirror
 from pgsluice_spark.brokers import Brokers
@@ -73,7 +75,7 @@ class Pipeline:
         batches. None means that it is not maintained.
 
         The target records the applied cuts, so the checkpoint may be deleted at any time. Only one query may write to a
-        target. Raise ValueError if the target supports only change logs.
+        target. Raise ValueError if the target supports only change logs, or if ``trigger`` is not an interval.
         """
         _check_mutable(target)
         copies = Copies(self._origin, target, tables, mirror.prepare)
@@ -136,10 +138,7 @@ class Pipeline:
         Brokers(self.spark, self.bootstrap_servers, self.kafka_options).topic_ids([self._origin.transactions])
         cuts = self._cut_records({"maxOffsetsPerTrigger": str(RECORDS_MAX)}, streaming=True)
         writer = cuts.writeStream.option("checkpointLocation", checkpoint).foreachBatch(applier)
-        timed = (
-            writer.trigger(availableNow=True) if trigger == AVAILABLE_NOW else writer.trigger(processingTime=trigger)
-        )
-        return Query(timed.start(), applier)
+        return Query(_timed(writer, trigger).start(), applier)
 
     def _cut_records(self, options: Mapping[str, str], *, streaming: bool) -> DataFrame:
         merged = {**self.kafka_options, **options}
@@ -153,3 +152,14 @@ class Pipeline:
 def _check_mutable(target: Target) -> None:
     if not target.is_mutable:
         raise ValueError(refusal(target.place))
+
+
+def _timed(writer: DataStreamWriter, trigger: str) -> DataStreamWriter:
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True)
+    try:
+        return writer.trigger(processingTime=trigger)
+    except (IllegalArgumentException, PySparkValueError):
+        raise ValueError(
+            f"trigger {trigger!r} is neither an interval such as '10 seconds' nor '{AVAILABLE_NOW}'"
+        ) from None

@@ -1,9 +1,15 @@
-"""The result of an audit, as text and as JSON. Created by :mod:`.audit`. This module does no I/O."""
+"""The result of an audit, as text and as JSON, and the text of LSNs.
+
+Used by :mod:`.audit`, :mod:`.control`, :mod:`.commands` and :mod:`.command_line`. This module does no I/O.
+"""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
+
+_LSN: Final = re.compile("([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 EQUAL: Final = "equal"
 DIFFERENT: Final = "different"
@@ -118,3 +124,11 @@ def _shown(value: str | None) -> str:
 def lsn_text(lsn: int) -> str:
     """Return an LSN as PostgreSQL writes it."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def lsn_number(text: str) -> int:
+    """Return an LSN as a number. Raise ValueError if the text is not an LSN."""
+    found = _LSN.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not an LSN such as 0/16B3748")
+    return (int(found[1], 16) << 32) + int(found[2], 16)

@@ -542,6 +542,15 @@ def test_a_wrong_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
         made.pipeline.cuts(streaming=False)
 
 
+@pytest.mark.parametrize("trigger", ["ten seconds", ""])
+def test_a_wrong_trigger(make: Callable[..., Handmade], tmp_path: Path, trigger: str) -> None:
+    made = make("orders")
+    with pytest.raises(ValueError, match=f"trigger '{trigger}' is neither an interval such as '10 seconds'"):
+        made.pipeline.mirror(
+            Delta(str(tmp_path)), tables=["*"], checkpoint=str(tmp_path / "checkpoint"), trigger=trigger
+        )
+
+
 def test_topics_that_lack_records(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders", "lines")
     event = made.event

@@ -10,7 +10,7 @@ import pytest
 
 from pgsluice_spark import Iceberg, Maintenance
 from pgsluice_spark.cli import main
-from pgsluice_spark.command_line import HELP
+from pgsluice_spark.command_line import HELP, parser
 from pgsluice_spark.commands import _maintenance, _target
 from pgsluice_spark.config import read
 from pgsluice_spark.errors import WITHOUT_PYSPARK
@@ -65,8 +65,12 @@ def test_wrong_files_are_refused(text: str, sentence: str, tmp_path: Path, capsy
 def test_a_wrong_command_line_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lag", "-c", str(tmp_path / "none.toml")]) == 78
     assert "none.toml cannot be read: No such file" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["mirror"])
+    for words in (["mirror"], ["view", "-c", "x", "--at", "2026-01-01"], ["view", "-c", "x", "--at", "x/y"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+    assert "argument --at: 'x/y' is neither a cut, such as 214, nor an LSN" in capsys.readouterr().err
+    moments = [parser().parse_args(["view", "-c", "x", "--at", text]).at for text in ("214", "0/16B3748")]
+    assert moments == [214, "0/16B3748"]
 
 
 def test_an_iceberg_target_is_submitted_with_its_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

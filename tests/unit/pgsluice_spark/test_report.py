@@ -2,7 +2,9 @@
 
 import json
 
-from pgsluice_spark.report import AuditReport, Difference, TableReport
+import pytest
+
+from pgsluice_spark.report import AuditReport, Difference, TableReport, lsn_number, lsn_text
 
 
 def test_reports() -> None:
@@ -32,3 +34,11 @@ def test_reports() -> None:
     ]
     assert json.loads(damaged.to_json())["tables"][1]["differences"][0]["postgres"] == "it's"
     assert not AuditReport(7, 1, 1, "1:1:", 1, 0, []).equal
+
+
+def test_lsns() -> None:
+    assert [lsn_number(text) for text in ("0/16B3748", "a/0", "FFFFFFFF/FFFFFFFF")] == [0x16B3748, 10 << 32, 2**64 - 1]
+    assert lsn_text(lsn_number("A/16B3748")) == "A/16B3748"
+    for text in ("2026-01-01", "x/y", "1/", "1/123456789", "1/2/3", "", "1/2\n"):
+        with pytest.raises(ValueError, match="is not an LSN such as 0/16B3748"):
+            lsn_number(text)
