@@ -6,8 +6,10 @@ belong to each table. So the changes of all tables of a topic are counted before
 ``tests/spark/test_query.py`` covers this module.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
@@ -25,10 +27,13 @@ from pgsluice_spark.errors import (
     TopicRecreated,
 )
 from pgsluice_spark.lives import POSITION
+from pgsluice_spark.names import load_command
 from pgsluice_spark.origin import Origin
 from pgsluice_spark.reading import tables_of, topic_reading
 from pgsluice_spark.schema import SchemaVersion
 from pgsluice_spark.work import Prepared, Work
+
+_LOG: Final = logging.getLogger("pgsluice_spark")
 
 
 class TopicJob:
@@ -119,11 +124,20 @@ class TopicJob:
     ) -> None:
         """Skip all cuts up to the last one in ``lost``, and apply the cuts after it.
 
-        This is allowed only if a load of each table begins after the skipped cuts, because such a load makes the
-        records of these cuts unnecessary. Otherwise raise ``error``.
+        This is allowed only if a load begins after the skipped cuts, because such a load makes the records of these
+        cuts unnecessary. Otherwise raise ``error``. If several tables share the topic, the load of one of them is
+        enough, because others may not exist any more. The tables that are not loaded lack changes.
         """
-        if not lost or not set(tables) <= self._origin.tables_loaded_after(lost[-1]):
+        loaded = self._origin.tables_loaded_after(lost[-1]) if lost else set()
+        if loaded.isdisjoint(self._chosen):
             raise error
+        if lacking := sorted(set(tables) - loaded):
+            _LOG.warning(
+                "topic %s has lost changes, and a load of other tables makes up for theirs. The copies of %s may lack "
+                "changes until these tables are loaded, and their status says so",
+                self._topic,
+                ", ".join(lacking),
+            )
         skipped = [cut for cut in cuts if cut.offset <= lost[-1].offset]
         for table in tables:
             self._copies.applied_to(table, self._copies.without(table, skipped), None)
@@ -148,9 +162,15 @@ class TopicJob:
         )
 
     def _remedy(self) -> str:
+        remedy = (
+            f"Load the tables with `{load_command(self._chosen)}`, then start this query again: it will continue with "
+            "that load"
+        )
+        if len(self._chosen) == 1:
+            return remedy
         return (
-            f"Load the tables with `pgsluice snapshot start {' '.join(self._chosen)}`, then start this query again: it "
-            "will continue with that load"
+            f"{remedy}. Leave out tables that do not exist any more. The copies of tables that you do not load may "
+            "lack these changes, and their status says so"
         )
 
     def _prepared(

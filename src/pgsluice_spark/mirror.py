@@ -19,6 +19,7 @@ from pgsluice_spark.errors import TableRefused
 from pgsluice_spark.fold import NET, OF_LIVES, OPS, folded, located, moved, placed, unfolded
 from pgsluice_spark.lives import POSITION
 from pgsluice_spark.loads import Interval, TableState, advanced, intervals, lost
+from pgsluice_spark.names import load_command
 from pgsluice_spark.numerics import numeric_keys, text_in_row
 from pgsluice_spark.rows import SYSTEM, Effect, bounded_columns, is_before, merge_of, remaining, target_schema
 from pgsluice_spark.targets import Commit, TargetTable, quoted
@@ -170,9 +171,9 @@ def _limits(columns: Sequence[str]) -> list[Column]:
 def _other_key(table: str, key: Sequence[str]) -> str:
     return (
         f"table {table} no longer has the key ({', '.join(key)}), so the mirror cannot identify its rows any more. "
-        f"Nothing of this batch was applied. If the table has another key now, load it with `pgsluice snapshot start "
-        f"{table}`, then start this query again: the copy will begin again with that load. Otherwise leave the table "
-        "out of `tables`"
+        "Nothing of this batch was applied. If the table has another key now, load it with "
+        f"`{load_command([table])}`, then start this query again: the copy will begin again with that load. Otherwise "
+        "leave the table out of `tables`"
     )
 
 
@@ -274,7 +275,7 @@ def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mappi
         raise TableRefused(
             f"table {work.table} has no key, so the mirror cannot find the rows that were updated or deleted. "
             "Nothing of this batch was applied. Either leave the table out of `tables` (`changelog` accepts tables "
-            f"without a key), or give it a primary key and load it with `pgsluice snapshot start {work.table}`. Then "
+            f"without a key), or give it a primary key and load it with `{load_command([work.table])}`. Then "
             "start this query again: the copy will begin again with that load"
         )
     piece = replace(

@@ -657,6 +657,29 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
 
 
+def test_a_dropped_table_in_a_topic_that_lost_records(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """No load of the dropped table can follow. So the load of the other table is enough."""
+    made = make("orders", "former", topic="shared")
+    event = made.event
+    made.cut(
+        event("former", "r", 10, -9, {"id": 1}),
+        event("orders", "c", 10, 1, {"id": 1}, after={"note": "a"}),
+        snapshots=[mark("begin", 10, -10, table="former"), mark("end", 10, -8, rows=1, table="former")],
+    )
+    mirrored(made, tmp_path)
+    made.cut(event("orders", "c", 20, 0, {"id": 2}))
+    made.delete_records(made.topics["orders"], 3)
+    refused(
+        made, tmp_path, RetentionGap, r"`pgsluice snapshot start public\.former public\.orders`.*Leave out tables that"
+    )
+    read = event("orders", "r", 30, -9, {"id": 3}, after={"note": "r"})
+    made.cut(read, snapshots=[mark("begin", 30, -10), mark("end", 30, -8, rows=1)])
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {3: ("r", None)}
+    found = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))
+    assert found.status == {"public.orders": "loaded", "public.former": "gap"}
+
+
 def test_a_topic_that_was_deleted(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """The query needs only the topics of the chosen tables. If it lacks one, it continues only after a load."""
     made = make("orders", "lines")

@@ -1,8 +1,11 @@
 """Unit tests of pgsluice_spark.names: the names of tables, written as in the namespaces of their schemas."""
 
+import shlex
+
 import pytest
 
-from pgsluice_spark.names import is_chosen, postgres_name, table_name
+from pgsluice.tables import TablePattern
+from pgsluice_spark.names import is_chosen, load_command, postgres_name, table_name
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,20 @@ from pgsluice_spark.names import is_chosen, postgres_name, table_name
 def test_names(schema: str, table: str, name: str) -> None:
     assert table_name(schema, table) == name
     assert postgres_name(name) == (schema, table)
+
+
+def test_the_command_that_loads_tables() -> None:
+    names = ["orders", "order lines", 'a.*"b', "it's"]
+    words = shlex.split(load_command([table_name("public", name) for name in names]))
+    patterns = [TablePattern.parse(word) for word in words[3:]]
+    assert words[:4] == ["pgsluice", "snapshot", "start", "public.orders"]
+    assert [[pattern.matches("public", name) for pattern in patterns] for name in names] == [
+        [row == column for column in range(4)] for row in range(4)
+    ]
+    assert not patterns[2].matches("public", 'a.c"b')
+    assert load_command(["public.orders", "public.order_x0020_lines"]) == (
+        "pgsluice snapshot start public.orders 'public.\"order lines\"'"
+    )
 
 
 def test_patterns_choose_tables() -> None:
