@@ -83,7 +83,7 @@ _UNFINISHED: Final[Mapping[str, str]] = {
     "loading": "its rows are being read",
     "partial": "the mirror lacks some of its rows or changes",
     "stale": "it has values that were not sent, for example because it was altered",
-    "gap": "a new epoch has begun, and changes may be missing",
+    "gap": "changes may be missing, because a new epoch has begun, records were lost, or the mirror left it out",
 }
 
 
