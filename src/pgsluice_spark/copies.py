@@ -39,8 +39,10 @@ class Copies:
         """Choose the tables by ``patterns``.
 
         When a load ends, the rows that it did not read again are obsolete. They are deleted unless ``keeps_all`` is
-        true, as it is for change logs.
+        true, as it is for change logs. Raise TypeError if ``patterns`` is a text.
         """
+        if isinstance(patterns, str):
+            raise TypeError(f"tables must be a list of names or patterns, such as [{patterns!r}], and not a text")
         self._transactions, self._target, self._patterns, self._prepare = origin.transactions, target, patterns, prepare
         self._keeps_all = keeps_all
         self._kind = "changelog" if keeps_all else "mirror"

@@ -542,6 +542,14 @@ def test_a_wrong_prefix(make: Callable[..., Handmade], tmp_path: Path) -> None:
         made.pipeline.cuts(streaming=False)
 
 
+def test_a_pattern_that_is_not_in_a_list(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """Without the check, each character of the text would be a pattern, and the query would apply nothing."""
+    made = make("orders")
+    for start in (made.pipeline.mirror, made.pipeline.changelog):
+        with pytest.raises(TypeError, match=r"tables must be a list .* \['public\.\*'\]"):
+            start(Delta(str(tmp_path)), tables="public.*", checkpoint=str(tmp_path / "checkpoint"))
+
+
 @pytest.mark.parametrize("trigger", ["ten seconds", ""])
 def test_a_wrong_trigger(make: Callable[..., Handmade], tmp_path: Path, trigger: str) -> None:
     made = make("orders")
