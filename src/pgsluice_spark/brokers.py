@@ -76,7 +76,8 @@ class Brokers:
         return self._offsets({(topic, 0)}, is_end=True)[topic, 0]
 
     def settings(self, topics: Collection[str], names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Return the values of the settings with these ``names``, by topic."""
+        """Return the values of the settings with these ``names``, by topic. Raise TopicMissing if one is missing."""
+        self.topic_ids(topics)
         resource = self._jvm.org.apache.kafka.common.config.ConfigResource
         request = self._list([resource(self._topic_type, topic) for topic in topics])
         with self._admin() as admin:

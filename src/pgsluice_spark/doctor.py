@@ -188,14 +188,16 @@ def _topics(patient: Patient) -> Iterator[Symptom]:
         )
         return
     yield Symptom(OK, f"the registry has the schema of the cut records, and they name {_names(topics)}")
-    lacking = [topic for topic in topics if not tables_of(origin.registry.versions((f"{topic}-value",)))]
+    tables = {topic: tables_of(origin.registry.versions((f"{topic}-value",))) for topic in topics}
+    lacking = [topic for topic in topics if not tables[topic]]
     if lacking:
         yield Symptom(
             FAILED,
             f"the registry has no schema for {_names(lacking)}",
             "Check whether it is the registry that pgsluice uses",
         )
-    yield from _kept(brokers.settings([origin.transactions, *topics], [_POLICY, _RETENTION]))
+    chosen = [topic for topic in topics if any(is_chosen(table, patient.tables) for table in tables[topic])]
+    yield from _kept(brokers.settings([origin.transactions, *chosen], [_POLICY, _RETENTION]))
 
 
 def _kept(settings: Mapping[str, Mapping[str, str]]) -> Iterator[Symptom]:
