@@ -705,6 +705,26 @@ def test_a_topic_that_was_deleted(make: Callable[..., Handmade], tmp_path: Path)
     assert (rows(made, tmp_path), rows(made, tmp_path, "lines")) == ({1: ("a", None)}, {1: ("b", None)})
 
 
+def test_a_table_whose_former_topic_was_deleted(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """Nobody can tell what the former topic had. So the table continues with a load, even if only one cut has both."""
+    made = make("orders", "goods")
+    event, former = made.event, made.topics["orders"]
+    made.cut(event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    made.topics = {"lines": former, "orders": made.topics["goods"]}
+    for table in made.topics:
+        made.register(table, COLUMNS, {"id": "int"})
+    made.cut(event("lines", "c", 20, 0, {"id": 1}), event("orders", "c", 20, 1, {"id": 2}, after={"note": "b"}))
+    made.delete(former)
+    refused(made, tmp_path, TopicMissing, r"was deleted after cut 1, .*start public\.lines public\.orders`")
+    del made.topics["lines"]
+    read = event("orders", "r", 30, -9, {"id": 3}, after={"note": "r"})
+    made.cut(read, snapshots=[mark("begin", 30, -10), mark("end", 30, -8, rows=1)])
+    mirrored(made, tmp_path)
+    assert rows(made, tmp_path) == {3: ("r", None)}
+    view = consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))
+    assert (view.status["public.orders"], view.status["public.lines"]) == ("loaded", "unloaded")
+
+
 def test_a_topic_that_was_created_again_with_fewer_partitions(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders", partitions=2)
     event = made.event
