@@ -65,7 +65,7 @@ class DeltaLog:
 
         ``history`` returns the table's last commits. This function is slow, so it is called only if the log's files do
         not show the commit ``since``. Raise ForeignWrite if another program has changed rows after our last commit, or
-        after the commit ``since``.
+        after the commit ``since``, or if it has undone the commit ``since``.
         """
         newest = self._newest(since)
         if newest == _UNSEEN or (since is not None and newest < since):
@@ -146,6 +146,8 @@ def last_of(
         target = (info.get("operationParameters") or {}).get("version")
         if operation == "RESTORE" and target is not None:
             restored = int(target)
+            if since is not None and restored < since:
+                raise ForeignWrite(_rolled_back(path, version, restored, since))
         elif ours is None and operation not in _MAINTENANCE:
             raise ForeignWrite(_foreign(path, version, operation))
         elif found is None and ours is not None and ours.app:
@@ -168,4 +170,12 @@ def _foreign(path: str, version: int, operation: str | None) -> str:
         f"{operation or 'commit without an operation'}. Since then, the table may differ from PostgreSQL. The query "
         f"has stopped. Restore the previous version (RESTORE TABLE delta.`{path}` TO VERSION AS OF {version - 1}), or "
         "load the table into a new target. Only the pipeline may write to its tables"
+    )
+
+
+def _rolled_back(path: str, version: int, restored: int, since: int) -> str:
+    return (
+        f"{path}: the table has lost version {since}, which this pipeline made, because version {version} has restored "
+        f"version {restored}. The changes in between would be missing, so the query has stopped. Go back to version "
+        f"{since} (RESTORE TABLE delta.`{path}` TO VERSION AS OF {since}), or load the table into a new target"
     )
