@@ -61,7 +61,9 @@ _REWRITING: Final = (
 _REWRITTEN: Final = "replace"
 """The operation of snapshots that have the same rows as their parent snapshot, in other files."""
 
-_RESERVED: Final = frozenset(("_deleted", "_file", "_partition", "_pos", "_spec_id"))
+_RESERVED: Final = frozenset(
+    ("_deleted", "_file", "_last_updated_sequence_number", "_partition", "_pos", "_row_id", "_spec_id")
+)
 """The names of Iceberg's metadata columns in Spark.
 
 https://iceberg.apache.org/spec/#reserved-field-ids
