@@ -21,7 +21,7 @@ from pgsluice_spark.lives import POSITION
 from pgsluice_spark.loads import Interval, TableState, advanced, intervals, lost
 from pgsluice_spark.names import load_command
 from pgsluice_spark.numerics import numeric_keys, text_in_row
-from pgsluice_spark.rows import SYSTEM, Effect, bounded_columns, is_before, merge_of, remaining, target_schema
+from pgsluice_spark.rows import SYSTEM, Effect, bounded_columns, is_before, lacks, merge_of, remaining, target_schema
 from pgsluice_spark.targets import Commit, TargetTable, quoted
 from pgsluice_spark.work import Prepared, Work
 
@@ -189,7 +189,10 @@ def _net(piece: "_Piece", events: DataFrame, keys: DataFrame, *, has_gaps: bool)
 
 
 def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
-    """Return the rows of a target as if each were an ``r`` event at the position of its last change."""
+    """Return the rows of a target as if each were an ``r`` event at the position of its last change.
+
+    ``fields`` names only the columns whose values the row has, because a later change may leave out the other values.
+    """
     have = {name.lower() for name in rows.columns}
     after = events.schema["after"].dataType
     kinds = {field.name: field.dataType for field in after}
@@ -203,6 +206,7 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
         for name, scale in numeric_keys(key, after).items()
         if name.lower() in have
     }
+    sent = [F.when(~F.expr(lacks("", name)), F.lit(name)) for name in kinds if name.lower() in have]
     known = rows.select(
         F.struct(
             *(texts.get(part.name, columns[part.name]).cast(part.dataType).alias(part.name) for part in key)
@@ -211,7 +215,7 @@ def as_events(rows: DataFrame, events: DataFrame) -> DataFrame:
         *(F.col(f"{SYSTEM}.{name}").alias(name) for name in (*POSITION, "ts", "unchanged", "raw")),
         F.lit("r").alias("op"),
         F.array().cast("array<string>").alias("flags"),
-        F.array(*map(F.lit, kinds)).cast("array<string>").alias("fields"),
+        F.array_compact(F.array(*sent).cast("array<string>")).alias("fields"),
     )
     return placed(known, None)
 

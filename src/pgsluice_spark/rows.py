@@ -160,8 +160,22 @@ def _assignments(fields: Sequence[str], kept: Collection[str]) -> list[str]:
     if not kept:
         return [*values, f"{known} = {_system_sql('s.unchanged', 's.raw')}"]
     raw = f"map_concat(map_filter({known}.raw, (name, text) -> array_contains(s.kept, name)), s.raw)"
-    unchanged = f"concat(array_intersect({known}.unchanged, s.kept), s.unchanged)"
+    unchanged = f"concat(array_compact(array({', '.join(map(_unknown, kept))})), s.unchanged)"
     return [*values, f"{known} = {_system_sql(unchanged, raw)}"]
+
+
+def _unknown(name: str) -> str:
+    """Return the name of a column if its value is kept from the target's row, but this row lacks the value."""
+    return f"CASE WHEN array_contains(s.kept, {_text(name)}) AND {lacks('t.', name)} THEN {_text(name)} END"
+
+
+def lacks(row: str, name: str) -> str:
+    """Return a condition in SQL that is true if a row of a target lacks a value that is not null in PostgreSQL.
+
+    PostgreSQL leaves out only values that are not null. So if it has left out a value, and the column is null although
+    there is no text for it, the target has never received the value. For example, the column may be new in the target.
+    """
+    return f"({row}{quoted(name)} IS NULL AND NOT map_contains_key({row}{SYSTEM}.raw, {_text(name)}))"
 
 
 def _assigned(name: str, kept: Collection[str]) -> str:

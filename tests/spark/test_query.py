@@ -111,6 +111,23 @@ def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path
     assert rows(made, tmp_path / "at once") == second
 
 
+def test_values_of_a_new_column_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """They are unknown, no matter whether the target already has the column."""
+    made = make("orders")
+    event = made.event
+    made.cut(*(event("orders", "c", 10, n, {"id": n}, after={"note": "a"}) for n in (1, 2, 3)))
+    made.register("orders", [*COLUMNS, column("new", "string")], {"id": "int"})
+    made.cut(
+        event("orders", "u", 20, 0, {"id": 1}, after={"count": 2}, unchanged=["note", "new"]),
+        event("orders", "d", 21, 0, {"id": 2}, flags=["key_change"]),
+        event("orders", "c", 21, 1, {"id": 4}, after={"count": 2}, unchanged=["note", "new"], flags=["key_change"]),
+    )
+    made.cut(event("orders", "u", 30, 0, {"id": 3}, after={"count": 2}, unchanged=["note", "new"]))
+    for place, most in (("each cut", 1), ("at once", 1000)):
+        mirrored(made, tmp_path / place, max_events=most)
+        assert rows(made, tmp_path / place) == dict.fromkeys((1, 3, 4), ("a", 2, "new"))
+
+
 def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """A truncate applies only to its own table. The counts in a cut record include all tables of the topic."""
     made = make("orders", "lines", "notes", topic="shared")
