@@ -116,7 +116,8 @@ class Delta:
 
         ``since`` is the number of our last commit, if it is known.
         """
-        return DeltaTable(spark, f"{self.path.rstrip('/')}/{name}", since)
+        # In SQL, Delta does not accept relative paths.
+        return DeltaTable(spark, f"{Files(spark).absolute(self.path).rstrip('/')}/{name}", since)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,12 @@ class Files:
 
     spark: SparkSession
 
+    def absolute(self, path: str) -> str:
+        """Return ``path``, or if it is relative, the absolute path to which Spark resolves it."""
+        place, system = self._at(path)
+        is_relative = place.toUri().getScheme() is None and not place.isAbsolute()
+        return str(system.makeQualified(place).toString()) if is_relative else path
+
     def names(self, path: str) -> list[str]:
         """Return the names of a directory's entries, or an empty list if the directory does not exist."""
         place, system = self._at(path)

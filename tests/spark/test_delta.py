@@ -1,12 +1,13 @@
 """Tests of Delta tables as targets: commits, and their refusal if another program has written to the table."""
 
+import os
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pgsluice_spark import Delta, ForeignWrite
-from pgsluice_spark.targets import Commit, Committed
+from pgsluice_spark.targets import Commit, Committed, Merge
 
 pytestmark = pytest.mark.usefixtures("without_compilation")
 
@@ -27,3 +28,10 @@ def test_a_table_that_is_restored_to_an_earlier_version(spark: SparkSession, tmp
     assert table.last() == Committed(numbers[1], Commit("topic", 1, "{}"))
     table.append(spark.range(1), Commit("topic", 2, "{}"))
     assert table.read().count() == 3
+
+
+def test_a_relative_path(spark: SparkSession, tmp_path: Path) -> None:
+    table = Delta(os.path.relpath(tmp_path)).table(spark, "orders")
+    table.append(spark.range(1), Commit("topic", 0, "{}"))
+    table.merge(Merge(spark.range(2), "t.id = s.id", ["WHEN NOT MATCHED THEN INSERT *"]), Commit("topic", 1, "{}"))
+    assert Delta(str(tmp_path)).table(spark, "orders").read().count() == 2
