@@ -39,6 +39,10 @@ columns whose values are unknown. ``raw`` is the same as in an event.
 """
 
 
+BROADCAST_MAX: Final = 100_000
+"""The maximum number of keys that are broadcast. A key takes about 150 bytes of the driver's memory, and eight topics
+may be applied at the same time, so this limits the memory to about 120 MB."""
+
 OF_LIVES: Final = ("row", "position", "op", "flags", "key", "ts", "unchanged", "fields", "after", "raw")
 """The columns of an event that are needed to follow rows from key to key."""
 
@@ -196,13 +200,22 @@ def _current(cell: Column) -> Column:
     return F.when(F.col("begin").isNull() | (cell.getField("at") >= F.col("begin")), cell)
 
 
+def broadcast_if_few(keys: DataFrame) -> DataFrame:
+    """Return ``keys`` with the hint that a join broadcasts them, unless they are more than BROADCAST_MAX.
+
+    Spark does not know how many keys there are. Without the hint, it would shuffle all rows of a target even if there
+    is only one key. A broadcast takes memory of the driver for each key.
+    """
+    return F.broadcast(keys) if keys.count() <= BROADCAST_MAX else keys
+
+
 def moved(events: DataFrame, keys: DataFrame, target: DataFrame, fields: Sequence[str]) -> DataFrame:
     """Return the net effect for ``keys``, even if rows moved from or to these keys.
 
     If a move did not send a value, the row keeps the value from before the move. ``target`` has the rows of the target
     as if they were ``r`` events, with the columns of ``OF_LIVES``.
     """
-    row = F.broadcast(keys.select("row"))
+    row = broadcast_if_few(keys.select("row"))
     own = events.where("is_live").join(row, "row", "left_semi")
     known = target.join(row, "row", "left_semi")
     lives = follow_moves(lives_of(own.select(*known.columns).union(known), fields), fields)

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
 from pgsluice_spark.errors import TableRefused
-from pgsluice_spark.fold import OF_LIVES, located, moved, placed
+from pgsluice_spark.fold import OF_LIVES, broadcast_if_few, located, moved, placed
 from pgsluice_spark.mirror import as_events, truncates_of
 from pgsluice_spark.postgres import Snapshot
 from pgsluice_spark.rows import SYSTEM
@@ -36,7 +36,7 @@ def caught_up(rows: DataFrame, work: Work, snapshot: Snapshot, key: Sequence[str
     known = as_events(kept, events)
     keys = events.where("is_live").select("row").distinct().localCheckpoint()
     changed = moved(events, keys, known.select(*OF_LIVES), fields).where("op != 'd'")
-    there = known.join(F.broadcast(keys), "row", "left_anti")
+    there = known.join(broadcast_if_few(keys), "row", "left_anti")
     return there.select("after.*", _system()).unionByName(changed.select("cells.*", _system()))
 
 

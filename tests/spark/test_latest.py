@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsluice_spark import latest
+from pgsluice_spark import fold, latest
 from tests.spark.events import Json, change
 
 ROW = "struct<id: bigint, note: string, photo: string, amount: decimal(10,2), later: string>"
@@ -248,6 +248,14 @@ def test_a_move_whose_beginning_is_gone(spark: SparkSession) -> None:
     arrival = change("c", 5, 1, after={"id": 2, "note": "n"}, unchanged=["photo"], flags=["key_change"])
     (row,) = latest(changes(spark, [record(arrival, 2)])).collect()
     assert (row["after"]["photo"], row["unchanged"]) == (None, ["photo"])
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_many_keys_are_not_broadcast(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(fold, "BROADCAST_MAX", most)
+    keys, rows = spark.range(3), spark.range(10)
+    plan = rows.join(fold.broadcast_if_few(keys), "id", "left_semi")._jdf.queryExecution().optimizedPlan().toString()
+    assert ("broadcast" in plan) == (most == 3)
 
 
 def test_a_key_is_needed(spark: SparkSession) -> None:
