@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, DecimalType, StructType
 
 from pgsluice_spark.delta_log import HISTORY, OURS, DeltaLog, Info, last_in
-from pgsluice_spark.errors import ForeignWrite, PipelineError
+from pgsluice_spark.errors import ForeignWrite, PipelineError, TableRefused
 from pgsluice_spark.files import Files
 from pgsluice_spark.targets import (
     Commit,
@@ -72,6 +74,12 @@ _CLOCKS: Final = 0.1
 """Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
 
 _LOCAL: Final = "timestamp_ntz"
+
+_WIDENINGS: Final = {("int", "bigint"), ("int", "double"), ("float", "double")}
+"""The changes of a type that occur in a topic, all of which Delta supports. Decimals can also get more digits."""
+
+_CONFLICTS: Final = "io.delta.exceptions."
+"""The package of Delta's errors for commits that conflict with other commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +164,10 @@ class DeltaTable:
 
     def fit(self, schema: StructType) -> None:
         """Add missing columns and widen types."""
+        with self._conflicts():
+            self._fit(schema)
+
+    def _fit(self, schema: StructType) -> None:
         self._allow(schema)
         known = {field.name.lower(): field.dataType.simpleString() for field in self.read().schema}
         wanted = {field.name: field.dataType.simpleString() for field in schema}
@@ -166,15 +178,19 @@ class DeltaTable:
                 self.spark.sql(f"ALTER TABLE {self.sql} ALTER COLUMN {quoted(name)} TYPE {kind}")
 
     def _allow(self, schema: StructType) -> None:
-        """Enable the table features that ``schema`` needs.
+        """Enable the table features that ``schema`` needs. Raise TableRefused if Delta cannot change a type.
 
-        They are not enabled from the start, because some readers refuse tables with them.
+        The features are not enabled from the start, because some readers refuse tables with them.
         """
         known, wanted = _leaves(self.read().schema), _leaves(schema)
+        changed = {path: (known[path], kind) for path, kind in wanted.items() if known.get(path, kind) != kind}
+        for path, types in changed.items():
+            if not _is_widening(*types):
+                raise TableRefused(_other_type(self.path, path, *types))
         properties = {}
-        if any(known.get(path, kind) != kind for path, kind in wanted.items()):
+        if changed:
             properties["delta.enableTypeWidening"] = "true"
-        if any(_LOCAL in kind for path, kind in wanted.items() if path not in known):
+        if any(_LOCAL in kind.simpleString() for path, kind in wanted.items() if path not in known):
             properties["delta.feature.timestampNtz"] = "supported"
         for name, value in properties.items():
             self.spark.sql(f"ALTER TABLE {self.sql} SET TBLPROPERTIES ('{name}' = '{value}')")
@@ -290,9 +306,24 @@ class DeltaTable:
 
         Delta skips the commit if the table already has its version, or a higher one, for this id.
         """
-        with self._committing(commit, transactions):
+        with self._committing(commit, transactions), self._conflicts():
             action()
         return self.last()
+
+    @contextmanager
+    def _conflicts(self) -> Iterator[None]:
+        """Raise ForeignWrite or PipelineError if Delta refuses a commit because of another commit."""
+        try:
+            yield
+        except (Py4JJavaError, CapturedException) as error:
+            if not _java_class(error).startswith(_CONFLICTS):
+                raise
+            self.last()  # raises ForeignWrite if another program has written to the table
+            raise PipelineError(
+                f"{self.path}: Delta refused the commit, because there was another commit at the same moment. Nothing "
+                "was added to the table. If two queries write to the target, stop one of them. Then start this query "
+                "again. It will continue with this batch"
+            ) from error
 
     @contextmanager
     def _committing(self, commit: Commit | None, transactions: str = "") -> Iterator[None]:
@@ -323,13 +354,33 @@ def _interval_s(text: str | None) -> int | None:
     return int(found[1]) if found else 0
 
 
-def _leaves(schema: StructType, path: str = "") -> dict[str, str]:
+def _leaves(schema: StructType, path: str = "") -> dict[str, DataType]:
     """Return the types of all fields that are not structs, by their paths."""
-    found: dict[str, str] = {}
+    found: dict[str, DataType] = {}
     for field in schema:
-        name, kind = f"{path}{field.name.lower()}.", field.dataType
-        found.update(_leaves(kind, name) if isinstance(kind, StructType) else {name: kind.simpleString()})
+        name, kind = f"{path}{field.name.lower()}", field.dataType
+        found.update(_leaves(kind, f"{name}.") if isinstance(kind, StructType) else {name: kind})
     return found
+
+
+def _is_widening(known: DataType, wanted: DataType) -> bool:
+    if isinstance(known, DecimalType) and isinstance(wanted, DecimalType):
+        return bool(known.scale == wanted.scale and known.precision < wanted.precision)
+    return (known.simpleString(), wanted.simpleString()) in _WIDENINGS
+
+
+def _other_type(place: str, column: str, known: DataType, wanted: DataType) -> str:
+    return (
+        f"{place}: column {column} has become {wanted.simpleString()}, and Delta cannot change {known.simpleString()} "
+        "to this type. Nothing of this batch was applied. Begin a new target for the table and load it with `pgsluice "
+        "snapshot start`"
+    )
+
+
+def _java_class(error: Py4JJavaError | CapturedException) -> str:
+    """Return the class of the Java exception that caused an error."""
+    java = error.java_exception if isinstance(error, Py4JJavaError) else error._origin  # noqa: SLF001 - no other way
+    return "" if java is None else str(java.getClass().getName())
 
 
 def _as_dict(commit: Commit) -> dict[str, Any]:
