@@ -14,17 +14,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Final
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.errors.exceptions.captured import CapturedException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import DataType, DecimalType, StructType
 
 from pgsluice_spark.delta_log import HISTORY, OURS, DeltaLog, Info, last_in
-from pgsluice_spark.errors import ForeignWrite, PipelineError, TableRefused
+from pgsluice_spark.errors import ForeignWrite, NoSuchView, PipelineError, TableRefused
 from pgsluice_spark.files import Files
 from pgsluice_spark.targets import (
     Commit,
@@ -72,6 +74,14 @@ The values are Delta's defaults, in seconds.
 
 _CLOCKS: Final = 0.1
 """Files are kept longer by this fraction of ``keep_s``, because the clocks of drivers and file systems differ."""
+
+_UNLIMITED: Final = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+"""The setting by which Delta refuses to read a version that is older than the retention of deleted files.
+
+We switch it off. The age of a version says nothing about its files, because a version that was committed long ago may
+have been the newest one until now.
+"""
+_UNLIMITED_LOCK: Final = Lock()
 
 _LOCAL: Final = "timestamp_ntz"
 
@@ -155,7 +165,17 @@ class DeltaTable:
     def read(self, version: int | None = None) -> DataFrame:
         """Return the table's rows after the commit with this number, or after the last commit."""
         reader = self.spark.read.format("delta")
-        return (reader if version is None else reader.option("versionAsOf", version)).load(self.path)
+        return reader.load(self.path) if version is None else self._read_version(reader, version)
+
+    def _read_version(self, reader: DataFrameReader, version: int) -> DataFrame:
+        with _UNLIMITED_LOCK:  # a view may be read by several threads with the same session
+            self.spark.conf.set(_UNLIMITED, "false")
+            try:
+                return reader.option("versionAsOf", version).load(self.path)
+            except AnalysisException as error:
+                raise NoSuchView(_not_readable(self.path, version)) from error
+            finally:
+                self.spark.conf.unset(_UNLIMITED)
 
     def create(self, schema: StructType, rows: DataFrame, commit: Commit) -> int:
         """Create the table with this schema and these rows, and return the number of the commit."""
@@ -367,6 +387,13 @@ def _is_widening(known: DataType, wanted: DataType) -> bool:
     if isinstance(known, DecimalType) and isinstance(wanted, DecimalType):
         return bool(known.scale == wanted.scale and known.precision < wanted.precision)
     return (known.simpleString(), wanted.simpleString()) in _WIDENINGS
+
+
+def _not_readable(place: str, version: int) -> str:
+    return (
+        f"{place}: version {version} cannot be read, because Delta's log does not describe it any more. Request a "
+        "later state. The table property `delta.logRetentionDuration` says for how long the log describes versions"
+    )
 
 
 def _other_type(place: str, column: str, known: DataType, wanted: DataType) -> str:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark import Delta, ForeignWrite, PipelineError, TableRefused
+from pgsluice_spark import Delta, ForeignWrite, NoSuchView, PipelineError, TableRefused
 from pgsluice_spark.targets import Commit, Committed, Merge
 
 pytestmark = pytest.mark.usefixtures("without_compilation")
@@ -90,3 +90,18 @@ def test_a_type_that_delta_cannot_widen(spark: SparkSession, tmp_path: Path) -> 
     with pytest.raises(TableRefused, match=r"after\.note has become int"):
         table.fit(other.schema)
     assert (table.read().dtypes, table.get_property("delta.enableTypeWidening")) == (rows.dtypes, None)
+
+
+def test_a_version_that_is_older_than_the_retention_of_files(spark: SparkSession, tmp_path: Path) -> None:
+    """It can be read as long as the log describes it, because it may have been the newest version until now."""
+    table = Delta(str(tmp_path)).table(spark, "orders")
+    table.append(spark.range(1), Commit("topic", 0, "{}"))
+    first = tmp_path / "orders" / "_delta_log" / f"{0:020}.json"
+    old = time.time() - 8 * 86_400
+    os.utime(first, (old, old))
+    table.set_property("delta.checkpointInterval", "1")
+    table.append(spark.range(1), Commit("topic", 1, "{}"))
+    assert (table.read(0).count(), table.read().count()) == (1, 2)
+    first.unlink()
+    with pytest.raises(NoSuchView, match="version 0 cannot be read, because Delta's log does not describe it"):
+        table.read(0)
