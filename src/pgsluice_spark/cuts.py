@@ -1,6 +1,6 @@
 """Cut records. A cut record lists the records of some whole transactions in all topics.
 
-Only :func:`cut_reading`, which asks the registry, and :func:`collected`, which runs a query of Spark, do I/O.
+Only :func:`reading_of`, which asks the registry, and :func:`collected`, which runs a query of Spark, do I/O.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,13 +80,16 @@ class Cut:
         return sum(sum(use.counts.values()) for use in self.topics.values())
 
 
-def cut_reading(registry: Registry, topic: str) -> Reading:
-    """Return how the cut records in ``topic`` are decoded. Raise SchemaError if the registry has no schema for them."""
+def reading_of(registry: Registry, topic: str) -> Reading:
+    """Return how the cut records or dead letters in ``topic`` are decoded.
+
+    Raise SchemaError if the registry has no schema for them.
+    """
     versions = registry.versions((f"{topic}-value",))
     if not versions:
         raise SchemaError(
             f"the schema registry has no subject {topic}-value: the name of the topic or the registry is wrong, or "
-            "pgsluice has not written a cut record yet"
+            "pgsluice has not written to the topic yet"
         )
     return record_reading(versions)
 

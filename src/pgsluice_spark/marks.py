@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 
-from pgsluice_spark.cuts import cut_reading, decoded_cuts
+from pgsluice_spark.cuts import decoded_cuts, reading_of
 from pgsluice_spark.registry import Registry
 from pgsluice_spark.source import read_topic
 
@@ -28,6 +28,6 @@ def read_marks(
     (the table's topic), ``schema``, ``table``, ``id``, ``state``, ``epoch``, ``lsn``, ``seq``, ``rows`` and
     ``replaces``.
     """
-    reading = cut_reading(registry, topic)
+    reading = reading_of(registry, topic)
     records = read_topic(spark, topic, bootstrap_servers, kafka_options or {}, streaming=streaming)
     return decoded_cuts(records, reading).select(F.inline("snapshots"))

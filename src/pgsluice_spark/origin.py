@@ -15,11 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documen
 
 from pgsluice_spark.batches import ranges
 from pgsluice_spark.brokers import Brokers
-from pgsluice_spark.cuts import Cut, Position, Ranges, collected, cut_reading, decoded_cuts
+from pgsluice_spark.cuts import Cut, Position, Ranges, collected, decoded_cuts, reading_of
 from pgsluice_spark.decode import decoded
 from pgsluice_spark.names import table_name
 from pgsluice_spark.registry import Registry
-from pgsluice_spark.schema import record_reading
 from pgsluice_spark.source import read_ranges, read_topic
 
 _BACK: Final = 5000
@@ -44,7 +43,7 @@ class Origin:
 
     def cuts(self, records: DataFrame) -> DataFrame:
         """Return the cut records in ``records``, which has the columns of Spark's Kafka source."""
-        return decoded_cuts(records, cut_reading(self.registry, self.transactions))
+        return decoded_cuts(records, reading_of(self.registry, self.transactions))
 
     def cuts_from(self, offset: int) -> DataFrame:
         """Return the cut records from an offset to the present end of their topic."""
@@ -74,7 +73,7 @@ class Origin:
         offsets = ranges(cuts, topic)
         if not offsets:
             return {}
-        reading = record_reading(self.registry.versions((f"{topic}-value",)))
+        reading = reading_of(self.registry, topic)
         letters = self.read(self.spark, topic, offsets).select(decoded("value", reading).alias("letter"))
         # Dead letters of rows that a load has read do not matter here. The missing rows are noticed when the load ends,
         # because its rows are counted then.

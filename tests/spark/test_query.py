@@ -249,6 +249,18 @@ def test_a_dead_letter_during_a_load(make: Callable[..., Handmade], tmp_path: Pa
     }
 
 
+def test_a_registry_that_lacks_the_schema_of_dead_letters(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    made = make("orders")
+    made.cut(made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}))
+    made.write_cut([made.letter("orders", "u", 20)], end_lsn=21)
+    schemas = made.registry.schemas.pop(f"{made.dead_letters}-value")
+    with pytest.raises(SchemaError, match=r"the schema registry has no subject .*\.dead_letters-value"):
+        mirrored(made, tmp_path)
+    made.registry.schemas[f"{made.dead_letters}-value"] = schemas
+    mirrored(made, tmp_path)
+    assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).status == {"public.orders": "partial"}
+
+
 def test_a_row_that_is_inserted_and_loaded_in_the_same_piece(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     event = made.event
