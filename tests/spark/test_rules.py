@@ -145,6 +145,14 @@ def a_target_belongs_to_one_topic_of_cut_records(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Copies, "_check_app", lambda *_: None)
 
 
+def a_target_has_one_kind_of_query(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Copies, "_own", lambda _copies, state: state)
+
+
+def a_table_that_is_left_out_has_a_gap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Copies, "_continued", lambda _copies, _name, table: table)
+
+
 def foreign_writes_are_noticed(patch: pytest.MonkeyPatch) -> None:
     last_of = delta_log.last_of
 
@@ -192,6 +200,8 @@ NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
     changes_of_the_key_columns_are_refused: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
     foreign_writes_are_noticed: (_of_delta(tests.test_what_a_mirror_cannot_follow), ACCEPTED),
     a_target_belongs_to_one_topic_of_cut_records: (tests.test_topics_that_lack_records, UNTYPED),
+    a_target_has_one_kind_of_query: (tests.test_a_target_has_one_kind_of_query, ACCEPTED),
+    a_table_that_is_left_out_has_a_gap: (tests.test_a_table_that_is_left_out_for_a_while, WRONG),
     a_recreated_topic_is_noticed: (partial(tests.test_records_that_are_lost, is_recreated=True), UNTYPED),
 }
 
