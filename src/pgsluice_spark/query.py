@@ -132,10 +132,11 @@ class Applier:
     def _skipped(self, parts: Sequence[Cut]) -> Iterator[list[Cut]]:
         """Yield the parts of cut records between the target's last cut and a batch, a limited number at a time.
 
-        There are such cuts if the target was restored from a backup, because the checkpoint is then newer.
+        There are such cuts if the target was restored from a backup, because the checkpoint is then newer. At the start
+        of a query, they are searched for even if no number is missing, because cuts may have been repeated.
         """
         topic, done = self._origin.transactions, self._copies.entry
-        if done is None or not parts or parts[0].number <= done.cut + 1:
+        if done is None or not parts or (self.progress is not None and parts[0].number <= done.cut + 1):
             return
         end = parts[0].offset
         for first in range(max(done.offset + 1, self._brokers.begin(topic)), end, RECORDS_MAX):
