@@ -61,14 +61,20 @@ class TopicJob:
         """Do not apply a table, because it has changes in another topic. Its events here are still counted."""
         self._chosen.remove(table)
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the topic with the changes of some cuts was deleted, even if it was created again."""
-        return any(map(self._is_of_a_former_topic, self._cuts))
+    def has_lost_records(self) -> bool:
+        """Return whether the topic was deleted, or lacks some of the records of the cuts."""
+        if any(map(self._is_of_a_former_topic, self._cuts)):
+            return True
+        offsets = self._offsets(self._cuts)
+        if offsets == ranges(self._cuts, self._topic):
+            return False
+        with self._copies.session() as spark:
+            counts = _sum([self._count(spark, table, offsets) for table in self._readings]) if offsets else {}
+        return self._mismatch(self._cuts, offsets, counts) is not None
 
     def may_have_changes(self, table: str) -> bool:
         """Return whether the cuts have, or had, changes of a table in this topic."""
-        if self.is_gone:
+        if self.has_lost_records():
             return True
         offsets = self._offsets(self._cuts)
         if not offsets:

@@ -226,13 +226,13 @@ def _in_several_topics(jobs: Sequence[TopicJob]) -> Mapping[str, list[TopicJob]]
 def _only(jobs: Sequence[TopicJob], cut: Cut, table: str) -> list[TopicJob]:
     """Return the job that applies a table, if several topics may have changes of the table in this cut.
 
-    The changes in a topic that was deleted are lost, and may have been changes of this table. So the job of this topic
-    has to decide whether the table can continue.
+    If a topic has lost records, these may have been changes of this table. So the job of this topic has to decide
+    whether the table can continue.
     """
-    gone = [job for job in jobs if job.is_gone]
-    if not gone:
+    lacking = [job for job in jobs if job.has_lost_records()]
+    if not lacking:
         raise PipelineError(
             f"cut {cut.number} has changes of table {table} in several topics, which pgsluice never writes. Nothing of "
             "this cut was applied. Find out what else writes to these topics"
         )
-    return gone[:1]
+    return lacking[:1]

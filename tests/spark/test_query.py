@@ -750,7 +750,12 @@ def test_a_topic_that_was_deleted(make: Callable[..., Handmade], tmp_path: Path)
     assert (rows(made, tmp_path), rows(made, tmp_path, "lines")) == ({1: ("a", None)}, {1: ("b", None)})
 
 
-def test_a_table_whose_former_topic_was_deleted(make: Callable[..., Handmade], tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_deleted", [True, *long(False)])  # noqa: FBT003 - a parameter
+def test_a_table_whose_former_topic_lost_records(
+    make: Callable[..., Handmade],
+    tmp_path: Path,
+    is_deleted: bool,  # noqa: FBT001 - a parameter
+) -> None:
     """Nobody can tell what the former topic had. So the table continues with a load, even if only one cut has both."""
     made = make("orders", "goods")
     event, former = made.event, made.topics["orders"]
@@ -759,8 +764,14 @@ def test_a_table_whose_former_topic_was_deleted(make: Callable[..., Handmade], t
     for table in made.topics:
         made.register(table, COLUMNS, {"id": "int"})
     made.cut(event("lines", "c", 20, 0, {"id": 1}), event("orders", "c", 20, 1, {"id": 2}, after={"note": "b"}))
-    made.delete(former)
-    refused(made, tmp_path, TopicMissing, r"was deleted after cut 1, .*start public\.lines public\.orders`")
+    error: type[PipelineError]
+    if is_deleted:
+        made.delete(former)
+        error, sentence = TopicMissing, "was deleted after cut 1, "
+    else:
+        made.delete_records(former, 2)
+        error, sentence = RetentionGap, "retention has deleted changes in cuts 1 to 1 "
+    refused(made, tmp_path, error, rf"{sentence}.*start public\.lines public\.orders`")
     del made.topics["lines"]
     read = event("orders", "r", 30, -9, {"id": 3}, after={"note": "r"})
     made.cut(read, snapshots=[mark("begin", 30, -10), mark("end", 30, -8, rows=1)])
