@@ -203,7 +203,8 @@ class DeltaTable:
         The features are not enabled from the start, because some readers refuse tables with them.
         """
         known, wanted = _leaves(self.read().schema), _leaves(schema)
-        changed = {path: (known[path], kind) for path, kind in wanted.items() if known.get(path, kind) != kind}
+        common = {path: (known[path], kind) for path, kind in wanted.items() if path in known}
+        changed = {path: types for path, types in common.items() if _differ(*types)}
         for path, types in changed.items():
             if not _is_widening(*types):
                 raise TableRefused(_other_type(self.path, path, *types))
@@ -381,6 +382,11 @@ def _leaves(schema: StructType, path: str = "") -> dict[str, DataType]:
         name, kind = f"{path}{field.name.lower()}", field.dataType
         found.update(_leaves(kind, f"{name}.") if isinstance(kind, StructType) else {name: kind})
     return found
+
+
+def _differ(known: DataType, wanted: DataType) -> bool:
+    """Return whether two types differ in more than whether their elements can be null."""
+    return bool(known.simpleString() != wanted.simpleString())
 
 
 def _is_widening(known: DataType, wanted: DataType) -> bool:
