@@ -17,14 +17,12 @@ from pgsluice.relation import Relation, identity_of
 class Partitions:
     """The partitions of a root, as the catalog describes them now.
 
-    ``keys``: the columns of the replica identity of each partition that has rows, by OID. ``others``: tables that the
-    caller has asked about, and that exist but are not partitions of the root. ``unique``: the columns of each unique
-    index of the root, or None if the root does not exist any more. ``sends_old_rows``: whether a publication includes
-    updates or deletes.
+    ``keys``: the columns of the replica identity of each partition that has rows, by OID. ``unique``: the columns of
+    each unique index of the root, or None if the root does not exist any more. ``sends_old_rows``: whether a
+    publication includes updates or deletes.
     """
 
     keys: Mapping[int, frozenset[str]]
-    others: frozenset[int] = frozenset()
     unique: tuple[frozenset[str], ...] | None = None
     sends_old_rows: bool = True
 
@@ -46,21 +44,21 @@ def one_identity_fits(
 
 
 def with_identity_of_partitions(
-    root: Relation, keys: Collection[frozenset[str]], unique: Collection[frozenset[str]] | None
+    root: Relation, keys: Collection[frozenset[str]], partitions: Partitions
 ) -> Relation | None:
     """Return a root with the replica identity of its partitions, or None if no single identity fits all partitions.
 
     If a publication sends the rows of partitions as those of their root, PostgreSQL describes the root with the root's
     replica identity. But the identity of the row's partition decides which columns of the old row are sent. So an old
-    row that is marked as complete may have only the columns of a key, and null in all others. ``keys`` and ``unique``
-    are as in :func:`one_identity_fits`.
+    row that is marked as complete may have only the columns of a key, and null in all others. ``keys`` has the columns
+    of the partitions' identities. If no old rows are sent, the identity does not matter.
     """
-    if not one_identity_fits(identity_of(root), keys, unique):
-        return None
-    described = replace(root, partition_keys=())
-    if set(keys) <= {identity_of(root)}:
+    described, keys = replace(root, partition_keys=()), set(keys) - {frozenset()}
+    if not one_identity_fits(identity_of(root), keys, partitions.unique):
+        return None if partitions.sends_old_rows else described
+    if keys <= {identity_of(root)}:
         return described
-    (key,) = set(keys)
+    (key,) = keys
     columns = tuple(replace(column, is_key=column.name in key) for column in root.columns)
     return replace(described, replica_identity="d", columns=columns)
 
@@ -70,17 +68,15 @@ def with_noted_identity(
 ) -> Relation | None:
     """Return a table with the replica identity of its rows, or None if no single identity fits all its partitions.
 
-    ``noted`` is the table's entry in ``RelationCache.partitions``. ``partitions`` is None if the table has no
-    partitions. Tables in ``noted`` that do not exist any more count as partitions, because their rows can still arrive.
+    ``noted`` is the table's entry in ``RelationCache.partitions``. It counts even for partitions that were dropped or
+    detached since, because their rows can still arrive. ``partitions`` is None if the table has no partitions.
     """
-    if partitions is None or not partitions.sends_old_rows:
+    if partitions is None:
         return replace(root, partition_keys=())
-    of_others = {noted[oid] for oid in partitions.others if oid in noted}
-    of_partitions = {key for oid, key in noted.items() if oid not in partitions.others}
-    keys = {key for key in root.partition_keys if key is not None and (key in of_partitions or key not in of_others)}
     unknown = [oid for oid, key in noted.items() if key is None]
+    keys = {key for key in root.partition_keys if key is not None}
     keys |= {partitions.keys[oid] for oid in unknown if oid in partitions.keys}
-    return with_identity_of_partitions(root, keys - {frozenset()}, partitions.unique)
+    return with_identity_of_partitions(root, keys, partitions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
 import json
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -220,12 +221,13 @@ class RelationCache:
         self._alive: WeakValueDictionary[int, Relation] = WeakValueDictionary()
         """The versions that are in use elsewhere, packed or not. They stay the same objects, because an encoder is
         found by the identity of its relation object."""
-        self._last: int | None = None
-        """The table that was described last, unless something else followed. The server describes a partition right
-        after its root."""
+        self.described: list[Relation] = []
+        """The last two tables that were described, without anything else after them or in between."""
         self.partitions: dict[int, dict[int, frozenset[str] | None]] = {}
-        """For each table that may be a root, the tables that may be its partitions and have another replica identity,
-        each with the columns of its replica identity. They are None if the protocol did not show them."""
+        """For each root, the partitions that have a replica identity with columns, and these columns. They are None if
+        the protocol did not show them."""
+        self._identities: dict[int, Counter[frozenset[str] | None]] = {}
+        """For each root, how many of its partitions in ``partitions`` have each identity."""
         self._keys_bytes = 0
         """The memory that the identities of partitions take, including identities that were removed since."""
 
@@ -253,16 +255,21 @@ class RelationCache:
         )
         _check_names(relation)
         former = self._find(message.oid)
-        if former is not None and replace(former, partition_keys=()) != relation:
-            # ALTER TABLE has altered the partitions as well, so the server describes them again.
+        if former is not None and _alters_partitions(former, relation):
             self.partitions.pop(message.oid, None)
-        self._note_partition(relation)
-        self._last = message.oid
-        return self._learn(replace(relation, partition_keys=self._partition_keys(message.oid)))
+            self._identities.pop(message.oid, None)
+        self.described = [*self.described[-1:], relation]
+        return self._learn(replace(relation, partition_keys=self._partition_keys(relation)))
+
+    def on_row(self, oid: int) -> None:
+        """Note that a row of this table follows. The server describes the root and the partition of a row before it."""
+        if len(self.described) > 1 and self.described[0].oid == oid != self.described[1].oid:
+            self._note_partition(*self.described)
+        self.described = []
 
     def on_other(self) -> None:
-        """Note that the next description does not follow the last one directly."""
-        self._last = None
+        """Note that something other than a row or a description follows."""
+        self.described = []
 
     def _learn(self, relation: Relation) -> Relation:
         former = self._find(relation.oid)
@@ -275,31 +282,32 @@ class RelationCache:
         self._check_room()
         return found
 
-    def _note_partition(self, relation: Relation) -> None:
-        """Note the replica identity of a table that may be a partition of the previously described table.
+    def _note_partition(self, root: Relation, partition: Relation) -> None:
+        """Note the replica identity of a partition.
 
-        Only the catalog knows whether it is a partition. The pipeline queries the catalog if this matters. If a
-        publication lists columns, PostgreSQL takes the positions of these columns in the root for their positions in
-        the partition. So the description of a partition with other positions is wrong, and does not show its identity.
+        If a publication lists columns, PostgreSQL takes the positions of these columns in the root for their positions
+        in the partition. So the description of a partition with other positions is wrong, and does not show its
+        identity.
         """
-        root = None if self._last in (None, relation.oid) else self._find(self._last)
-        if root is None:
-            return
-        key = identity_of(relation) if _names(root) == _names(relation) else None
-        noted = self.partitions.get(root.oid, {})
-        if key == noted.get(relation.oid, frozenset()):
-            return
-        if key is None or (key and key != identity_of(root)):
-            self.partitions.setdefault(root.oid, noted)[relation.oid] = key
-            self._keys_bytes += _KEY_BYTES + sum(map(sys.getsizeof, key or ()))
-        else:
-            noted.pop(relation.oid, None)
-        if (keys := self._partition_keys(root.oid)) != root.partition_keys:
-            self._learn(replace(root, partition_keys=keys))
+        key = identity_of(partition) if _names(root) == _names(partition) else None
+        noted = self.partitions.setdefault(root.oid, {})
+        former = noted.pop(partition.oid, frozenset())
+        identities = self._identities.setdefault(root.oid, Counter())
+        identities[former] -= 1
+        identities[key] += 1
+        if key != frozenset():
+            noted[partition.oid] = key
+            if key != former:
+                self._keys_bytes += _KEY_BYTES + sum(map(sys.getsizeof, key or ()))
+                self._check_room()
+        present = self[root.oid]
+        if (keys := self._partition_keys(present)) != present.partition_keys:
+            self._learn(replace(present, partition_keys=keys))
 
-    def _partition_keys(self, root: int) -> tuple[frozenset[str] | None, ...]:
-        """Return the different identities of the partitions that were noted."""
-        found = set(self.partitions.get(root, {}).values())
+    def _partition_keys(self, root: Relation) -> tuple[frozenset[str] | None, ...]:
+        """Return the identities of the partitions that differ from that of the root."""
+        found = {key for key, count in self._identities.get(root.oid, Counter()).items() if count > 0}
+        found -= {frozenset(), identity_of(root)}
         return tuple(sorted(found, key=lambda key: (key is not None, sorted(key or ()))))
 
     def _check_room(self) -> None:
@@ -398,6 +406,16 @@ def unpacked(data: bytes) -> Relation:
 
 def _names(relation: Relation) -> frozenset[str]:
     return frozenset(column.name for column in relation.columns)
+
+
+def _alters_partitions(former: Relation, present: Relation) -> bool:
+    """Return whether a root was altered in a way that alters its partitions, so that they are described again.
+
+    New columns and primary keys alter the partitions. Another replica identity, name or schema does not.
+    """
+    has_own_key = former.replica_identity == present.replica_identity == "d"
+    has_new_key = has_own_key and identity_of(former) != identity_of(present)
+    return has_new_key or _names(former) != _names(present)
 
 
 def _sharing(relation: Relation, former: Relation) -> Relation:

@@ -157,8 +157,8 @@ class Transactions:
         result. The caller has to take all events before it passes the next message.
         """
         receiving, kind = self._receiving, payload[:1]
-        if kind not in _DESCRIPTIONS:
-            self.relations.on_other()
+        if self.relations.described and kind not in _DESCRIPTIONS:
+            self.end_descriptions(payload)
         if receiving is not None and kind in _KINDS_THAT_WAIT:
             self._wait(receiving, payload)
             return ()
@@ -166,6 +166,14 @@ class Transactions:
             return self._change(payload)
         message = self._decoder.decode(payload)
         return self._handlers[type(message)](message)
+
+    def end_descriptions(self, payload: bytes) -> None:
+        """Note which message follows descriptions of tables. :meth:`receive` does this itself."""
+        if payload[:1] in _ROWS:
+            is_streamed = self._receiving is not None and self._receiving.is_streamed
+            self.relations.on_row(*self._relation_oids(payload, is_streamed=is_streamed))
+        else:
+            self.relations.on_other()
 
     # Ordinary transactions
 

@@ -7,7 +7,7 @@ acknowledgement is too high.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pgsluice.errors import SlotInUse, SourceUnavailable
@@ -322,7 +322,7 @@ class Connection:
     async def identity(self, _relation_oid: int) -> frozenset[str]:
         return frozenset()
 
-    async def partitions(self, _root: int, _noted: Collection[int] = ()) -> Partitions | None:
+    async def partitions(self, _root: int) -> Partitions | None:
         return None
 
     async def primary_key(self, relation_oid: int) -> tuple[str, ...] | None:

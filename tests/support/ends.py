@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pgsluice.avro.schema import FieldHistory, KeyHistory
+from pgsluice.avro.key_history import KeyHistory
+from pgsluice.avro.schema import FieldHistory
 from pgsluice.avro.wire import Schema, normalise, schema_id
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
@@ -315,9 +316,8 @@ class FakeSource:
     async def identity(self, relation_oid: int) -> frozenset[str]:
         return self._world.identities.get(relation_oid, frozenset())
 
-    async def partitions(self, root: int, noted: Collection[int] = ()) -> Partitions | None:
-        found = self._world.partitions.get(root)
-        return None if found is None else replace(found, others=found.others.intersection(noted))
+    async def partitions(self, root: int) -> Partitions | None:
+        return self._world.partitions.get(root)
 
     async def published_names(self) -> list[PublishedName]:
         self._world.step("published_names")

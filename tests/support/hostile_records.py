@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
+from pgsluice.avro.key_history import KeyHistory
 from pgsluice.avro.records import record_reader
-from pgsluice.avro.schema import FieldHistory, KeyHistory, TableFields, cut_schema, envelope_schema, key_schema
+from pgsluice.avro.schema import FieldHistory, TableFields, cut_schema, envelope_schema, key_schema
 from pgsluice.avro.types import TypeOptions
 from pgsluice.avro.wire import header, normalise, schema_id
 from pgsluice.checkpoint import Checkpoint

@@ -46,16 +46,22 @@ def test_a_key_with_more_columns_than_a_unique_index_is_unique() -> None:
 
 @pytest.mark.parametrize("identity", ["f", "n"])
 def test_a_root_without_a_key_gets_that_of_its_partitions(identity: str) -> None:
-    assert with_identity_of_partitions(table(identity), {ID}, [ID]) == table("d", "id")
+    assert with_identity_of_partitions(table(identity), {ID}, Partitions({}, (ID,))) == table("d", "id")
 
 
 def test_a_root_with_the_key_of_its_partitions_stays_the_same() -> None:
-    assert with_identity_of_partitions(table("d", "id"), {ID}, []) == table("d", "id")
-    assert with_identity_of_partitions(table("f"), set(), []) == table("f")
+    assert with_identity_of_partitions(table("d", "id"), {ID, frozenset()}, Partitions({})) == table("d", "id")
+    assert with_identity_of_partitions(table("f"), {frozenset()}, Partitions({})) == table("f")
 
 
 def test_partitions_with_different_keys_give_the_root_no_identity() -> None:
-    assert with_identity_of_partitions(table("f"), {ID, CODE}, None) is None
+    assert with_identity_of_partitions(table("f"), {ID, CODE}, Partitions({})) is None
+
+
+def test_without_old_rows_no_identity_is_needed() -> None:
+    inserts = Partitions({}, (), sends_old_rows=False)
+    assert with_identity_of_partitions(table("f"), {ID, CODE}, inserts) == table("f")
+    assert with_identity_of_partitions(table("n"), {ID}, inserts) == table("n")
 
 
 class TestNoted:
@@ -65,24 +71,12 @@ class TestNoted:
         noted = table("f", partition_keys=(ID,))
         assert with_noted_identity(noted, {2: ID}, None) == table("f")
 
-    def test_without_old_rows_the_identity_does_not_matter(self) -> None:
-        noted = table("n", partition_keys=(ID,))
-        assert with_noted_identity(noted, {2: ID}, Partitions({}, sends_old_rows=False)) == table("n")
-
     def test_partitions_have_the_identity_that_was_noted_even_if_it_has_changed_since(self) -> None:
         found = with_noted_identity(table("f", partition_keys=(ID,)), {2: ID}, Partitions({2: CODE}))
         assert found is not None
         assert identity_of(found) == ID
 
-    def test_tables_that_are_no_partitions_do_not_count(self) -> None:
-        noted = {2: ID, 3: CODE}
-        found = with_noted_identity(
-            table("f", partition_keys=(CODE, ID)), noted, Partitions({2: ID}, others=frozenset({3}))
-        )
-        assert found is not None
-        assert identity_of(found) == ID
-
-    def test_a_dropped_partition_counts(self) -> None:
+    def test_partitions_that_do_not_exist_any_more_count(self) -> None:
         assert with_noted_identity(table("f", partition_keys=(CODE, ID)), {2: ID, 3: CODE}, Partitions({2: ID})) is None
 
     def test_an_identity_from_before_the_present_descriptions_counts(self) -> None:

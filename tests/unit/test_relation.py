@@ -3,6 +3,7 @@
 import sys
 import tracemalloc
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 import pytest
 
@@ -256,11 +257,18 @@ def described(oid: int, identity: str, *key: str) -> messages.Relation:
 
 
 def rooted(*messages: messages.Relation) -> Relation:
-    """Return the description of table 1 after these messages."""
+    """Return the description of table 1 after these messages and a row of the table."""
     cache = RelationCache()
-    for message in messages:
-        cache.on_relation(message)
+    learn(cache, *messages)
     return cache[1]
+
+
+def learn(cache: RelationCache, *messages: messages.Relation) -> None:
+    """Take pairs of descriptions, of table 1 and of the partition that has the following row."""
+    for number, message in enumerate(messages):
+        cache.on_relation(message)
+        if number % 2:
+            cache.on_row(1)
 
 
 def keys_of(cache: RelationCache) -> list[AbstractSet[str] | None]:
@@ -281,43 +289,50 @@ class TestPartitions:
         cache = RelationCache()
         root = cache.on_relation(described(1, "d", "id"))
         cache.on_relation(partition)
+        cache.on_row(1)
         assert cache[1] is root
-        assert cache.partitions == {}
 
     def test_the_last_description_of_a_partition_counts(self) -> None:
         cache = RelationCache()
-        for message in (described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code")):
-            cache.on_relation(message)
+        learn(cache, described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code"))
         assert keys_of(cache) == [{"code"}, {"id"}]
-        for message in (described(1, "f"), described(2, "i", "code")):
-            cache.on_relation(message)
+        learn(cache, described(1, "f"), described(2, "i", "code"))
         assert keys_of(cache) == [{"code"}]
-        for message in (described(1, "f"), described(2, "f"), described(1, "f"), described(3, "n")):
-            cache.on_relation(message)
+        learn(cache, described(1, "f"), described(2, "f"), described(1, "f"), described(3, "n"))
         assert keys_of(cache) == []
 
-    @pytest.mark.parametrize(
-        "altered", [relation_message(ID, CODE, oid=1, identity="f"), described(1, "d", "code"), described(1, "n")]
-    )
-    def test_what_is_known_of_partitions_holds_until_the_root_changes(self, altered: messages.Relation) -> None:
+    def test_a_new_primary_key_of_the_root_alters_the_partitions(self) -> None:
         cache = RelationCache()
-        for message in (described(1, "f"), described(2, "d", "id"), described(1, "f")):
-            cache.on_relation(message)
-        assert cache[1].partition_keys == (frozenset({"id"}),)
-        assert cache.on_relation(altered).partition_keys == ()
+        learn(cache, described(1, "d", "id"), described(2, "d", "id"), described(1, "d", "id"), described(3, "d", "id"))
+        learn(cache, described(1, "d", "code"), described(2, "d", "code"))
+        assert keys_of(cache) == []
 
-    def test_a_table_that_is_described_after_something_else_is_no_partition(self) -> None:
+    def test_new_columns_of_the_root_alter_the_partitions(self) -> None:
         cache = RelationCache()
-        cache.on_relation(described(1, "f"))
-        cache.on_other()
+        learn(cache, described(1, "f"), described(2, "d", "id"))
+        assert cache.on_relation(relation_message(ID, CODE, oid=1, identity="f")).partition_keys == ()
+
+    def test_another_replica_identity_or_name_of_the_root_does_not_alter_the_partitions(self) -> None:
+        cache = RelationCache()
+        learn(cache, described(1, "d", "id"), described(2, "d", "id"), described(1, "f"), described(3, "f"))
+        assert keys_of(cache) == [{"id"}]
+        learn(cache, replace(described(1, "f"), name="renamed"), described(3, "f"))
+        assert keys_of(cache) == [{"id"}]
+
+    @pytest.mark.parametrize("oid", [2, 3, None])
+    def test_only_a_row_of_the_root_shows_that_the_next_table_is_a_partition(self, oid: int | None) -> None:
+        """A TRUNCATE of several tables, for example, describes them without a row."""
+        cache = RelationCache()
+        learn(cache, described(1, "f"))
         cache.on_relation(described(2, "d", "id"))
-        assert cache[1].partition_keys == ()
+        cache.on_other() if oid is None else cache.on_row(oid)
+        cache.on_row(1)
+        assert (keys_of(cache), cache.partitions) == ([], {})
 
     def test_a_partition_that_is_described_with_other_columns_has_an_unknown_identity(self) -> None:
         cache = RelationCache()
-        cache.on_relation(described(1, "f"))
-        cache.on_relation(relation_message(ID, oid=2))
-        assert (cache[1].partition_keys, cache.partitions) == ((None,), {1: {2: None}})
+        learn(cache, described(1, "f"), relation_message(ID, oid=2))
+        assert (keys_of(cache), cache.partitions) == ([None], {1: {2: None}})
 
     def test_packed_tables_keep_the_keys_of_their_partitions(self) -> None:
         for partition in (described(2, "d", "id"), relation_message(ID, oid=2)):
@@ -327,7 +342,7 @@ class TestPartitions:
     def test_the_memory_for_keys_of_partitions_is_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pgsluice.relation.KEYS_BYTES_MAX", 1000)
         cache = RelationCache()
-        for message in (described(1, "f"), described(2, "d", "id"), described(1, "f")):
-            cache.on_relation(message)
+        learn(cache, described(1, "f"), described(2, "d", "id"), described(1, "f"))
+        cache.on_relation(described(3, "d", "id"))
         with pytest.raises(TooManyDescriptions, match="tables whose keys take more than 1000 bytes"):
-            cache.on_relation(described(3, "d", "id"))
+            cache.on_row(1)

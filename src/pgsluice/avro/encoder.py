@@ -8,7 +8,6 @@ https://avro.apache.org/docs/1.12.0/specification/#schema-record
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from pgsluice.avro.binary import NULL, VALUE
@@ -135,20 +134,29 @@ class KeyEncoder:
 class FormerKey:
     """The key that a table had before its present key. ``encoder`` is None if the table had no key.
 
+    ``is_optional``: whether a row may have a null key.
+
     The catalog shows the present primary key, but a row may be older. If a row has a null in a column of the primary
     key, the table did not have this primary key yet.
     """
 
     schema_id: int
     encoder: KeyEncoder | None
+    is_optional: bool = True
 
     def encode(self, values: TupleData) -> bytes | None:
-        """Return the key of a row, or None if the row has a null in this key as well."""
+        """Return the key of a row, or None if the row has a null in this key as well.
+
+        Raise NullKey if null keys are not allowed.
+        """
         if self.encoder is None:
             return None
-        with suppress(NullKey):
+        try:
             return header(self.schema_id) + self.encoder.encode(values)
-        return None
+        except NullKey:
+            if self.is_optional:
+                return None
+            raise
 
 
 class _Table:

@@ -10,7 +10,6 @@ https://avro.apache.org/docs/1.12.0/specification/#names
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -197,35 +196,6 @@ class TableFields:
         self._taken.add(candidate)
         self._numbers[base] = number + 1
         return _numbered(name, number)
-
-
-class KeyHistory:
-    """The keys that were registered for one table, as tuples of columns, in the order of their last registration."""
-
-    def __init__(self, registered: Iterable[Schema] = ()) -> None:
-        self._keys: dict[tuple[str, ...], None] = {}
-        self._names = 0
-        for schema in registered:
-            self.learn(schema)
-
-    def __len__(self) -> int:
-        """Return the number of columns in all keys."""
-        return self._names
-
-    def learn(self, schema: Schema) -> None:
-        """Learn the next schema of the key. A schema that is not a record is ignored."""
-        columns = key_columns(schema) if isinstance(schema, dict) else None
-        if columns is None:
-            return
-        key = tuple(columns)
-        if key not in self._keys:
-            self._names += len(key)
-        self._keys.pop(key, None)
-        self._keys[key] = None
-
-    def last_among(self, published: AbstractSet[str], *, besides: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-        """Return the last key whose columns are all ``published``, or None if there is none other than ``besides``."""
-        return next((key for key in reversed(self._keys) if key != besides and published >= set(key)), None)
 
 
 def column_name(field: Mapping[str, Any]) -> str:

@@ -170,7 +170,9 @@ _UNSET: Final = "OAuth token not set"
 """Part of the error of a client that cannot be made, because its callback returns no token."""
 _NO_OAUTH: Final = re.compile(f"Failed to acquire SASL OAUTHBEARER token|{_UNSET}")
 """Matches errors of a client that has no token. librdkafka reports them with the codes of refused credentials."""
-_OAUTH_REFUSED: Final = re.compile(r'"error"\s*:')
+_OAUTH_REFUSED: Final = re.compile(
+    r'"error"\s*:\s*"(access_denied|invalid_\w+|unauthorized_client|unsupported_grant_type)"'
+)
 """Matches the answer with which a token endpoint refuses a client (RFC 6749, section 5.2)."""
 _CALLBACK_FAILED: Final = "OAuth callback raised exception"
 """The end of librdkafka's report of a callback that has failed. The callback has reported the reason itself."""

@@ -14,6 +14,7 @@ import structlog
 from pgsluice.avro.choices import ColumnChoice
 from pgsluice.avro.encoder import FormerKey, KeyEncoder, RowEncoder
 from pgsluice.avro.schema import (
+    Field,
     FieldHistory,
     TableFields,
     envelope_schema,
@@ -321,11 +322,8 @@ class Encoders:
         sent = conversions(relation, described) if self._types.binary else None
         key_encoder, key_id, former_key = None, None, None
         if key.former is not None:
-            former_key = FormerKey(0, None)
-        if key.former:
             of_key = key_fields(relation, fields, key.former, options)
-            former_id = await self._registry.register(key_subject, key_schema(space, of_key))
-            former_key = FormerKey(former_id, KeyEncoder(relation, of_key, sent))
+            former_key = await self._former_key(policy, space, of_key, KeyEncoder(relation, of_key, sent))
         if key.columns:
             of_key = key_fields(relation, fields, key.columns, options)
             key_id = await self._registry.register(key_subject, key_schema(space, of_key), description)
@@ -350,17 +348,31 @@ class Encoders:
         )
         return encoder, key
 
+    async def _former_key(
+        self, policy: TablePolicy, space: str, of_key: Sequence[Field], encoder: KeyEncoder
+    ) -> FormerKey | None:
+        """Return the key of rows that are older than the primary key, or None if such a row is an error.
+
+        A schema of the former key that is not registered yet is not used, because it would become the newest one. If
+        truncates are left out, the topic may be compacted, and then Kafka accepts no null keys.
+        """
+        subject, schema = f"{policy.topic}-key", key_schema(space, of_key)
+        if of_key and (await self._registry.keys(subject, space)).has(schema):
+            return FormerKey(await self._registry.register(subject, schema), encoder, is_optional=policy.truncate)
+        return FormerKey(0, None) if policy.truncate else None
+
     async def _is_still_right(self, former: Rows, relation: Relation, policy: TablePolicy) -> bool:
         """Return whether an encoder can be used for a table that the server has described in the same way again.
 
         For such a table, the server sends all columns of old rows, or none. So the description does not show whether
         the primary key has changed.
         """
-        encoder = former.encoder
-        if encoder is None or former.relation != relation or None in relation.partition_keys:
+        if former.encoder is None or former.relation != relation:
             return False
+        identified = await self.keys.identified(relation)
         space = namespace(self._tables.prefix, relation.namespace, relation.name)
-        return await self.keys.of(encoder.relation, policy, space) == self._keys.get(relation.oid)
+        key = await self.keys.of(identified, policy, space)
+        return (identified, key) == (former.encoder.relation, self._keys.get(relation.oid))
 
     async def _describe(self, relation: Relation) -> Sequence[TypeDescription]:
         """Return the descriptions of the columns' types from the catalog.

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from pgsluice import waiting
-from pgsluice.avro.schema import FieldHistory, KeyHistory
+from pgsluice.avro.key_history import KeyHistory
+from pgsluice.avro.schema import FieldHistory
 from pgsluice.avro.wire import Schema
 from pgsluice.checkpoint import Checkpoint
 from pgsluice.commands import CommandState
@@ -126,11 +127,8 @@ class Source(Protocol):
         There are none if the server sends all columns of old rows, or none, or if the table does not exist any more.
         """
 
-    async def partitions(self, root: int, noted: Collection[int] = ()) -> Partitions | None:
-        """Return the present partitions of a table, or None if the table exists and is not partitioned.
-
-        ``noted`` are tables that may be partitions of the table.
-        """
+    async def partitions(self, root: int) -> Partitions | None:
+        """Return the present partitions of a table, or None if the table exists and is not partitioned."""
 
     async def describe_types(self, oids: Sequence[int]) -> Sequence[TypeDescription]:
         """Return these types and all types that they consist of.

@@ -52,7 +52,7 @@ class Keys:
         if not relation.partition_keys:
             return relation
         noted = self.partitions.get(relation.oid, {})
-        found = with_noted_identity(relation, noted, await self._source.partitions(relation.oid, noted.keys()))
+        found = with_noted_identity(relation, noted, await self._source.partitions(relation.oid))
         if found is None:
             raise differing_identities(str(relation))
         return found
@@ -63,10 +63,9 @@ class Keys:
         Raise TableRefused if its partitions have different replica identities.
         """
         partitions = await self._source.partitions(root.oid)
-        if partitions is None or not partitions.sends_old_rows:
+        if partitions is None:
             return root
-        keys = set(partitions.keys.values()) - {frozenset()}
-        found = with_identity_of_partitions(root, keys, partitions.unique)
+        found = with_identity_of_partitions(root, partitions.keys.values(), partitions)
         if found is None:
             raise differing_identities(str(root))
         return found

@@ -295,14 +295,14 @@ class Session:
         while at < len(frames):
             frame, transaction, began_at = frames[at], transactions.passing, at
             if transaction is not None and is_row(frame):
+                if transactions.relations.described:
+                    transactions.end_descriptions(frame[MESSAGE_AT:])
                 at = add_run(frames, at, relations, ready, self._stamp_of(transaction), pending)
                 if pending.full:
                     await self._outbox.overflow(transaction)
             elif transaction is None:
                 at = await self._shortcut.take(frames, at)
-            if at != began_at:
-                transactions.relations.on_other()
-            else:
+            if at == began_at:
                 if isinstance(frame, Keepalive):
                     self._take_keepalive(frame)
                 else:

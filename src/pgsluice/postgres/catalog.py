@@ -349,15 +349,14 @@ class Catalog:
         rows = await self._rows(queries.IDENTITY_COLUMNS, [relation_oid])
         return frozenset(rows[0][0]) if rows else frozenset()
 
-    async def partitions(self, root: int, noted: Collection[int], publications: Sequence[str]) -> Partitions | None:
+    async def partitions(self, root: int, publications: Sequence[str]) -> Partitions | None:
         """Return the partitions of a table, or None if the table exists and is not partitioned."""
-        rows = await self._rows(queries.PARTITIONS, {"root": root, "noted": [*noted], "publications": [*publications]})
+        rows = await self._rows(queries.PARTITIONS, {"root": root, "publications": list(publications)})
         if not rows:
             return Partitions({})
-        is_root, tree, existing, unique, sends_old_rows = rows[0]
+        is_root, tree, unique, sends_old_rows = rows[0]
         keys = {oid: frozenset(key) for oid, key in tree or ()}
-        others = frozenset(existing) - keys.keys()
-        return Partitions(keys, others, tuple(map(frozenset, unique or ())), bool(sends_old_rows)) if is_root else None
+        return Partitions(keys, tuple(map(frozenset, unique or ())), bool(sends_old_rows)) if is_root else None
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all types that they consist of, without built-in types.

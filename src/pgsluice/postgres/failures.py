@@ -365,6 +365,7 @@ _CHANGE_CALLBACK = re.compile(r"\b(stream_)?change\b")
 _TEMPORARY = frozenset({"08", "25", "40", "53", "55", "57", "58"})
 """The classes of errors that may not happen again if the server sends the same change again. For example, memory or
 disk space is missing, or an administrator has ended the session."""
+_RIGHT_IS_MISSING = "42501"
 
 
 def stream_broke(error: ServerError, name: str, slot: SlotState | None) -> PgsluiceError:
@@ -396,6 +397,8 @@ def _is_poison(error: ServerError) -> bool:
     """Return whether the server cannot send a change, and will fail at this change again."""
     if error.sqlstate.startswith("22") or error.sqlstate == _TOO_LARGE:
         return True
+    if error.sqlstate == _RIGHT_IS_MISSING:
+        return False
     is_of_change = _LSN.search(error.context) and PLUGIN in error.context and _CHANGE_CALLBACK.search(error.context)
     return bool(is_of_change) and error.sqlstate[:2] not in _TEMPORARY and error.routine not in _SENDING_PARTS
 
@@ -438,7 +441,7 @@ def _cause(error: ServerError) -> str:
         return "A text is not valid in the database's encoding or has no equivalent in UTF-8"
     if error.sqlstate == _TOO_LARGE or _ALLOCATES.search(error.routine):
         return (
-            "A row's text exceeds what the server can send in one message. A bytea takes half as much in binary "
-            "format, so set postgres.binary = true to receive such a value"
+            "A row exceeds what the server can send in one message. A bytea takes half as much in binary format, so if "
+            "it is the cause, and postgres.binary is off, set it to true to receive the value"
         )
     return "A publication's row filter, or a type's output function, fails for a value"

@@ -160,7 +160,6 @@ SELECT c.relkind = 'p',
         SELECT json_agg(json_build_array(c.oid::bigint, ARRAY(
             SELECT a.attname FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity}))))
         FROM part JOIN pg_class c ON c.oid = part.oid WHERE part.relkind <> 'p'),
-       ARRAY(SELECT o.oid::bigint FROM pg_class o WHERE o.oid = ANY (%(noted)s::oid[])),
        {unique},
        (SELECT bool_or(p.pubupdate OR p.pubdelete)
         FROM pg_publication p WHERE p.pubname = ANY (%(publications)s::text[]))

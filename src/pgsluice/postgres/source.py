@@ -5,7 +5,7 @@
 ``tests/integration/test_postgres_network.py`` covers this module.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -224,12 +224,9 @@ class PostgresSource:
         """
         return await self._catalog.identity(relation_oid)
 
-    async def partitions(self, root: int, noted: Collection[int] = ()) -> Partitions | None:
-        """Return the present partitions of a table, or None if the table exists and is not partitioned.
-
-        ``noted`` are tables that may be partitions of the table.
-        """
-        return await self._catalog.partitions(root, noted, self._options.publications)
+    async def partitions(self, root: int) -> Partitions | None:
+        """Return the present partitions of a table, or None if the table exists and is not partitioned."""
+        return await self._catalog.partitions(root, self._options.publications)
 
     async def describe_types(self, oids: Sequence[int]) -> list[TypeDescription]:
         """Return these types and all types that they consist of.

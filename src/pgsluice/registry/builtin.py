@@ -17,7 +17,8 @@ from typing import Any, Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from pgsluice.avro.schema import FieldHistory, KeyHistory
+from pgsluice.avro.key_history import KeyHistory
+from pgsluice.avro.schema import FieldHistory
 from pgsluice.avro.wire import Schema
 from pgsluice.kafka.client import FATAL, MAX_RECORD_BYTES, PURGED, connect, failure
 from pgsluice.registry.client import CONNECT_S, RETRY_FIRST_S, RegistryOptions

@@ -19,7 +19,8 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from pgsluice.avro.schema import FieldHistory, KeyHistory
+from pgsluice.avro.key_history import KeyHistory
+from pgsluice.avro.schema import FieldHistory
 from pgsluice.avro.wire import Schema, normalise
 from pgsluice.errors import ConfigError, HistoryError, IncompatibleSchema, PermissionDenied
 from pgsluice.registry.builtin import BuiltinRegistry

@@ -9,7 +9,8 @@ import fastavro
 import pytest
 
 from pgsluice.avro import schema
-from pgsluice.avro.schema import Field, FieldHistory, KeyHistory, TableFields
+from pgsluice.avro.key_history import KeyHistory
+from pgsluice.avro.schema import Field, FieldHistory, TableFields
 from pgsluice.avro.types import ColumnType, Opcode, TypeOptions
 from pgsluice.avro.wire import Schema
 from pgsluice.errors import ConfigError
@@ -293,6 +294,7 @@ def test_the_last_key_whose_columns_are_published_is_found() -> None:
     assert history.last_among({"a", "b", "c"}) == ("a", "b")
     assert history.last_among({"b", "c"}) == ("c",)
     assert history.last_among({"b"}) is None
+    assert history.last_among({"a", "b", "c"}, besides=("b", "a")) == ("c",)
 
 
 def test_a_key_has_the_column_order_of_the_relation() -> None:

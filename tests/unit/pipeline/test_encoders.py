@@ -160,6 +160,41 @@ async def test_a_primary_key_that_has_changed_is_noticed_when_the_table_is_descr
     assert third.encoder.key.columns == ("c",)
 
 
+async def test_an_identity_of_partitions_that_has_changed_is_noticed_when_the_root_is_described_again() -> None:
+    """The partitions' different identities are the same, but one of them is not known from the protocol."""
+    root = replace(ROOT, partition_keys=(None,))
+    world = World(primary_keys={7: ("b",)}, partitions={7: Partitions({8: frozenset()}, unique=(frozenset("c"),))})
+    made = encoders(world)
+    made.keys.partitions = {7: {8: None}}
+    first = await made.of(root)
+    world.partitions[7] = Partitions({8: frozenset("c")}, unique=(frozenset("c"),))
+    second = await made.of(replace(root))
+    for rows, is_full in ((first, True), (second, False)):
+        assert isinstance(rows, Rows)
+        assert rows.encoder is not None
+        assert rows.encoder.is_full is is_full
+
+
+@pytest.mark.parametrize("truncate", ["emit", "skip"])
+async def test_without_a_former_key_a_row_from_before_the_primary_key_has_none(
+    truncate: Literal["emit", "skip"],
+) -> None:
+    """If truncates are left out, the topic may be compacted, and then Kafka accepts no null keys."""
+    world, rule = World(primary_keys={7: ("c",)}), TableRule("public.t", truncate=truncate)
+    tables = Tables("shop", rules=[rule])
+    made = Encoders(FakeSource(world), FakeSink(world), FakeRegistry(world), tables, TypeOptions())
+    rows = await made.of(table("f"))
+    assert isinstance(rows, Rows)
+    assert rows.encoder is not None
+    stamp = Stamp(Transaction(700, 1000, 0), 1, commit_timestamps=False)
+    row = messages.Insert(None, 7, [b"1", b"2", None])
+    if truncate:
+        assert [record.key for record in rows.encoder.encode(row, stamp)] == [None]
+    else:
+        with pytest.raises(PoisonError, match="key column c is null"):
+            rows.encoder.encode(row, stamp)
+
+
 async def test_a_row_from_before_the_primary_key_has_the_former_key() -> None:
     world = World(primary_keys={7: ("b",)})
     await encoders(world).of(table("f"))

@@ -242,7 +242,7 @@ IN_CHANGE = 'slot "s", output plugin "pgoutput", in the change callback, associa
         (error("22012"), SLOT, PoisonError, "from slot 's': DivisionByZero .SQLSTATE 22012.* row filter"),
         (error("22ZZZ"), SLOT, PoisonError, "error .SQLSTATE 22ZZZ"),
         (error("XX000", context=IN_CHANGE), SLOT, PoisonError, "at 0/16B3A98 .*InternalError .SQLSTATE XX000"),
-        (error("XX000", routine="palloc", context=IN_CHANGE), SLOT, PoisonError, "set postgres.binary = true"),
+        (error("XX000", routine="palloc", context=IN_CHANGE), SLOT, PoisonError, "postgres.binary is off, set it to"),
         (error("XX000", context=IN_CHANGE.replace("change", "stream_change")), SLOT, PoisonError, "at 0/16B3A98"),
         (error("XX000", context=IN_CHANGE.replace("change", "commit")), SLOT, SourceUnavailable, "XX000"),
         (error("53200", context=IN_CHANGE), SLOT, SourceUnavailable, "streaming from slot 's': words"),

@@ -100,7 +100,7 @@ class _Tail:
         known = self._identified.get(relation.oid)
         if known is None or known[0] is not relation:
             noted = self._transactions.relations.partitions.get(relation.oid, {})
-            found = await self._source.partitions(relation.oid, noted)
+            found = await self._source.partitions(relation.oid)
             known = self._identified[relation.oid] = relation, with_noted_identity(relation, noted, found)
         return known[1]
 

@@ -114,7 +114,7 @@ async def test_a_connection_whose_client_does_not_read_is_closed(server: HttpSer
         client.settimeout(0)
         await loop.sock_connect(client, ("127.0.0.1", server.port))
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(loop.sock_sendall(client, 200_000 * REQUEST), 20)
+            await asyncio.wait_for(loop.sock_sendall(client, 200_000 * REQUEST), 120)
 
 
 async def test_the_longest_silent_connection_is_closed_for_a_new_one(
