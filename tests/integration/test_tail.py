@@ -1,6 +1,7 @@
 """Tests ``pgsluice tail`` with real servers: it prints committed changes, and leaves no slot on the server."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -144,11 +145,14 @@ def test_tail_ends_after_one_transaction_or_when_the_pipe_is_closed(
         xid = json.loads(running.process.stdout.readline())["xid"]
         running.process.stdout.close()
         assert running.process.wait(60) == 141
-    with tail(config(tailed), "--xid", str(xid + 1), "--xid", "1", "--limit", "1") as running:
+    following = range(xid + 1, xid + 50)  # autovacuum may use some of them
+    with tail(config(tailed), *(f"--xid={one}" for one in (1, *following)), "--limit", "1") as running:
         change(tailed)
-        code, lines = running.end()
-    assert (code, len(lines)) == (0, 1)
-    assert f"xid {xid + 1}  insert  public.items id=1 note=" in lines[0]
+        code, (line,) = running.end()
+    assert code == 0
+    found = re.search(r"xid (\d+)  insert  public.items id=1 note=", line)
+    assert found is not None
+    assert int(found[1]) in following
 
 
 def test_tail_reports_why_nothing_can_be_followed(database: Database, config: Callable[..., Path]) -> None:
