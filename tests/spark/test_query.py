@@ -494,6 +494,7 @@ def test_rows_that_are_read_again_in_a_repeated_cut(make: Callable[..., Handmade
     assert rows(made, tmp_path / "at once") == expected
 
 
+@pytest.mark.long
 def test_rows_that_a_repeated_cut_lacks(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """A cut that is repeated can be shorter than before, and its rows are then in the next cut."""
     made = make("orders", "lines")
@@ -653,6 +654,7 @@ def test_a_target_that_is_restored_from_a_backup(
     refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
 
 
+@pytest.mark.long
 def test_a_repeated_cut_that_a_backup_lacks(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """In at-least-once mode, the checkpoint may be newer than the target although no number is missing."""
     made = make("orders")
@@ -751,6 +753,7 @@ def test_a_topic_that_was_deleted(make: Callable[..., Handmade], tmp_path: Path)
 
 
 @pytest.mark.parametrize("is_deleted", [True, *long(False)])  # noqa: FBT003 - a parameter
+@pytest.mark.long
 def test_a_table_whose_former_topic_lost_records(
     make: Callable[..., Handmade],
     tmp_path: Path,
@@ -781,6 +784,7 @@ def test_a_table_whose_former_topic_lost_records(
     assert (view.status["public.orders"], view.status["public.lines"]) == ("loaded", "unloaded")
 
 
+@pytest.mark.long
 def test_a_topic_that_was_created_again_with_fewer_partitions(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders", partitions=2)
     event = made.event
