@@ -17,8 +17,10 @@ from pgsluice.relation import Relation, identity_of
 class Partitions:
     """The partitions of a root, as the catalog describes them now.
 
-    ``keys``: the columns of the replica identity of each partition that has rows, by OID. ``unique``: the columns of
-    each unique index of the root, or None if the root does not exist any more. ``sends_old_rows``: whether a
+    ``keys``: the columns of the replica identity of each partition that has rows, by OID. ``unique``: sets of
+    columns that make a key unique in the whole table if the key includes such a set, namely the columns of each unique
+    index of the root, and those by which the table is partitioned. It is None if the root does not exist any more.
+    ``sends_old_rows``: whether a
     publication includes updates or deletes.
     """
 

@@ -95,6 +95,18 @@ class TestPartitions:
             followed.run("INSERT INTO parts VALUES (1, 'eu', 'one'), (1, 'us', 'two')")
             assert "or these do not identify a row of the table" in followed.refusal()
 
+    @pytest.mark.parametrize("version", covered([13, 16, 18]))
+    def test_a_key_that_includes_the_columns_of_the_partitioning_is_unique(self, version: int, follow: Follow) -> None:
+        setup = """
+            CREATE TABLE parts (id int, region text) PARTITION BY LIST (region);
+            CREATE TABLE eu PARTITION OF parts (PRIMARY KEY (region, id)) FOR VALUES IN ('eu') PARTITION BY RANGE (id);
+            CREATE TABLE low PARTITION OF eu FOR VALUES FROM (0) TO (100);
+        """
+        with follow(version, setup + VIA_ROOT.format("parts", "")) as followed:
+            followed.run("INSERT INTO parts VALUES (1, 'eu')", "DELETE FROM parts")
+            key = {"id": 1, "region": "eu"}
+            assert followed.keys() == [("c", key), ("d", key)]
+
     def test_without_updates_and_deletes_no_key_is_needed(self, follow: Follow) -> None:
         setup = """
             CREATE TABLE parts (id int, region text) PARTITION BY LIST (region);

@@ -19,16 +19,37 @@ IDENTITY = """ARRAY(
                   ELSE false
               END)"""
 
-# The columns of each unique index, without INCLUDE columns. Partial indexes and indexes of expressions do not count.
+# Sets of columns that make a key of all partitions unique in the whole table if the key includes such a set. These are
+# the columns of each unique index, without INCLUDE columns (partial indexes and indexes of expressions do not count),
+# and the columns by which the table and its partitions are partitioned, because equal values are in the same partition.
 UNIQUE = """(
-        SELECT json_agg(ARRAY(
-            SELECT a.attname
-            FROM pg_attribute a
-            WHERE a.attrelid = c.oid
-              AND a.attnum = ANY ((i.indkey::int2[])[0:cardinality(i.indclass::oid[]) - 1])))
-        FROM pg_index i
-        WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
-          AND 0 <> ALL (i.indkey::int2[]))"""
+        WITH RECURSIVE root AS (
+            SELECT c.oid, c.relkind WHERE c.relkind = 'p'
+            UNION
+            SELECT p.oid, p.relkind
+            FROM root
+            JOIN pg_inherits i ON i.inhparent = root.oid
+            JOIN pg_class p ON p.oid = i.inhrelid AND p.relkind = 'p'
+        ), found AS (
+            SELECT ARRAY(
+                SELECT a.attname
+                FROM pg_attribute a
+                WHERE a.attrelid = c.oid
+                  AND a.attnum = ANY ((i.indkey::int2[])[0:cardinality(i.indclass::oid[]) - 1])) AS names
+            FROM pg_index i
+            WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
+              AND 0 <> ALL (i.indkey::int2[])
+            UNION ALL
+            SELECT ARRAY(
+                SELECT DISTINCT a.attname
+                FROM root
+                JOIN pg_partitioned_table k ON k.partrelid = root.oid
+                JOIN pg_attribute a ON a.attrelid = root.oid AND a.attnum = ANY (k.partattrs::int2[]))
+            WHERE NOT EXISTS (
+                SELECT FROM root
+                JOIN pg_partitioned_table k ON k.partrelid = root.oid AND 0 = ANY (k.partattrs::int2[]))
+        )
+        SELECT json_agg(names) FROM found WHERE names <> '{}')"""
 
 # The key by which the rows of a table can be read. It is the key of a unique index. The index has to identify every
 # row, and to sort the rows with the operators that a query uses by default. So the index must be neither partial nor
