@@ -220,8 +220,9 @@ IDENTITY = (
         "ALTER TABLE t REPLICA IDENTITY FULL",
         "ALTER TABLE t REPLICA IDENTITY DEFAULT",
         SAME,
-        "`before_image` is `full`. The key stays the primary key. If another primary key is added later, rows that were "
-        "written before, and have nulls in its columns, keep the former key, or have a null key if there was none.",
+        "`before_image` is `full`. The key stays the primary key. If another primary key is added later, rows that "
+        "were written before, and have nulls in its columns, keep the former key, or have a null key if there was "
+        "none.",
         (f"{ID} {V}",),
         check=_images,
     ),
