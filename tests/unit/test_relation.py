@@ -296,6 +296,8 @@ class TestPartitions:
         cache = RelationCache()
         learn(cache, described(1, "f"), described(2, "d", "id"), described(1, "f"), described(3, "i", "code"))
         assert keys_of(cache) == [{"code"}, {"id"}]
+        learn(cache, described(1, "f"), described(2, "d", "id"))
+        assert keys_of(cache) == [{"code"}, {"id"}]
         learn(cache, described(1, "f"), described(2, "i", "code"))
         assert keys_of(cache) == [{"code"}]
         learn(cache, described(1, "f"), described(2, "f"), described(1, "f"), described(3, "n"))

@@ -7,10 +7,11 @@ from typing import Any
 import fastavro
 import pytest
 
-from pgsluice.avro.encoder import KeyEncoder, RowEncoder
+from pgsluice.avro.encoder import FormerKey, KeyEncoder, RowEncoder
 from pgsluice.avro.schema import TableFields, key_fields, key_schema, value_schema
 from pgsluice.avro.types import TypeOptions
-from pgsluice.errors import NotInBinary, PoisonError, ProtocolError, TypeChanged
+from pgsluice.avro.wire import header
+from pgsluice.errors import NotInBinary, NullKey, PoisonError, ProtocolError, TypeChanged
 from pgsluice.pgbinary.conversions import TypeDescription, conversions
 from pgsluice.pgoutput.messages import UNCHANGED, BinaryValue, ColumnValue
 from pgsluice.relation import CATALOG, Column, PgType, Relation
@@ -227,3 +228,16 @@ def test_a_key_that_avro_cannot_hold_is_poison(values: list[ColumnValue], reason
         encode_key(values)
     assert "0044" not in str(poison.value)
     assert poison.value.__cause__ is None
+
+
+def test_a_row_from_before_the_primary_key_has_the_former_key() -> None:
+    encoder = KeyEncoder(TABLE, key_fields(TABLE, FIELDS, ("id",), OPTIONS))
+    row: list[ColumnValue] = [None] * len(TABLE.columns)
+    with pytest.raises(NullKey):
+        encoder.encode(row)
+    assert FormerKey(7, None).encode(row) is None
+    assert FormerKey(7, encoder).encode(row) is None
+    with pytest.raises(NullKey, match="is null"):
+        FormerKey(7, encoder, is_optional=False).encode(row)
+    row = [b"1"] * len(TABLE.columns)
+    assert FormerKey(7, encoder, is_optional=False).encode(row) == header(7) + encoder.encode(row)
