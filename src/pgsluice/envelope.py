@@ -222,8 +222,8 @@ class ChangeEncoder:
     """Turns changes of one version of a relation into records.
 
     ``key_encoder`` is None if the table has no key. ``former_key`` is for rows with a null in the key. If it is None,
-    such a row is an error. If ``dead_letters`` is None, a change that cannot be written is an
-    error. ``insert_op`` is "r" if the inserts are rows that were read.
+    such a row is an error. If ``dead_letters`` is None, a change that cannot be written is an error. ``insert_op`` is
+    "r" if the inserts are rows that were read.
     """
 
     def __init__(  # noqa: PLR0913 - half of the parameters are options, which are passed by name

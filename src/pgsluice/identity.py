@@ -2,7 +2,7 @@
 
 The identity of the row's partition, and not that of the root, decides which columns of the old row the server sends.
 :class:`.relation.RelationCache` notes the identities of partitions, as far as the protocol shows them. The catalog
-shows which of these tables are really partitions.
+shows the others, and whether a key is unique in the whole table.
 
 https://www.postgresql.org/docs/current/sql-createpublication.html
 """
@@ -17,11 +17,10 @@ from pgsluice.relation import Relation, identity_of
 class Partitions:
     """The partitions of a root, as the catalog describes them now.
 
-    ``keys``: the columns of the replica identity of each partition that has rows, by OID. ``unique``: sets of
-    columns that make a key unique in the whole table if the key includes such a set, namely the columns of each unique
-    index of the root, and those by which the table is partitioned. It is None if the root does not exist any more.
-    ``sends_old_rows``: whether a
-    publication includes updates or deletes.
+    ``keys``: the columns of the replica identity of each partition that has rows, by OID. ``unique``: sets of columns
+    that make a key unique in the whole table if the key includes such a set, namely the columns of each unique index of
+    the root, and those by which the table is partitioned. It is None if the root does not exist any more.
+    ``sends_old_rows``: whether a publication includes updates or deletes.
     """
 
     keys: Mapping[int, frozenset[str]]

@@ -224,7 +224,7 @@ class RelationCache:
         self.described: list[Relation] = []
         """The last two tables that were described, without anything else after them or in between."""
         self.partitions: dict[int, dict[int, frozenset[str] | None]] = {}
-        """For each root, the partitions that have a replica identity with columns, and these columns. They are None if
+        """For each root, maps each partition that has a replica identity with columns to these columns, or to None if
         the protocol did not show them."""
         self._identities: dict[int, Counter[frozenset[str] | None]] = {}
         """For each root, how many of its partitions in ``partitions`` have each identity."""

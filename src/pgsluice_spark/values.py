@@ -112,7 +112,7 @@ class Pair:
         here = F.col(quoted(self.field))
         if self.kind.simpleString() not in _TIMES:
             return comparable(here, self.kind)
-        text = F.try_element_at(F.col(f"{SYSTEM}.raw"), F.lit(self.field))
+        text = self._kept_text(SYSTEM)
         raw = F.when(text.isin(*_INFINITIES), text)
         return F.struct(F.when(raw.isNull(), here).alias("value"), raw.alias("raw"))
 
@@ -125,9 +125,13 @@ class Pair:
 
         Spark's types can hold some values that the types of Avro cannot hold, so these values are read from ``raw``.
         """
-        raw = F.try_element_at(F.col(f"{mirror}.{SYSTEM}.raw"), F.lit(self.field))
+        raw = self._kept_text(f"{mirror}.{SYSTEM}")
         here = F.coalesce(F.col(f"{mirror}.{quoted(self.field)}"), self._of_raw(raw))
         return self._cell(here, self.shown(mirror))
+
+    def _kept_text(self, system: str) -> Column:
+        """Return PostgreSQL's text that the mirror has kept, or null. ``system`` names the column ``_pgsluice``."""
+        return F.try_element_at(F.col(f"{system}.raw"), F.lit(self.field))
 
     def _of_raw(self, raw: Column) -> Column:
         """Return the value of a text in ``raw``, or null if it cannot be read."""
@@ -150,7 +154,7 @@ class Pair:
         ``mirror`` names the column that has the mirror's row as a struct.
         """
         kept, text = f"{mirror}.{SYSTEM}", self.text()
-        raw = F.try_element_at(F.col(f"{kept}.raw"), F.lit(self.field))
+        raw = self._kept_text(kept)
         here = F.col(f"{mirror}.{quoted(self.field)}")
         is_same = comparable(here, self.kind) == comparable(self.value(), self.kind)
         same = (
@@ -162,7 +166,7 @@ class Pair:
 
     def shown(self, mirror: str) -> Column:
         """Return the mirror's value as text, for a report."""
-        raw = F.try_element_at(F.col(f"{mirror}.{SYSTEM}.raw"), F.lit(self.field))
+        raw = self._kept_text(f"{mirror}.{SYSTEM}")
         unknown = F.array_contains(f"{mirror}.{SYSTEM}.unchanged", self.field)
         here = F.col(f"{mirror}.{quoted(self.field)}")
         text = (

@@ -11,21 +11,12 @@ import pytest
 from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
+from tests.support.parts import LARGE, PARTS
 from tests.support.reader import Event, Reader
 from tests.support.versions import covered
 from tests.support.weather import wait_until
 
-LARGE = "x" * 9000
-"""A value that is stored out of line, because the column is not compressed."""
 VIA_ROOT = "CREATE PUBLICATION pgsluice FOR TABLE {} WITH (publish_via_partition_root{});"
-PARTS = """
-CREATE TABLE parts (id int PRIMARY KEY, code int NOT NULL, large text) PARTITION BY RANGE (id);
-CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100);
-CREATE TABLE high PARTITION OF parts FOR VALUES FROM (100) TO (200);
-ALTER TABLE parts ALTER large SET STORAGE EXTERNAL;
-ALTER TABLE low ALTER large SET STORAGE EXTERNAL;
-ALTER TABLE high ALTER large SET STORAGE EXTERNAL;
-"""
 Follow = Callable[[int, str], Any]
 """Starts a daemon. The arguments are the server's version, and statements that run before the start."""
 

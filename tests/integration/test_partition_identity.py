@@ -14,21 +14,14 @@ from sandbox.daemon import Daemon
 from sandbox.kafka import Kafka
 from sandbox.postgres import Database
 from tests.support.log import restored_logging  # noqa: F401 - a fixture
+from tests.support.parts import LARGE, PARTS
 from tests.support.reader import Event, Reader
 from tests.support.versions import covered
 from tests.support.weather import wait_until
 
 VERSIONS = covered([13, 14, 16, 18])
-LARGE = "x" * 9000
-"""A value that is stored out of line, because the column is not compressed."""
-
-SETUP = """
-CREATE TABLE parts (id int PRIMARY KEY, code int NOT NULL, large text) PARTITION BY RANGE (id);
-CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100);
-CREATE TABLE high PARTITION OF parts FOR VALUES FROM (100) TO (200);
-ALTER TABLE parts ALTER large SET STORAGE EXTERNAL;
-ALTER TABLE low ALTER large SET STORAGE EXTERNAL;
-ALTER TABLE high ALTER large SET STORAGE EXTERNAL;
+SETUP = f"""
+{PARTS}
 CREATE UNIQUE INDEX code_of_low ON low (code);
 CREATE PUBLICATION pgsluice FOR TABLE parts WITH (publish_via_partition_root);
 """

@@ -6,7 +6,7 @@ The SQL grants only the rights that the pipeline needs.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pgsluice.app.wiring import connection_options
@@ -91,11 +91,11 @@ async def _look(options: ConnectionOptions, publication: str, names: Names) -> _
     async with Catalog(options) as catalog:
         server, tables = await catalog.server(), await catalog.named_tables(names)
         if missing := set(names) - {table.asked for table in tables}:
-            listed = ", ".join(quoted(*name) for name in sorted(missing))
-            raise UsageError(f"there is no table {listed} in database {quoted(server.database)}")
-        if unlogged := sorted({table.asked for table in tables if not table.is_logged}):
-            listed = ", ".join(quoted(*name) for name in unlogged)
-            raise UsageError(f"PostgreSQL cannot publish {listed}, because only the WAL of permanent tables has rows")
+            raise UsageError(f"there is no table {_named(missing)} in database {quoted(server.database)}")
+        if unlogged := {table.asked for table in tables if not table.is_logged}:
+            raise UsageError(
+                f"PostgreSQL cannot publish {_named(unlogged)}, because only the WAL of permanent tables has rows"
+            )
         return _Present(
             server.user,
             server.database,
@@ -106,6 +106,10 @@ async def _look(options: ConnectionOptions, publication: str, names: Names) -> _
             next(iter(await catalog.publications([publication])), None),
             await catalog.carried_names([publication]),
         )
+
+
+def _named(names: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(quoted(*name) for name in sorted(names))
 
 
 def _role(present: _Present) -> list[str]:

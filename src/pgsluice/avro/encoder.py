@@ -132,12 +132,11 @@ class KeyEncoder:
 
 @dataclass(frozen=True, slots=True)
 class FormerKey:
-    """The key that a table had before its present key. ``encoder`` is None if the table had no key.
-
-    ``is_optional``: whether a row may have a null key.
+    """The key that a table had before its present key.
 
     The catalog shows the present primary key, but a row may be older. If a row has a null in a column of the primary
-    key, the table did not have this primary key yet.
+    key, the table did not have this primary key yet. ``encoder`` is None if the table had no key. ``is_optional``:
+    whether a row may have a null key.
     """
 
     schema_id: int
@@ -145,7 +144,7 @@ class FormerKey:
     is_optional: bool = True
 
     def encode(self, values: TupleData) -> bytes | None:
-        """Return the key of a row, or None if the row has a null in this key as well.
+        """Return the key of a row. Return None if the table had no key, or if the row has a null in this key as well.
 
         Raise NullKey if null keys are not allowed.
         """

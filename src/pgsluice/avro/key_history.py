@@ -40,5 +40,5 @@ class KeyHistory:
         return hash(normalise(schema)) in self._keys.values()
 
     def last_among(self, published: AbstractSet[str], *, besides: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-        """Return the last key whose columns are all ``published``, or None if there is none other than ``besides``."""
+        """Return the last key whose columns are all ``published``, or None. The key ``besides`` does not count."""
         return next((key for key in reversed(self._keys) if set(key) != set(besides) and published >= set(key)), None)

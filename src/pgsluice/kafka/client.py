@@ -41,8 +41,8 @@ connections cause only one such report for each client, and a pipeline has at mo
 more reports, they have another cause."""
 
 OAUTH_S: Final = 60.0
-"""How long a report that a client gets no token explains time-outs. A client tries again, and reports again, every ten
-seconds."""
+"""For this time after a client has reported that it gets no token, we take this as the reason for time-outs. The client
+tries again every ten seconds, and reports each failure."""
 
 LOOK_S: Final = 2.0
 """How long :func:`has_lost_brokers` waits for each client to find a broker."""
@@ -413,5 +413,7 @@ def failure(error: KafkaException | KafkaError, doing: str, errors: ClientErrors
     if errors is not None and errors.credentials_change and cause.code() in _CREDENTIALS:
         kind = SinkUnavailable
     if _lacks_token(cause):
-        kind = SinkUnavailable
-    return kind(f"{sentence}. {_advice(cause) or _tls_advice(sentence) or advice}".rstrip())
+        kind, advice = SinkUnavailable, _OAUTH_ADVICE
+    else:
+        advice = _tls_advice(sentence) or advice
+    return kind(f"{sentence}. {advice}".rstrip())

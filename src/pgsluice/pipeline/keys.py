@@ -16,7 +16,7 @@ from pgsluice.tables import TablePolicy
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The columns of a table's key. There are none if the table has no key.
+    """The key of a table. ``columns`` is empty if the table has no key.
 
     ``former``: the columns of the key that the table may have had before, or None if all rows have values in
     ``columns``.
@@ -42,7 +42,7 @@ class Keys:
         self._source = source
         self._registry = registry
         self.partitions: Mapping[int, Mapping[int, frozenset[str] | None]] = {}
-        """The tables that may be partitions, as in ``RelationCache.partitions`` of the session."""
+        """The replica identities of partitions, as in ``RelationCache.partitions`` of the session."""
 
     async def identified(self, relation: Relation) -> Relation:
         """Return the table with the replica identity that decides which columns its old rows have.
@@ -52,10 +52,7 @@ class Keys:
         if not relation.partition_keys:
             return relation
         noted = self.partitions.get(relation.oid, {})
-        found = with_noted_identity(relation, noted, await self._source.partitions(relation.oid))
-        if found is None:
-            raise differing_identities(str(relation))
-        return found
+        return _fitting(with_noted_identity(relation, noted, await self._source.partitions(relation.oid)), relation)
 
     async def identified_now(self, root: Relation) -> Relation:
         """Return a partitioned table with the replica identity that its partitions have now.
@@ -65,10 +62,7 @@ class Keys:
         partitions = await self._source.partitions(root.oid)
         if partitions is None:
             return root
-        found = with_identity_of_partitions(root, partitions.keys.values(), partitions)
-        if found is None:
-            raise differing_identities(str(root))
-        return found
+        return _fitting(with_identity_of_partitions(root, partitions.keys.values(), partitions), root)
 
     async def of(self, relation: Relation, policy: TablePolicy, space: str) -> Key:
         """Return the table's key. Raise TableRefused if a column of the key is not published."""
@@ -116,6 +110,13 @@ class Keys:
             if lacking <= {column.name for column in described.columns}:
                 return
         raise _not_published(relation, sorted(identity))
+
+
+def _fitting(found: Relation | None, table: Relation) -> Relation:
+    """Return ``found``. Raise TableRefused if it is None, because no single replica identity fits all partitions."""
+    if found is None:
+        raise differing_identities(str(table))
+    return found
 
 
 def _not_published(relation: Relation, key: Sequence[str]) -> TableRefused:

@@ -221,7 +221,7 @@ class TableReading:
                 return None
 
     def _continued(self, shape: Shape) -> Load | None:
-        """Return the load in progress, or None if there is none, or if it has to begin again.
+        """Return the load in progress. Return None if no load has begun, or if it has to begin again.
 
         Without a key, it is not known which rows have been read, so the load begins again. It also begins again if it
         was begun with another key, because the shape does not show whether the events have a key.

@@ -345,7 +345,7 @@ class Catalog:
         return tuple(name for (name,) in rows if name is not None) if rows else None
 
     async def identity(self, relation_oid: int) -> frozenset[str]:
-        """Return the columns of the replica identity. There are none without such columns, or without the table."""
+        """Return the columns of the replica identity. It is empty if the table does not exist any more."""
         rows = await self._rows(queries.IDENTITY_COLUMNS, [relation_oid])
         return frozenset(rows[0][0]) if rows else frozenset()
 

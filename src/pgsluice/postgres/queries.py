@@ -10,7 +10,7 @@ A query works on every supported version, unless its name or its comment gives t
 https://www.postgresql.org/docs/current/catalogs.html
 """
 
-from pgsluice.postgres.table_queries import IDENTITY, UNIQUE
+from pgsluice.postgres.table_queries import IDENTITY_NAMES, PARTS, UNIQUE
 
 MISSING_VALUES_SINCE = 11_00_00
 MULTIRANGES_SINCE = 14_00_00
@@ -142,29 +142,25 @@ ORDER BY k.place"""
 
 # The columns of a table's replica identity, published or not. There is no row for a table that does not exist any more.
 IDENTITY_COLUMNS = """
-SELECT ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity}))
+SELECT {names}
 FROM pg_class c
-WHERE c.oid = %s""".replace("{identity}", IDENTITY)
+WHERE c.oid = %s""".replace("{names}", IDENTITY_NAMES)
 
-# The partitions of a root, as relation.Partitions describes them.
-PARTITIONS = """
+# The partitions of a root, as identity.Partitions describes them.
+PARTITIONS = (
+    """
 SELECT c.relkind = 'p',
-       (WITH RECURSIVE part AS (
-            SELECT c.oid, c.relkind
-            UNION
-            SELECT p.oid, p.relkind
-            FROM part
-            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
-            JOIN pg_class p ON p.oid = i.inhrelid
-        )
-        SELECT json_agg(json_build_array(c.oid::bigint, ARRAY(
-            SELECT a.attname FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity}))))
+       (WITH RECURSIVE {parts}
+        SELECT json_agg(json_build_array(c.oid::bigint, {names}))
         FROM part JOIN pg_class c ON c.oid = part.oid WHERE part.relkind <> 'p'),
        {unique},
        (SELECT bool_or(p.pubupdate OR p.pubdelete)
         FROM pg_publication p WHERE p.pubname = ANY (%(publications)s::text[]))
 FROM pg_class c
-WHERE c.oid = %(root)s""".replace("{identity}", IDENTITY).replace("{unique}", UNIQUE)
+WHERE c.oid = %(root)s""".replace("{parts}", PARTS)
+    .replace("{names}", IDENTITY_NAMES)
+    .replace("{unique}", UNIQUE)
+)
 
 # Types, and the types of their parts, as pgbinary.conversions describes them. The values of a domain are values of its
 # base type, so its base type is its only part.

@@ -220,7 +220,8 @@ class PostgresSource:
     async def identity(self, relation_oid: int) -> frozenset[str]:
         """Return the columns of the table's present replica identity, whether they are published or not.
 
-        There are none if the server sends all columns of old rows, or none, or if the table does not exist any more.
+        The result is empty if the identity is FULL or NOTHING, if the table lacks the key that the identity names, or
+        if the table does not exist any more.
         """
         return await self._catalog.identity(relation_oid)
 

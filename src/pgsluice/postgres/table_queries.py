@@ -19,18 +19,28 @@ IDENTITY = """ARRAY(
                   ELSE false
               END)"""
 
+# The names of these columns.
+IDENTITY_NAMES = """ARRAY(
+                SELECT a.attname::text
+                FROM pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})
+                ORDER BY 1)""".replace("{identity}", IDENTITY)
+
+# The table itself and all its partitions, for WITH RECURSIVE.
+PARTS = """part AS (
+            SELECT c.oid, c.relkind, c.relowner
+            UNION
+            SELECT p.oid, p.relkind, p.relowner
+            FROM part
+            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
+            JOIN pg_class p ON p.oid = i.inhrelid
+        )"""
+
 # Sets of columns that make a key of all partitions unique in the whole table if the key includes such a set. These are
 # the columns of each unique index, without INCLUDE columns (partial indexes and indexes of expressions do not count),
 # and the columns by which the table and its partitions are partitioned, because equal values are in the same partition.
 UNIQUE = """(
-        WITH RECURSIVE root AS (
-            SELECT c.oid, c.relkind WHERE c.relkind = 'p'
-            UNION
-            SELECT p.oid, p.relkind
-            FROM root
-            JOIN pg_inherits i ON i.inhparent = root.oid
-            JOIN pg_class p ON p.oid = i.inhrelid AND p.relkind = 'p'
-        ), found AS (
+        WITH RECURSIVE {parts}, found AS (
             SELECT ARRAY(
                 SELECT a.attname
                 FROM pg_attribute a
@@ -42,14 +52,14 @@ UNIQUE = """(
             UNION ALL
             SELECT ARRAY(
                 SELECT DISTINCT a.attname
-                FROM root
-                JOIN pg_partitioned_table k ON k.partrelid = root.oid
-                JOIN pg_attribute a ON a.attrelid = root.oid AND a.attnum = ANY (k.partattrs::int2[]))
+                FROM part
+                JOIN pg_partitioned_table k ON k.partrelid = part.oid
+                JOIN pg_attribute a ON a.attrelid = part.oid AND a.attnum = ANY (k.partattrs::int2[]))
             WHERE NOT EXISTS (
-                SELECT FROM root
-                JOIN pg_partitioned_table k ON k.partrelid = root.oid AND 0 = ANY (k.partattrs::int2[]))
+                SELECT FROM part
+                JOIN pg_partitioned_table k ON k.partrelid = part.oid AND 0 = ANY (k.partattrs::int2[]))
         )
-        SELECT json_agg(names) FROM found WHERE names <> '{}')"""
+        SELECT json_agg(names) FROM found WHERE names <> '{}')""".replace("{parts}", PARTS)
 
 # The key by which the rows of a table can be read. It is the key of a unique index. The index has to identify every
 # row, and to sort the rows with the operators that a query uses by default. So the index must be neither partial nor
@@ -94,14 +104,7 @@ KEY = """(
 # trusted if superusers or the database's owner own the table, its partitions and its schema. A table is also trusted if
 # a publication names the table itself or one of the roots above it.
 TRUSTED = """(NOT EXISTS (
-        WITH RECURSIVE part AS (
-            SELECT c.oid, c.relkind, c.relowner
-            UNION
-            SELECT p.oid, p.relkind, p.relowner
-            FROM part
-            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
-            JOIN pg_class p ON p.oid = i.inhrelid
-        ), owner AS (
+        WITH RECURSIVE {parts}, owner AS (
             SELECT relowner AS oid FROM part
             UNION
             SELECT nspowner FROM pg_namespace WHERE oid = c.relnamespace
@@ -123,29 +126,20 @@ TRUSTED = """(NOT EXISTS (
         SELECT FROM pg_publication_rel m
         JOIN pg_publication p ON p.oid = m.prpubid
         WHERE m.prrelid IN (SELECT oid FROM whole) AND p.pubname = ANY ({publications}::text[])
-    ))"""
+    ))""".replace("{parts}", PARTS)
 
 # The columns of the replica identities of a root's partitions, as arrays of names. PostgreSQL uses these identities for
 # old rows, and not that of the root. A partition without such columns is left out.
 PARTITION_KEYS = """(
-        WITH RECURSIVE part AS (
-            SELECT c.oid, c.relkind WHERE c.relkind = 'p'
-            UNION
-            SELECT p.oid, p.relkind
-            FROM part
-            JOIN pg_inherits i ON part.relkind = 'p' AND i.inhparent = part.oid
-            JOIN pg_class p ON p.oid = i.inhrelid
-        ), known AS (
-            SELECT DISTINCT ARRAY(
-                SELECT a.attname::text
-                FROM pg_attribute a
-                WHERE a.attrelid = c.oid AND a.attnum = ANY ({identity})
-                ORDER BY 1) AS names
+        WITH RECURSIVE {parts}, known AS (
+            SELECT DISTINCT {names} AS names
             FROM part
             JOIN pg_class c ON c.oid = part.oid
             WHERE part.relkind <> 'p'
         )
-        SELECT json_agg(names ORDER BY names) FROM known WHERE names <> '{}')""".replace("{identity}", IDENTITY)
+        SELECT json_agg(names ORDER BY names)
+        FROM known
+        WHERE names <> '{}' AND c.relkind = 'p')""".replace("{parts}", PARTS).replace("{names}", IDENTITY_NAMES)
 
 # Whether the events of a table have a key, unless a rule of the settings names another key. A table has no such key if
 # it has only a unique index that is neither the primary key nor the replica identity.

@@ -38,7 +38,7 @@ _RECORDS: Final = ("Envelope", "Message")
 """The names of the Avro records in the topics that this command reads."""
 _BATCH: Final = 500
 _LOOK_S: Final = 5.0
-"""How often new partitions of topics are looked for."""
+"""The interval at which this command asks Kafka for new partitions of the topics."""
 _POLL_S: Final = 0.25
 """The longest time that one poll for records takes. Ctrl-C and new topics may have to wait for the poll."""
 
