@@ -21,7 +21,7 @@ from bench.loads import LOADS, Load
 from bench.processes import ROOT
 from bench.results import DRAIN, LOADING, LatencyResult, LoadingLatencyResult, MemoryResult, Results, StartsResult
 from bench.rounds import course, race
-from bench.servers import BROKER, SERVER
+from bench.servers import SERVER, broker
 from sandbox.installation import VERSIONS
 from sandbox.kafka import Kafka
 from sandbox.postgres import DEFAULT_VERSION, Postgres
@@ -46,6 +46,7 @@ SHORT_KINDS = (DRAIN, PATIENT_DRAIN, "exactly once", "discard")
 """The contenders of ``make bench``, which measures the loads in ``SHORT``."""
 
 WARM_UP = LOADS["orders-20"].scaled(0.2)
+WARM_UP_TRANSACTIONS = 3_000
 TRANSACTIONS = 300
 
 
@@ -86,10 +87,11 @@ class Bench:
                 self._race(LOADS[load].scaled(self._options.scale))
 
     def _warm_up(self) -> None:
-        """Warm up the broker's JVM, because the first thousand requests take longer than later ones."""
+        """Warm up the broker's JVM, because the first thousands of requests take longer than later ones."""
         _, variables = self._fastest
         with course(self._postgres, self._kafka, WARM_UP) as on:
             Pgsluice("warm-up", variables=variables).run(on)
+        transactions.measure(self._kafka, WARM_UP_TRANSACTIONS)
 
     @property
     def _fastest(self) -> tuple[str, Mapping[str, str]]:
@@ -159,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         options.only = options.only or list(SHORT)
         options.contenders = options.contenders or list(SHORT_KINDS)
-    with Postgres(options.postgres, SERVER) as postgres, Kafka(settings=BROKER) as kafka:
+    with Postgres(options.postgres, SERVER) as postgres, broker() as kafka:
         Bench(postgres, kafka, options).run()
 
 

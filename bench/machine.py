@@ -13,9 +13,8 @@ import psycopg
 from psycopg import pq
 
 from bench.results import Moment
-from bench.servers import BROKER, SERVER
+from bench.servers import BROKER, BROKER_JAVA, SERVER
 from sandbox.artifacts import fetch
-from sandbox.broker import JVM_OPTIONS
 from sandbox.postgres import Postgres
 from sandbox.prerequisites import java
 
@@ -30,7 +29,7 @@ def describe(postgres: Postgres, recv_logical: str | None) -> dict[str, str]:
         "memory": f"{memory_gib(Path('/proc/meminfo').read_text()):.0f} GiB",
         "kernel": platform.release(),
         "PostgreSQL": f"{server[0]}, fsync off, {_in_words(SERVER)}",
-        "Kafka": f"{_kafka_version()}, one broker, {_in_words(BROKER)}, Java with {' '.join(JVM_OPTIONS[:4])}",
+        "Kafka": f"{_kafka_version()}, one broker, {_in_words(BROKER)}, Java with {' '.join(BROKER_JAVA)}",
         "Python": platform.python_version(),
         "librdkafka": f"{confluent_kafka.libversion()[0]}, confluent-kafka {confluent_kafka.version()}",
         "libpq": f"{pq.version() // 10000}.{pq.version() % 10000}, psycopg {psycopg.__version__}",

@@ -12,8 +12,7 @@ from bench.contenders import Course, encoders, wait_delivered
 from bench.loads import LOADS, PUBLICATION, Load
 from bench.processes import Meter
 from bench.rounds import course
-from bench.servers import BROKER, SERVER, copied_slot, daemon, delete_topics, new_name, walsender
-from sandbox.kafka import Kafka
+from bench.servers import SERVER, broker, copied_slot, daemon, delete_topics, new_name, walsender
 from sandbox.postgres import Postgres
 
 HALVES = {"half_1": "orders", "half_2": "orders_1"}
@@ -74,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     with (
         Postgres(settings=SERVER) as postgres,
-        Kafka(settings=BROKER) as kafka,
+        broker() as kafka,
         course(postgres, kafka, load(options.rows)) as on,
     ):
         on.connection.execute("INSERT INTO orders_1 (id) VALUES (-3)")  # the end marker for the other table's pipeline

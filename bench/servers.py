@@ -33,6 +33,10 @@ BROKER = {"log.segment.delete.delay.ms": "1000", "log.index.size.max.bytes": "26
 systems allocate all of their bytes at the first entry. This would take 12 ms and 7 MB of memory for each partition, and
 the bench has thousands of partitions."""
 
+BROKER_JAVA = ("-Xms1g", "-Xmx1g", "-XX:-UseSerialGC", "-XX:+UseG1GC", "-XX:TieredStopAtLevel=4")
+"""Java's options for the broker, which override those of ``sandbox.broker``. They are the heap, the collector and the
+compiler that Kafka's own scripts choose. The sandbox's options make brokers start fast and small, but serve slowly."""
+
 SLOT = "origin"
 """The slot that is copied for each contender."""
 
@@ -44,6 +48,11 @@ QUIET_WINDOW_S = 0.3
 QUIET_TIMEOUT_S = 15.0
 
 _numbers = itertools.count(1)
+
+
+def broker() -> Kafka:
+    """Return the broker of the measurements, which has not been started."""
+    return Kafka(settings=BROKER, java_options=BROKER_JAVA)
 
 
 def new_name() -> str:

@@ -16,7 +16,7 @@ from bench.debezium.race import race
 from bench.debezium.results import Live, Results
 from bench.loads import LOADS
 from bench.processes import ROOT
-from bench.servers import BROKER, SERVER
+from bench.servers import SERVER, broker
 from pgsluice import __version__
 from sandbox.apicurio import Apicurio
 from sandbox.kafka import Kafka
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if "compiled" not in encoders():
         raise SystemExit("pgsluice has no compiled encoder here. Run make setup.")
-    with Postgres(DEFAULT_VERSION, SERVER) as postgres, Kafka(settings=BROKER) as kafka, Apicurio() as registry:
+    with Postgres(DEFAULT_VERSION, SERVER) as postgres, broker() as kafka, Apicurio() as registry:
         taking_part = contenders(registry.url)
         results = Results(_describe(postgres), options.scale)
         for key in [key for key in BACKLOGS if key in options.only]:

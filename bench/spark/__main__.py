@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from bench import machine
 from bench.__main__ import DOCUMENT
 from bench.processes import ROOT
-from bench.servers import BROKER, SERVER
+from bench.servers import SERVER, broker
 from bench.spark import damage, driver, races, report
 from bench.spark.results import Results
 from bench.spark.stage import opened, session
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="pgsluice_bench_") as directory,
         Postgres(DEFAULT_VERSION, SERVER) as postgres,
-        Kafka(settings=BROKER) as kafka,
+        broker() as kafka,
     ):
         spark = session(Path(directory))
         try:

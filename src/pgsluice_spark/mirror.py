@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as in Spark's own documentation
 from pyspark.sql.types import DateType, TimestampNTZType, TimestampType
 
@@ -98,12 +98,9 @@ def _prepare_with_key(piece: "_Piece", floor: Position | None, truncates: Mappin
         net=_net(piece, events, keys, has_gaps=bool(followed) and not keys.where("has_gap").isEmpty()),
         kept=followed,
         bounds={name: facts[f"limits_{n}"] for n, name in enumerate(bounded)},
-        rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
         state=replace(work.state, key=key),
-        is_empty=not facts["live"] and piece.emptied is None,
     )
-    counts = {op: facts[op] for op in OPS if facts[op]}
-    return Prepared({**counts, **truncates}, lambda: _commit(piece))
+    return _prepared(piece, facts, loads, truncates)
 
 
 def _reduced(
@@ -282,12 +279,12 @@ def _prepare_without_key(piece: _Piece, floor: Position | None, truncates: Mappi
             f"without a key), or give it a primary key and load it with `{load_command([work.table])}`. Then "
             "start this query again: the copy will begin again with that load"
         )
-    piece = replace(
-        piece,
-        net=rows.where("is_live").select(*NET),
-        rows={load.id: facts[f"load_{n}"] for n, load in enumerate(loads)},
-        state=work.state,
-        is_empty=not facts["live"] and piece.emptied is None,
-    )
+    piece = replace(piece, net=rows.where("is_live").select(*NET), state=work.state)
+    return _prepared(piece, facts, loads, truncates)
+
+
+def _prepared(piece: _Piece, facts: Row, loads: Sequence[Interval], truncates: Mapping[str, int]) -> Prepared:
+    rows = {load.id: facts[f"load_{n}"] for n, load in enumerate(loads)}
+    counted = replace(piece, rows=rows, is_empty=not facts["live"] and piece.emptied is None)
     counts = {op: facts[op] for op in OPS if facts[op]}
-    return Prepared({**counts, **truncates}, lambda: _commit(piece))
+    return Prepared({**counts, **truncates}, lambda: _commit(counted))

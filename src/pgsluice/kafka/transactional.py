@@ -8,6 +8,7 @@ https://kafka.apache.org/documentation/#semantics and KIP-98.
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Final
 
 import structlog
@@ -17,16 +18,15 @@ from pgsluice.errors import DeadlineMissed, Fenced, PermissionDenied, PgsluiceEr
 from pgsluice.kafka.client import connect, failure
 from pgsluice.kafka.probe import new_probe
 from pgsluice.kafka.producer import LOST_S, SLICE_S, CutProducer, ProducerOptions
+from pgsluice.kafka.rest import LONGEST_S, Rest
 
 log = structlog.get_logger(__name__)
 
 RETRY_S = 0.05
 """The pause between two tries of a call that failed immediately, for example because a coordinator is loading."""
 
-REST_S = 0.002
-"""The pause between two transactions. Kafka answers a commit a millisecond or two before the transaction's markers are
-in all partitions. Until then, Kafka refuses new records, and librdkafka waits for 20 ms after each of these
-refusals."""
+SMALL_BYTES = 64 * 1024
+"""A transaction with more records takes long for other reasons than a refusal."""
 
 INIT_S = 30.0
 """How long a session waits for the transaction coordinator, and then for Kafka to accept the probe."""
@@ -61,7 +61,13 @@ class TransactionalProducer(CutProducer):
 
     _deadline = 0.0
     _ended_at = 0.0
+    _asked_at: float | None = None
+    """When this transaction was to begin, or None if we do not measure how long it takes."""
     _open = False
+
+    @cached_property
+    def _rest(self) -> Rest:
+        return Rest()
 
     def _properties(self) -> dict[str, object]:
         timeout_ms = int(self._options.timeout_s * 1000)
@@ -99,12 +105,21 @@ class TransactionalProducer(CutProducer):
         return value
 
     def begin(self) -> None:
-        """Start a transaction."""
-        self._given_up.wait(max(0.0, self._ended_at + REST_S - time.monotonic()))
+        """Start a transaction, after a rest."""
+        now = time.monotonic()
+        self._asked_at = now if now < self._ended_at + LONGEST_S else None
+        self._given_up.wait(max(0.0, self._ended_at + self._rest.seconds - now))
         self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
         with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
         self._open = True
+
+    def flush(self) -> None:
+        """Wait until all queued records are in Kafka. Raise SinkUnavailable if certificate files have changed."""
+        queued, asked_at, self._asked_at = self._unsent, self._asked_at, None
+        super().flush()
+        if asked_at is not None and queued <= SMALL_BYTES:
+            self._rest.on_written(time.monotonic() - asked_at)
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raise an error if a record was refused, the session was abandoned, or the transaction took too long."""

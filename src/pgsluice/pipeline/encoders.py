@@ -237,21 +237,23 @@ class Encoders:
 
     async def _rows(self, relation: Relation) -> Rows:
         policy = self._tables.policy(relation.namespace, relation.name)
+        if policy is None:
+            return self._added(Rows(relation, None), Key())
         former = self.ready.get(relation.oid)
-        if policy is not None and former is not None and await self._is_still_right(former, relation, policy):
+        if former is not None and await self._is_still_right(former, relation, policy):
             found = self.ready[relation.oid] = Rows(relation, former.encoder)
             return found
-        described = [] if policy is None else await self._describe(relation)
-        encoder, key = None, Key()
-        if policy is not None:
-            encoder, key = await self._make(await self.keys.identified(relation), policy, described)
-            encoder.on_incomplete = self._watched.get(relation.oid)
-        found = Rows(relation, encoder)
+        described = await self._describe(relation)
+        encoder, key = await self._make(await self.keys.identified(relation), policy, described)
+        encoder.on_incomplete = self._watched.get(relation.oid)
+        return self._added(Rows(relation, encoder), key, described)
+
+    def _added(self, rows: Rows, key: Key, described: Sequence[TypeDescription] = ()) -> Rows:
         if self._quarantine is not None:
-            self._quarantine.remove(relation)
-        self._keep(found, self.ready, described)
-        self._keys[relation.oid] = key
-        return found
+            self._quarantine.remove(rows.relation)
+        self._keep(rows, self.ready, described)
+        self._keys[rows.relation.oid] = key
+        return rows
 
     async def _refuse(self, relation: Relation, detail: str) -> RefusedRows:
         if self._letters is None:
