@@ -15,8 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
-from pgsluice_spark.batches import pieces, places, topics
-from pgsluice_spark.brokers import Brokers
+from pgsluice_spark.batches import declared, pieces, places, topics
+from pgsluice_spark.brokers import MISSING, Brokers
 from pgsluice_spark.copies import PARALLELISM, Copies
 from pgsluice_spark.cuts import Cut, check_order, collected, joined, last_of_each_number
 from pgsluice_spark.errors import PipelineError
@@ -205,13 +205,22 @@ class Applier:
 
     def _jobs(self, cuts: Sequence[Cut], versions: Mapping[str, tuple[SchemaVersion, ...]]) -> list[TopicJob]:
         """Return a job for each topic that may have changes of chosen tables. Other topics need not exist any more."""
-        used = [
-            topic
-            for topic in topics(cuts)
-            if self._origin.is_of_tables(topic) and any(map(self._copies.is_chosen, tables_of(versions[topic])))
-        ]
-        now = self._brokers.topics(places(cuts, used)) if used else {}
-        return [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in used]
+        used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
+        chosen = [topic for topic in used if any(map(self._copies.is_chosen, tables_of(versions[topic])))]
+        unknown = [topic for topic in used if not versions[topic] and declared(cuts, topic)]
+        now = self._brokers.topics(places(cuts, [*chosen, *unknown])) if chosen or unknown else {}
+        for topic in unknown:
+            if now[topic] is not MISSING:
+                raise SchemaError(_no_schema(topic, cuts))
+        return [TopicJob(self._origin, self._copies, topic, cuts, versions[topic], now[topic]) for topic in chosen]
+
+
+def _no_schema(topic: str, cuts: Sequence[Cut]) -> str:
+    return (
+        f"the schema registry has no subject {topic}-value, although cuts {cuts[0].number} to {cuts[-1].number} have "
+        "changes in this topic. So it is not known to which table they belong, and none of these cuts was applied. "
+        "Check whether it is the registry that pgsluice uses, and whether it has lost subjects"
+    )
 
 
 def _in_several_topics(jobs: Sequence[TopicJob]) -> Mapping[str, list[TopicJob]]:

@@ -12,6 +12,7 @@ from sandbox import chart, tools
 from sandbox.errors import ServerError
 from sandbox.kubernetes import RESTRICTED, ApiServer, missing
 from tests.support.chart import CASES, Manifest, load, manifests, pod_specs, values_of
+from tests.support.versions import long
 from tests.support.weather import wait_until
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -53,7 +54,7 @@ def namespace(server: ApiServer) -> str:
     return name
 
 
-@pytest.fixture(params=["helm", "helm-4"])
+@pytest.fixture(params=["helm", *long("helm-4")])
 def helm(request: pytest.FixtureRequest, server: ApiServer, namespace: str) -> Callable[..., str]:
     """Provide a function that runs Helm in the namespace: Helm 3, or Helm 4, which uses server-side apply."""
     if reason := tools.missing(request.param):

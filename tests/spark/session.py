@@ -13,14 +13,18 @@ from tests.spark.lakes import CATALOG
 INTERPRETED: Final[Mapping[str, str]] = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
 }
-"""Settings that make Spark interpret its plans, which is faster for many plans with few rows."""
+"""Settings that make Spark interpret its plans, and plan them only once. This is faster for many plans with few
+rows."""
 
 
 JAVA_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",  # a session takes only minutes, so compiling to better code would not pay off
     "-XX:ReservedCodeCacheSize=256m",  # this compiler's default is 48 MB, and Java ends when its code cache is full
     "-XX:+UseSerialGC",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",  # verifying Spark's classes takes a quarter of a session's first minute
     "-XX:-UsePerfData",
 )
 

@@ -328,6 +328,7 @@ def test_tables_that_cannot_be_compared(shop: Shop, database: Database, tmp_path
         shop.pipeline.audit(target, postgres="host=127.0.0.1 port=1 dbname=none user=none")
 
 
+@pytest.mark.long
 def test_a_table_whose_topic_changes(shop: Shop, database: Database, tmp_path: Path) -> None:
     target = mirrored(shop, tmp_path, ["public.empty"])
     rule = {"match": "public.empty", "topic": "{prefix}.moved"}

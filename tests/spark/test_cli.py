@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
 from confluent_kafka.admin import ConfigResource
+from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
 from pgsluice_spark import Delta
@@ -50,22 +51,54 @@ def shop(spark: SparkSession, database: Database, kafka: Kafka) -> Iterator[Shop
 
 @dataclass(frozen=True)
 class Storage:
-    """The location of a mirror and its checkpoint, and what Spark needs for writing to it."""
+    """The location of a mirror, and what Spark needs for writing to it.
 
+    ``target`` has the lines of the target in the configuration file, ``place`` is its location in messages, and
+    ``checkpoint`` is the directory of the checkpoint.
+    """
+
+    target: str
     place: str
+    checkpoint: str
     jars: list[Path] = field(default_factory=list)
     settings: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-@pytest.fixture(params=["directory", "object store"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+def in_directory(place: str) -> Storage:
+    return Storage(f'path = "{place}/lake"', f"{place}/lake", f"{place}/checkpoint")
+
+
+@pytest.fixture(params=["directory", "Delta in an object store", "Iceberg in an object store"])
+def storage(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Callable[..., Postgres]
+) -> Iterator[Storage]:
     if request.param == "directory":
-        yield Storage(str(tmp_path))
+        yield in_directory(str(tmp_path))
         return
-    with ObjectStore("lake") as store:
-        s3_client = object_store.jars(hadoop_version())
-        yield Storage(f"s3a://{store.bucket}", s3_client, store.settings, object_store.CREDENTIALS)
+    with ObjectStore("lake") as store, postgres_server().database() as catalog:
+        found = in_directory(f"s3a://{store.bucket}")
+        settings = dict(store.settings)
+        if request.param == "Iceberg in an object store":
+            found = replace(found, target='catalog = "lake"\nnamespace = "shop"', place="lake.shop")
+            settings |= in_catalog(catalog, f"s3a://{store.bucket}/iceberg")
+        yield replace(
+            found,
+            jars=object_store.jars(hadoop_version()),
+            settings=settings,
+            variables=object_store.CREDENTIALS,
+        )
+
+
+def in_catalog(database: Database, warehouse: str) -> Mapping[str, str]:
+    """Return the settings of an Iceberg catalog that PostgreSQL keeps. The tables are in ``warehouse``."""
+    parts = conninfo_to_dict(database.conninfo())
+    return {
+        "spark.sql.catalog.lake.type": "jdbc",
+        "spark.sql.catalog.lake.uri": f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}",
+        "spark.sql.catalog.lake.jdbc.user": str(parts["user"]),
+        "spark.sql.catalog.lake.warehouse": warehouse,
+    }
 
 
 def hadoop_version() -> str:
@@ -96,10 +129,10 @@ def written(directory: Path, storage: Storage, shop: Shop, database: Database) -
         [registry]
         url = "{shop.daemon.url}"
         [target]
-        path = "{storage.place}/lake"
+        {storage.target}
         tables = ["public.orders"]
         [query]
-        checkpoint = "{storage.place}/checkpoint"
+        checkpoint = "{storage.checkpoint}"
         trigger = "available now"
         [postgres]
         dsn = "{database.conninfo()}"
@@ -125,7 +158,7 @@ def test_all_commands_from_doctor_to_audit(shop: Shop, database: Database, tmp_p
         return {table["table"]: table["rows"] for table in json.loads(run("audit", "--json"))["tables"]}
 
     texts = [check["text"] for check in json.loads(run("doctor", "--json"))["checks"]]
-    assert any(text.endswith("lake can be written to, and has no state of the database yet") for text in texts), texts
+    assert f"{storage.place} can be written to, and has no state of the database yet" in texts
     assert any("they name shelled.public.orders" in text for text in texts), texts
     assert list((tmp_path / "lake").glob("*")) == []
 

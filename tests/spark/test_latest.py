@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgsluice_spark import fold, latest
 from tests.spark.events import Json, change
+from tests.support.versions import long
 
 ROW = "struct<id: bigint, note: string, photo: string, amount: decimal(10,2), later: string>"
 CHANGES = (
@@ -188,7 +189,7 @@ def delivered(table: Table) -> list[Json]:
     return table.records + table.random.sample(table.records, 50)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *long(2)])
 def test_random_histories(spark: SparkSession, seed: int) -> None:
     table = Table(random.Random(seed))
     other = Table(table.random, "others", lsn=101)  # a table in the same topic
@@ -212,7 +213,7 @@ def test_random_histories(spark: SparkSession, seed: int) -> None:
 CASES = ("complete", "begin is not known", "a row is missing", "does not replace", "not ended")
 
 
-@pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), (2, CASES[3:])])
+@pytest.mark.parametrize(("seed", "last"), [(1, CASES[1:3]), pytest.param(2, CASES[3:], marks=pytest.mark.long)])
 def test_random_loads(spark: SparkSession, seed: int, last: tuple[str, str]) -> None:
     """The last load of each table is an incomplete one, because a complete load would hide all earlier changes."""
     tables = [Table(random.Random(seed)), Table(random.Random(seed + 100), "others", lsn=101)]

@@ -111,6 +111,7 @@ def test_values_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path
     assert rows(made, tmp_path / "at once") == second
 
 
+@pytest.mark.long
 def test_values_of_a_new_column_that_were_not_sent(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """They are unknown, no matter whether the target already has the column."""
     made = make("orders")
@@ -143,6 +144,7 @@ def test_tables_that_share_a_topic(make: Callable[..., Handmade], tmp_path: Path
     assert set(consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake")))) == {"public.orders", "public.lines"}
 
 
+@pytest.mark.long
 def test_a_table_that_is_left_out_for_a_while(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """Its copy lacks the changes of this time, even if a load ended in it, until the table is loaded again."""
     made = make("orders", "lines")
@@ -259,6 +261,23 @@ def test_a_registry_that_lacks_the_schema_of_dead_letters(make: Callable[..., Ha
     made.registry.schemas[f"{made.dead_letters}-value"] = schemas
     mirrored(made, tmp_path)
     assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).status == {"public.orders": "partial"}
+
+
+def test_a_registry_that_lacks_the_schemas_of_a_table(make: Callable[..., Handmade], tmp_path: Path) -> None:
+    """The table may be one of the chosen tables, so its changes must not be skipped."""
+    made = make("orders", "lines")
+    made.cut(
+        made.event("orders", "c", 10, 0, {"id": 1}, after={"note": "a"}),
+        made.event("lines", "c", 10, 1, {"id": 2}, after={"note": "b"}),
+    )
+    known = dict(made.registry.schemas)
+    for part in ("key", "value"):
+        del made.registry.schemas[f"{made.topics['lines']}-{part}"]
+    with pytest.raises(SchemaError, match=r"no subject .*\.public\.lines-value, although cuts 1 to 1 have changes"):
+        mirrored(made, tmp_path, "public.*")
+    made.registry.schemas.update(known)
+    mirrored(made, tmp_path, "public.*")
+    assert rows(made, tmp_path, "lines") == {2: ("b", None)}
 
 
 def test_a_row_that_is_inserted_and_loaded_in_the_same_piece(make: Callable[..., Handmade], tmp_path: Path) -> None:
@@ -465,7 +484,8 @@ def test_repeated_cuts(make: Callable[..., Handmade], tmp_path: Path) -> None:
     assert rows(made, tmp_path / "at once") == expected
 
 
-@pytest.mark.parametrize("before", [1000, *long(1)])
+@pytest.mark.long
+@pytest.mark.parametrize("before", [1000, 1])
 def test_rows_that_are_read_again_in_a_repeated_cut(make: Callable[..., Handmade], tmp_path: Path, before: int) -> None:
     """In at-least-once mode, the rows of the last cut are read again after a crash, at another position."""
     made = make("orders")
@@ -511,6 +531,7 @@ def test_rows_that_a_repeated_cut_lacks(make: Callable[..., Handmade], tmp_path:
     assert consistent_view(made.pipeline.spark, Delta(str(tmp_path / "lake"))).status["public.orders"] == "loaded"
 
 
+@pytest.mark.long
 def test_a_repeated_truncate(make: Callable[..., Handmade], tmp_path: Path) -> None:
     made = make("orders")
     event = made.event
@@ -627,6 +648,7 @@ def test_cut_records_that_were_deleted_before_they_were_read(make: Callable[...,
     refused(made, tmp_path, RetentionGap, r"transactions: cut 3 follows cut 1\. The cut records between them are gone")
 
 
+@pytest.mark.long
 def test_a_target_that_is_restored_from_a_backup(
     make: Callable[..., Handmade], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,6 +734,7 @@ def test_records_that_are_lost(make: Callable[..., Handmade], tmp_path: Path, is
     assert rows(made, tmp_path, "lines") == {1: ("b", None)}
 
 
+@pytest.mark.long
 def test_a_dropped_table_in_a_topic_that_lost_records(make: Callable[..., Handmade], tmp_path: Path) -> None:
     """No load of the dropped table can follow. So the load of the other table is enough."""
     made = make("orders", "former", topic="shared")

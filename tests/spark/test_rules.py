@@ -153,6 +153,10 @@ def a_table_that_is_left_out_has_a_gap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Copies, "_continued", lambda _copies, _name, table: table)
 
 
+def changes_of_unknown_tables_are_not_skipped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(query, "declared", lambda *_: {})
+
+
 def foreign_writes_are_noticed(patch: pytest.MonkeyPatch) -> None:
     last_of = delta_log.last_of
 
@@ -202,6 +206,7 @@ NEEDED: Mapping[Rule, tuple[Test, type[BaseException]]] = {
     a_target_belongs_to_one_topic_of_cut_records: (tests.test_topics_that_lack_records, UNTYPED),
     a_target_has_one_kind_of_query: (tests.test_a_target_has_one_kind_of_query, ACCEPTED),
     a_table_that_is_left_out_has_a_gap: (tests.test_a_table_that_is_left_out_for_a_while, WRONG),
+    changes_of_unknown_tables_are_not_skipped: (tests.test_a_registry_that_lacks_the_schemas_of_a_table, ACCEPTED),
     a_recreated_topic_is_noticed: (partial(tests.test_records_that_are_lost, is_recreated=True), UNTYPED),
 }
 
