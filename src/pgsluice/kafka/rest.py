@@ -24,32 +24,40 @@ TRIED_EVERY: Final = 16
 NEWEST_SHARE: Final = 0.25
 """The weight of the newest measurement in the average for its rest."""
 
+SLOW_S: Final = 0.25
+"""A transaction that takes longer has waited for something else, such as a broker that is away."""
+
 GAIN: Final = 0.9
 """We change to another rest only if transactions then take less than this share of the time."""
 
 
 class Rest:
-    """The rest before the next transaction, in ``seconds``."""
+    """Chooses the rest before each transaction."""
 
     def __init__(self) -> None:
-        self.seconds = self._usual = USUAL_S
+        self._usual = USUAL_S
         self._costs: dict[float, float] = {}
         """The average time that a transaction takes, by rest."""
         self._count = self._tried = 0
 
-    def on_written(self, taken_s: float) -> None:
+    def choose(self) -> float:
+        """Return the rest before the next transaction, in seconds."""
+        self._count += 1
+        return self._usual if self._count % TRIED_EVERY else self._next_trial()
+
+    def on_written(self, rest_s: float, taken_s: float) -> None:
         """Note how long it took, including the rest, until Kafka had the records of a transaction.
 
-        Then choose the next rest. Call this only for transactions that are small, because large ones take long for
-        other reasons, and that were to begin within LONGEST_S after a commit. For later ones, no rest is needed.
+        Call this only for transactions that are small, because large ones take long for other reasons, and that were to
+        begin within LONGEST_S after a commit. For later ones, no rest is needed.
         """
-        before = self._costs.get(self.seconds, taken_s)
-        self._costs[self.seconds] = before + NEWEST_SHARE * (taken_s - before)
+        if taken_s > SLOW_S:
+            return
+        before = self._costs.get(rest_s, taken_s)
+        self._costs[rest_s] = before + NEWEST_SHARE * (taken_s - before)
         best = min(self._costs, key=self._costs.__getitem__)
         if self._costs[best] < GAIN * self._costs.get(self._usual, taken_s):
             self._usual = best
-        self._count += 1
-        self.seconds = self._usual if self._count % TRIED_EVERY else self._next_trial()
 
     def _next_trial(self) -> float:
         self._tried = (self._tried + 1) % len(RESTS_S)

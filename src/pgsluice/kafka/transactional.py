@@ -61,8 +61,8 @@ class TransactionalProducer(CutProducer):
 
     _deadline = 0.0
     _ended_at = 0.0
-    _asked_at: float | None = None
-    """When this transaction was to begin, or None if we do not measure how long it takes."""
+    _rested: tuple[float, float] | None = None
+    """When this transaction was to begin, and the rest before it. None if we do not measure how long it takes."""
     _open = False
 
     @cached_property
@@ -106,9 +106,11 @@ class TransactionalProducer(CutProducer):
 
     def begin(self) -> None:
         """Start a transaction, after a rest."""
-        now = time.monotonic()
-        self._asked_at = now if now < self._ended_at + LONGEST_S else None
-        self._given_up.wait(max(0.0, self._ended_at + self._rest.seconds - now))
+        now, self._rested = time.monotonic(), None
+        if now < self._ended_at + LONGEST_S:
+            rest_s = self._rest.choose()
+            self._rested = now, rest_s
+            self._given_up.wait(max(0.0, self._ended_at + rest_s - now))
         self._deadline = time.monotonic() + self._options.timeout_s * DEADLINE_SHARE
         with self._judging("Beginning a Kafka transaction"):
             self._producer.begin_transaction()
@@ -116,10 +118,11 @@ class TransactionalProducer(CutProducer):
 
     def flush(self) -> None:
         """Wait until all queued records are in Kafka. Raise SinkUnavailable if certificate files have changed."""
-        queued, asked_at, self._asked_at = self._unsent, self._asked_at, None
+        queued, rested, self._rested = self._unsent, self._rested, None
         super().flush()
-        if asked_at is not None and queued <= SMALL_BYTES:
-            self._rest.on_written(time.monotonic() - asked_at)
+        if rested is not None and queued <= SMALL_BYTES:
+            asked_at, rest_s = rested
+            self._rest.on_written(rest_s, time.monotonic() - asked_at)
 
     def check(self, wait_s: float = 0.0) -> None:
         """Raise an error if a record was refused, the session was abandoned, or the transaction took too long."""
