@@ -15,8 +15,8 @@ from typing import Self
 import psycopg
 
 from bench.results import Waiting
+from bench.servers import broker
 from sandbox.daemon import Daemon
-from sandbox.kafka import Kafka
 from sandbox.postgres import Postgres
 
 MIB = 1024 * 1024
@@ -104,7 +104,7 @@ def measure(version: int, variables: Mapping[str, str], scale: float) -> Iterato
 
 def _watch(version: int, variables: Mapping[str, str], work: Callable[[Postgres], None]) -> Waiting:
     """Run ``work`` on new servers, and sample the daemon until everything has been delivered."""
-    with Postgres(version, SERVER) as postgres, Kafka(settings=BROKER) as kafka, postgres.connect() as connection:
+    with Postgres(version, SERVER) as postgres, broker(BROKER) as kafka, postgres.connect() as connection:
         connection.execute("CREATE TABLE wide (id bigint PRIMARY KEY, v text)")
         connection.execute("ALTER TABLE wide ALTER v SET STORAGE PLAIN")
         connection.execute("CREATE PUBLICATION pgsluice FOR TABLE wide")

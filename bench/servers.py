@@ -50,9 +50,9 @@ QUIET_TIMEOUT_S = 15.0
 _numbers = itertools.count(1)
 
 
-def broker() -> Kafka:
+def broker(settings: Mapping[str, str] = BROKER) -> Kafka:
     """Return the broker of the measurements, which has not been started."""
-    return Kafka(settings=BROKER, java_options=BROKER_JAVA)
+    return Kafka(settings=settings, java_options=BROKER_JAVA)
 
 
 def new_name() -> str:

@@ -208,7 +208,8 @@ class Applier:
         used = [topic for topic in topics(cuts) if self._origin.is_of_tables(topic)]
         chosen = [topic for topic in used if any(map(self._copies.is_chosen, tables_of(versions[topic])))]
         unknown = [topic for topic in used if not versions[topic] and declared(cuts, topic)]
-        now = self._brokers.topics(places(cuts, [*chosen, *unknown])) if chosen or unknown else {}
+        asked = [*chosen, *unknown]
+        now = self._brokers.topics(places(cuts, asked)) if asked else {}
         for topic in unknown:
             if now[topic] is not MISSING:
                 raise SchemaError(_no_schema(topic, cuts))
